@@ -1,0 +1,318 @@
+"""What the figures and tables share: which results to read, where to write, and how a two-column paper looks.
+
+A file of this folder is one table or figure. It has `RUNS`, the runs it needs, and `draw(results)`, which returns a `Drawing`; `main` does the
+rest. Nothing here imports torch or MPI: it runs where there are only numpy, h5py, matplotlib and pandas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a laptop has the checkout, not the installed package
+
+import matplotlib
+
+matplotlib.use("Agg")  # a login node has no display
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpfl_mpi.config import Run, UserError, find
+from dpfl_mpi.results import Result
+
+COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
+SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
+
+# Okabe and Ito's palette: told apart with every common colour vision, and in this order also in grey print
+BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+)
+COLOURS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, "#000000")
+DARK, GREY, PALE = "#333333", "#8A8A8A", "#D9D9D9"
+
+STYLE = {
+    "font.family": "STIXGeneral",  # Times-like and part of matplotlib: the same letters on every machine
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": DARK,
+    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # TrueType: conference systems refuse Type 3 fonts
+}
+
+METHODS = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "apfl": "APFL",
+    "perfedavg": "PerFedAvg",
+    "ditto": "Ditto",
+    "fedrep": "FedRep",
+    "knnper": "kNN-Per",
+    "pfedgraph": "pFedGraph",
+    "random_graph": "Random graph",
+    "dpfl": "DPFL",
+}  # printed names; a method that is not here is printed by its own name
+DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
+
+
+@dataclasses.dataclass
+class Drawing:
+    """What a file of this folder makes: the numbers, and a figure or a text that shows them."""
+
+    data: pd.DataFrame  # every number that is shown, one row an entity; written as CSV
+    figure: Figure | None = None
+    text: str = ""  # printed; of a table the markdown, which is written too
+    latex: str = ""
+    html: str = ""
+
+
+# -- which results ------------------------------------------------------------------------------------------------------------------------
+
+
+def wanted(**fields: Any) -> list[Run]:
+    """Return the Run with these fields, or nothing where this version of dpfl_mpi has no such field."""
+    known = {f.name for f in dataclasses.fields(Run)}
+    return [Run(**fields)] if set(fields) <= known else []
+
+
+def command(run: Run, ranks: int = 8) -> str:
+    """Return the command line that computes a Run."""
+    words = ["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi"]
+    for f in dataclasses.fields(run):
+        value = getattr(run, f.name)
+        if f.name == "options":
+            words += [word for name, v in (value or {}).items() for word in (f"--options.{name}", str(v))]
+        elif isinstance(value, bool) and value != f.default:
+            words.append(f"--{f.name}" if value else f"--no-{f.name}")
+        elif value != f.default:
+            words += [f"--{f.name}", str(value)]
+    return shlex.join(words)
+
+
+def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
+    """Return the results that are there, and one sentence for each Run that is not: how to compute it, or why it cannot be."""
+    found, missing = [], []
+    for run in runs:
+        try:
+            path = run.path(folder)
+        except UserError as error:
+            missing.append(f"not available in this version: {command(run)} ({error})")
+            continue
+        if path.is_file():
+            found.append(Result(path))
+        else:
+            missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results {folder}"))
+    return found, missing
+
+
+def main(
+    name: str,
+    doc: str | None,
+    runs: Sequence[Run],
+    draw: Callable[..., Drawing],
+    options: Mapping[str, dict] | None = None,
+) -> None:
+    """Read the results that are there, draw them, write the files, print their paths, and end the process on a mistake.
+
+    Args:
+        name: file name of what is written, without folder and ending.
+        options: further flags by name, as keywords of `argparse.add_argument`; `draw` gets them as keywords.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="RESULT", help="result files to draw, instead of RUNS of this file")
+    parser.add_argument("--results", default="results", metavar="DIR", help="folder of the results (default: results)")
+    parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")
+    for flag, keywords in (options or {}).items():
+        parser.add_argument(f"--{flag}", **keywords)
+    args = parser.parse_args()
+    try:
+        results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
+        for line in missing:
+            print(line, file=sys.stderr)
+        if missing:
+            print(f"all of them at once: python -m dpfl_mpi.sweep analysis/{name}.py", file=sys.stderr)
+        results = [r for r in results if has_rounds(r)]
+        if not results:
+            raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
+        with plt.rc_context(STYLE):
+            drawing = draw(results, **{flag: getattr(args, flag) for flag in options or {}})
+            paths = save(drawing, name, Path(args.out))
+        if drawing.text:
+            print(drawing.text)
+        for path in paths:
+            print(path)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
+    """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        paths = []
+        if drawing.figure:
+            for ending in ("pdf", "png"):
+                paths.append(out / f"{name}.{ending}")
+                drawing.figure.savefig(paths[-1], metadata={"CreationDate": None} if ending == "pdf" else None)
+            plt.close(drawing.figure)
+        paths.append(out / f"{name}.csv")
+        drawing.data.to_csv(paths[-1], index=False, float_format="%.10g")
+        for ending, text in (
+            ("md", drawing.text if drawing.latex else ""),
+            ("tex", drawing.latex),
+            ("html", drawing.html),
+        ):
+            if text:
+                paths.append(out / f"{name}.{ending}")
+                paths[-1].write_text(text + "\n")
+        return paths
+    except OSError as error:
+        raise UserError(f"--out is {out}, where nothing can be written: {error.strerror or error}") from None
+
+
+# -- what a result says -------------------------------------------------------------------------------------------------------------------
+
+
+def has_rounds(result: Result) -> bool:
+    """Return whether a result has a recorded round, and say so on stderr where it has none, or not all."""
+    done = result.last_round
+    if done < 0:
+        print(f"{result.path}: no round is recorded yet", file=sys.stderr)
+    elif not result.finished:
+        print(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is", file=sys.stderr)
+    return done >= 0
+
+
+def has_graph(result: Result) -> bool:
+    """Return whether the method has a collaboration graph at all."""
+    return len(result.omega().senders) > 0
+
+
+def graphs(results: Sequence[Result]) -> list[Result]:
+    """Return the results with a collaboration graph.
+
+    Raises:
+        UserError: none has one.
+    """
+    out = [r for r in results if has_graph(r)]
+    if not out:
+        raise UserError("none of these results has a collaboration graph (their clients receive from nobody)")
+    return out
+
+
+def method_name(run: Run) -> str:
+    """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
+    tuned = "+FT" if getattr(run, "finetune_epochs", 0) else ""
+    return METHODS.get(run.method, run.method) + tuned
+
+
+def budget_label(run: Run) -> str:
+    """Return a resolved run's budget for mathtext, such as "$B_c = 10$"."""
+    return "$B_c = \\infty$" if run.budget == "inf" else f"$B_c = {run.budget}$"
+
+
+def label(run: Run) -> str:
+    """Return the name of a row or a curve: the method, and the budget where the method has one."""
+    return method_name(run) + (f" ({budget_label(run)})" if run.method in ("dpfl", "random_graph") else "")
+
+
+def setting(run: Run) -> str:
+    """Return the name of the data and the way they are dealt, such as "CIFAR-10 Patho(3)"."""
+    dealt = {
+        "pathological": f"Patho({run.classes_per_client})",
+        "dirichlet": f"Dir({run.dirichlet_alpha})",
+    }.get(str(run.partition), Path(str(run.partition).removeprefix("file:")).stem)
+    return f"{DATASETS.get(run.dataset, run.dataset)} {dealt}"
+
+
+def budget_order(run: Run) -> float:
+    """Return a resolved run's budget as a number to sort by."""
+    return float("inf") if run.budget == "inf" else float(str(run.budget))
+
+
+def class_names(result: Result) -> list[str]:
+    """Return the names of the classes, or their numbers where the data set does not name them."""
+    classes = result["client/class_counts"].shape[1]
+    try:
+        names = getattr(find("dataset", result.run.dataset), "CLASSES", None)
+    except UserError:  # a data set of another version, or of someone's own checkout
+        names = None
+    return list(names) if names and len(names) == classes else [str(c) for c in range(classes)]
+
+
+def over_rounds(
+    group: Sequence[Result], values: Callable[[Result], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (round numbers, mean, standard deviation with ddof 1) of a number a round over repetitions, as far as all of them are."""
+    rows = [values(r) for r in group]
+    shortest = min(len(row) for row in rows)
+    stack = np.array([row[:shortest] for row in rows])
+    spread = stack.std(0, ddof=1) if len(stack) > 1 else np.zeros(shortest)
+    return np.arange(shortest), stack.mean(0), spread
+
+
+def curve(axes: Axes, x: np.ndarray, mean: np.ndarray, spread: np.ndarray, **look: Any) -> None:
+    """Draw a mean over repetitions with a band of one standard deviation, where there is more than one."""
+    axes.plot(x, mean, **look)
+    if np.any(spread > 0):
+        axes.fill_between(x, mean - spread, mean + spread, color=look.get("color"), alpha=0.18, lw=0)
+
+
+def text_label(name: str) -> str:
+    """Return a row's or a curve's name for mathtext."""
+    return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", r"\infty"), name)
+
+
+def dominant_class(result: Result) -> np.ndarray:
+    """Return each client's most frequent class, int `[N]`."""
+    return result["client/class_counts"].argmax(1)
+
+
+def client_order(result: Result) -> np.ndarray:
+    """Return the clients, int `[N]`, ordered by their most frequent class, then their second, and so on: groups become blocks."""
+    counts = result["client/class_counts"]
+    ranked = np.argsort(-counts, axis=1, kind="stable")
+    held = np.take_along_axis(counts, ranked, axis=1) > 0
+    return np.lexsort(np.where(held, ranked, -1).T[::-1])
+
+
+def accuracy(result: Result) -> np.ndarray:
+    """Return each client's test accuracy, 0 to 1, `[N]`: that of its best model by validation.
+
+    Fine-tuned where the run tunes; nan for clients with flipped labels, which no average is over.
+    """
+    return np.where(result.benign, result["best/test_acc"], np.nan)

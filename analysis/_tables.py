@@ -1,0 +1,223 @@
+"""Accuracies as numbers of a table: repetitions of one setting, paired differences with intervals, what the best does not beat, markdown, LaTeX.
+
+Accuracies are in percent, differences in percentage points. An interval is Student's 95 % interval over clients: the pairs are the same client
+of the same partition under two methods, all repetitions together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from _common import accuracy, budget_order, method_name, setting
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import Result
+
+Group = list[Result]  # the repetitions of one Run under different seeds
+
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+)  # Student's 97.5 % quantile for 1, 2, ... degrees of freedom
+SEEDS_AND_FILES = ("seed", "partition_seed", "data", "preset")  # what repetitions may differ in
+
+
+def t95(df: int) -> float:
+    """Return Student's 97.5 % quantile (Cornish and Fisher's expansion from 10 degrees of freedom: exact to three digits)."""
+    if df <= len(T95):
+        return T95[df - 1]
+    z = 1.959964
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + sum(term / df**i for i, term in enumerate(terms, 1))
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the mean and the half width of its 95 % interval (nan for a single value)."""
+    n = len(values)
+    half = t95(n - 1) * values.std(ddof=1) / np.sqrt(n) if n > 1 else float("nan")
+    return float(values.mean()), float(half)
+
+
+def fields(result: Result) -> dict[str, Any]:
+    """Return the settings in which two results may differ without being repetitions; the data are named by their content."""
+    out = {k: v for k, v in dataclasses.asdict(result.run).items() if k not in SEEDS_AND_FILES}
+    return {**out, "data_sha256": str(result.file["meta"].attrs["data_sha256"])}
+
+
+def repetitions(results: Iterable[Result]) -> list[Group]:
+    """Return the results grouped into repetitions, seeds ascending; a Run that is there twice counts once."""
+    groups: dict[str, Group] = {}
+    seen = set()
+    for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed or 0)):
+        variant = json.dumps(fields(r), sort_keys=True)
+        if (variant, r.run.seed, r.run.partition_seed) not in seen:
+            seen.add((variant, r.run.seed, r.run.partition_seed))
+            groups.setdefault(variant, []).append(r)
+    return list(groups.values())
+
+
+def share(run: Run) -> str:
+    """Return a resolved run's budget as a share of the clients, as the paper's tables name it: "0.1N" or "inf"."""
+    return "inf" if run.budget == "inf" else f"{budget_order(run) / int(run.clients or 1):.3g}N"
+
+
+def row_name(run: Run) -> str:
+    """Return the name of a table's row: the method, with its budget as a share of N where it has one."""
+    return method_name(run) + (f" (B_c = {share(run)})" if run.method in ("dpfl", "random_graph") else "")
+
+
+def named(groups: Sequence[Group], name: Callable[[Run], str] = row_name) -> list[tuple[str, str, Group]]:
+    """Return (setting, name, group); where two groups of a setting would share a name, it says in which fields they differ."""
+    out = []
+    for group in groups:
+        run = group[0].run
+        rivals = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]
+        values = [fields(r) for r in rivals]
+        differ = [
+            f for f in values[0] if len({json.dumps(v.get(f)) for v in values}) > 1 and f not in ("method", "budget")
+        ]
+        extra = ", ".join(f"{f} {getattr(run, f, 'other')}" for f in differ)
+        out.append((setting(run), name(run) + (f", {extra}" if extra else ""), group))
+    return out
+
+
+def partition_of(result: Result) -> tuple[str, str]:
+    """Return what two results must share to be compared client by client: the data and the partition."""
+    meta = result.file["meta"].attrs
+    return str(meta["data_sha256"]), str(meta["partition_sha256"])
+
+
+def paired(a: Group, b: Group) -> np.ndarray:
+    """Return accuracy of a minus that of b in points, for every client of every partition both have run (empty: none)."""
+    theirs = {partition_of(r): r for r in b}
+    both = [(r, theirs[partition_of(r)]) for r in a if partition_of(r) in theirs]
+    difference = np.concatenate([np.zeros(0), *(100 * (accuracy(x) - accuracy(y)) for x, y in both)])
+    return difference[np.isfinite(difference)]
+
+
+def means(group: Group) -> np.ndarray:
+    """Return each repetition's accuracy, percent: the plain mean over its clients."""
+    return np.array([100 * np.nanmean(accuracy(r)) for r in group])
+
+
+def deviation(values: np.ndarray) -> float:
+    """Return the standard deviation over repetitions (ddof 1), nan for a single one."""
+    return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+
+
+def unbeaten(groups: Sequence[Group]) -> list[bool]:
+    """Return for each group whether the best one does not beat it: the interval of the paired difference to the best reaches 0."""
+    if not groups:
+        return []
+    best = groups[int(np.argmax([means(g).mean() for g in groups]))]
+    out = []
+    for group in groups:
+        difference = paired(best, group)
+        centre, half = interval(difference) if len(difference) > 1 else (0.0, 0.0)
+        comparable = len(difference) > 1
+        out.append(group is best or (comparable and not centre - half > 0))
+    return out
+
+
+def cell(group: Group) -> str:
+    """Return "83.04 ± 0.98 (3)": mean and standard deviation over repetitions and their number."""
+    values = means(group)
+    spread = f" ± {deviation(values):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread} ({len(values)})"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as markdown, the first column flush left."""
+    lines = ["| " + " | ".join(header) + " |", "|:--" + "|--:" * (len(header) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as LaTeX (package booktabs); **bold** of markdown becomes \\textbf."""
+
+    def tex(text: str) -> str:
+        text = text.replace("%", "\\%").replace(" ± ", " $\\pm$ ")
+        text = re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", "\\infty"), text)
+        text = text.replace("tau_init", r"$\tau_{\mathrm{init}}$")
+        text = re.sub(r"(?<!\$)_(?!c =|\{)", r"\\_", text)
+        return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
+
+    body = [" & ".join(tex(c) for c in row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+            r"\toprule",
+            " & ".join(tex(c) for c in header) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )
+
+
+def by_budget(
+    results: Iterable[Result], field: str, symbol: str, paper: dict[Any, Sequence[str]] | None = None
+) -> tuple[pd.DataFrame, str, str]:
+    """Return (data, markdown, LaTeX) of a table with a row for each value of a Run field and a column for each budget.
+
+    Bold is what the best of its column does not beat. `paper` maps the field's value to the paper's figures for inf, 20, 10, 5.
+    """
+    groups = repetitions(results)
+    settings = sorted({setting(g[0].run) for g in groups})
+    rows, lines, data = [], [], []
+    budgets = sorted({str(g[0].run.budget) for g in groups}, key=lambda b: -float(b))
+    for where in settings:
+        for value in sorted({getattr(g[0].run, field) for g in groups}):
+            cells = []
+            for budget in budgets:
+                column = [g for g in groups if str(g[0].run.budget) == budget and setting(g[0].run) == where]
+                bold = dict(zip(map(id, column), unbeaten(column), strict=True))
+                here = [g for g in column if getattr(g[0].run, field) == value]
+                cells.append(" / ".join(f"**{cell(g)}**" if bold[id(g)] else cell(g) for g in here) or "-")
+                published = paper_value(paper, value, budget)
+                if published and here:
+                    cells[-1] += f" [{published}]"
+                for group in here:
+                    v = means(group)
+                    data.append(
+                        {
+                            "setting": where,
+                            field: value,
+                            "budget": budget,
+                            "mean": v.mean(),
+                            "std": deviation(v),
+                            "n": len(v),
+                            "bold": bold[id(group)],
+                            "paper": published,
+                        }
+                    )
+            rows.append([f"{value}" if len(settings) == 1 else f"{where}: {value}", *cells])
+    header = [symbol, *(f"B_c = {b}" for b in budgets)]
+    lines.append(markdown(header, rows))
+    lines.append(
+        f"\nTest accuracy, %, on {', '.join(settings)}: mean ± standard deviation over seeds (number of seeds)."
+    )
+    lines.append(
+        "Bold: what the best of its column does not beat (95 % interval of the paired difference over clients)."
+    )
+    return pd.DataFrame(data), "\n".join(lines), latex(header, rows)
+
+
+def paper_value(paper: dict[Any, Sequence[str]] | None, value: Any, budget: str) -> str:
+    """Return the paper's figure for a row and a budget of 100 clients, or nothing."""
+    order = ("inf", "20", "10", "5")
+    return paper[value][order.index(budget)] if paper and value in paper and budget in order else ""

@@ -1,0 +1,187 @@
+"""The collaboration graph as adjacency matrices over the rounds: who is chosen, and who is in Omega but not chosen.
+
+Clients are ordered by their most frequent class (then the second, and so on), so that groups of alike clients show as blocks on the diagonal.
+One run: every tenth round. Several runs, or --budgets: one row a run; the first graph, the middle and the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _common import (
+    BLUE,
+    DARK,
+    GREY,
+    TEXT,
+    Drawing,
+    budget_label,
+    budget_order,
+    client_order,
+    dominant_class,
+    graphs,
+    label,
+    main,
+    setting,
+)
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+
+from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.results import Result
+
+RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
+
+CHOSEN, LEFT_OUT = BLUE, "#F2B48C"  # dark on pale: told apart in grey print too
+COLOURS = ListedColormap(["white", LEFT_OUT, CHOSEN, DARK])
+
+
+def round_list(text: str) -> list[int | str]:
+    """Return the rounds of an argument such as "0,50,last"."""
+    out: list[int | str] = [w if w == "last" else int(w) for w in text.split(",") if w == "last" or w.isdigit()]
+    if len(out) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed are round numbers and last, as in 0,50,last")
+    return out
+
+
+def rounds_to_show(result: Result, asked: Sequence[int | str] | None, several: bool) -> list[int]:
+    """Return the rounds to draw: those asked for, else the first, the middle and the last, or every tenth (a quarter of a short run)."""
+    last = result.last_round
+    if asked:
+        rounds = [last if r == "last" else int(r) for r in asked]
+        beyond = [r for r in rounds if r > last]
+        if beyond:
+            raise UserError(f"--rounds has {beyond[0]}, but {result.path} ends with round {last}")
+        return rounds
+    if several:
+        return sorted({0, last // 2, last})
+    step = 10 if last >= 40 else max(1, -(-last // 4))
+    return sorted({*range(0, last + 1, step), last})
+
+
+def cells(result: Result, t: int) -> np.ndarray:
+    """Return int `[N, N]` in the order of `client_order`: 0 not in Omega, 1 in Omega but not chosen, 2 chosen, 3 the client itself."""
+    order = client_order(result)
+    chosen, omega = result.graph(t), result.omega().matrix()
+    out = np.where(chosen, 2, np.where(omega, 1, 0))
+    np.fill_diagonal(out, 3)
+    return out[np.ix_(order, order)]
+
+
+def measure(result: Result, rounds: Sequence[int]) -> pd.DataFrame:
+    """Return one row a round: edges, sparsity (the clients themselves counted), asymmetry, share of edges between clients that share a class."""
+    held = (result["client/class_counts"] > 0).astype(int)
+    shared = held @ held.T > 0
+    np.fill_diagonal(shared, False)
+    n = len(held)
+    rows = []
+    for t in rounds:
+        a = result.graph(t)
+        one_way, pairs = asymmetry(a)
+        rows.append(
+            {
+                "run": result.path.stem,
+                "budget": str(result.run.budget),
+                "seed": result.run.seed,
+                "round": t,
+                "edges": int(a.sum()),
+                "sparsity": sparsity(a),
+                "one_way_edges": one_way,
+                "one_way_pairs": pairs,
+                "edges_sharing_a_class": (a & shared).sum() / max(a.sum(), 1),
+                "pairs_sharing_a_class": shared.sum() / max(n * (n - 1), 1),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def panel(axes: Axes, result: Result, t: int) -> None:
+    """Draw one adjacency matrix, with lines and numbers for the clients' most frequent class."""
+    n = len(result["client/p"])
+    axes.imshow(cells(result, t), cmap=COLOURS, vmin=0, vmax=3, interpolation="nearest", rasterized=True)
+    classes = dominant_class(result)[client_order(result)]
+    starts = np.flatnonzero(np.diff(classes, prepend=-1))
+    ends = np.append(starts[1:], n)
+    for start in starts[1:]:
+        axes.axhline(start - 0.5, color=GREY, lw=0.25)
+        axes.axvline(start - 0.5, color=GREY, lw=0.25)
+    names = [str(classes[s]) if e - s >= 0.04 * n else "" for s, e in zip(starts, ends, strict=True)]
+    axes.set_xticks((starts + ends - 1) / 2, names)
+    axes.set_yticks((starts + ends - 1) / 2, names)
+    axes.tick_params(length=0, labelsize=5, pad=1.5)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_linewidth(0.5)
+    name = r"$\Omega$ (before round 1)" if t == 0 else f"round {t}"
+    axes.set_title(f"{name}\nsparsity {100 * sparsity(result.graph(t)):.1f} %", fontsize=7, pad=3)
+
+
+def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, budgets: str | None = None) -> Drawing:
+    """Return the figure: one run over many rounds, or one row a run."""
+    results = sorted(graphs(results), key=lambda r: (budget_order(r.run), r.run.seed))[::-1]
+    if budgets:
+        asked = budgets.split(",")
+        results = [r for b in asked for r in results if str(r.run.budget) == b]
+        if not results:
+            raise UserError(f"--budgets is {budgets}; none of the results has one of these")
+    several = len(results) > 1
+    shown = {r.path: rounds_to_show(r, rounds, several) for r in results}
+    wide = max(len(s) for s in shown.values())
+    columns = (
+        wide if several or wide <= 5 else 3 if wide == 6 else min((5, 4), key=lambda c: -wide % c)
+    )  # fewest empty cells
+    rows = len(results) if several else -(-wide // columns)
+    side = min(TEXT / columns, 2.3)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(side * columns, (side + 0.22) * rows + 0.3), squeeze=False, layout="constrained"
+    )
+    for a in grid.flat:
+        a.set_axis_off()
+    for i, result in enumerate(results):
+        for j, t in enumerate(shown[result.path]):
+            axes = grid[i, j] if several else grid.flat[j]
+            axes.set_axis_on()
+            panel(axes, result, t)
+            if several and j == 0:
+                axes.set_ylabel(budget_label(result.run))
+    figure.supxlabel("sender, by most frequent class", fontsize=7)
+    figure.supylabel("receiver, by most frequent class", fontsize=7)
+    figure.get_layout_engine().set(w_pad=0.01, h_pad=0.02, wspace=0.02, hspace=0.02)  # type: ignore[union-attr]
+    figure.legend(
+        handles=[
+            Patch(color=CHOSEN, label="chosen"),
+            Patch(color=LEFT_OUT, label=r"in $\Omega$, not chosen"),
+            Patch(color=DARK, label="the client itself"),
+        ],
+        loc="outside upper center",
+        ncols=3,
+        handlelength=0.9,
+        handleheight=0.9,
+    )
+    data = pd.concat([measure(r, shown[r.path]) for r in results], ignore_index=True)
+    lines = []
+    for result in results:
+        part = data[data["run"] == result.path.stem]
+        lines.append(
+            f"{label(result.run).replace('$', '').replace(chr(92) + 'infty', 'inf')} on {setting(result.run)}, seed {result.run.seed}"
+        )
+        lines += [
+            f"  round {r['round']:3d}: {r.edges:5d} edges, sparsity {100 * r.sparsity:5.1f} %, "
+            f"{100 * r.edges_sharing_a_class:5.1f} % between clients that share a class (of all pairs {100 * r.pairs_sharing_a_class:.1f} %)"
+            for _, r in part.iterrows()
+        ]
+    return Drawing(data, figure, "\n".join(lines))
+
+
+OPTIONS = {
+    "rounds": {"type": round_list, "metavar": "R,R,...", "help": "rounds to draw, such as 0,50,last"},
+    "budgets": {"metavar": "B,B,...", "help": "budgets to draw, one row each, such as inf,20,10,5"},
+}
+
+if __name__ == "__main__":
+    main("graph_evolution", __doc__, RUNS, draw, OPTIONS)

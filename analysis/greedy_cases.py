@@ -1,0 +1,92 @@
+"""How often each of the four cases of the greedy search occurs: whether adding helps (a > 0) and whether removing helps (b > 0).
+
+One panel a run: the shares among all candidates considered in a round. Round 0 is the search for Omega.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _common import (
+    BLUE,
+    COLUMN,
+    ORANGE,
+    PALE,
+    RED,
+    TEXT,
+    Drawing,
+    budget_label,
+    budget_order,
+    graphs,
+    label,
+    main,
+    setting,
+)
+from sparsity import RUNS as SPARSITY
+
+from dpfl_mpi.graph import CASES
+from dpfl_mpi.results import Result
+
+RUNS = SPARSITY  # the same runs
+COLOURS = (BLUE, PALE, ORANGE, RED)
+
+
+def measure(result: Result) -> pd.DataFrame:
+    """Return one row a round in which candidates were considered: how many, and the share of each case."""
+    cases = result["graph/cases"].sum(1)
+    rounds = np.flatnonzero(cases.sum(1) > 0)
+    total = cases[rounds].sum(1, keepdims=True)
+    data = pd.DataFrame(cases[rounds] / total, columns=list(CASES))
+    data.insert(0, "candidates", total[:, 0])
+    data.insert(0, "round", rounds)
+    data.insert(0, "method", label(result.run))
+    data.insert(0, "setting", setting(result.run))
+    data.insert(0, "run", result.path.stem)
+    return data
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the figure."""
+    results = [r for r in graphs(results) if r["graph/cases"].any()]
+    results = sorted(results, key=lambda r: (-budget_order(r.run), r.run.seed))
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
+    width = COLUMN if columns == 1 else TEXT
+    figure, grid = plt.subplots(rows, columns, figsize=(width, 1.8 * rows + 0.4), squeeze=False, sharey=True)
+    parts, text = [], []
+    for axes, result in zip(grid.flat, results, strict=False):
+        data = measure(result)
+        parts.append(data)
+        axes.stackplot(data["round"], *(100 * data[c] for c in CASES), colors=COLOURS, labels=CASES, lw=0)
+        both = np.average(data[CASES[3]], weights=data["candidates"])
+        axes.set_title(
+            f"{budget_label(result.run)}, seed {result.run.seed}\nboth positive: {100 * both:.1f} %", fontsize=7
+        )
+        axes.set_xlim(data["round"].min(), max(data["round"].max(), 1))
+        axes.set_ylim(0, 100)
+        axes.set_xlabel("round")
+        overall = [np.average(data[c], weights=data["candidates"]) for c in CASES]
+        text.append(
+            f"{setting(result.run)}, {label(result.run)}, seed {result.run.seed}: ".replace("$", "").replace(
+                r"\infty", "inf"
+            )
+            + "; ".join(f"{c} {100 * s:.2f} %" for c, s in zip(CASES, overall, strict=True))
+            + f" of {data['candidates'].sum()} candidates"
+        )
+    for axes in list(grid.flat)[len(results) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set_ylabel("candidates, %")
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    names = [f"${n.split(':')[0]}$:{n.split(':')[1]}" for n in names]
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=2 if columns == 1 else 4, handlelength=1, handleheight=0.9
+    )
+    return Drawing(pd.concat(parts, ignore_index=True), figure, "\n".join(text))
+
+
+if __name__ == "__main__":
+    main("greedy_cases", __doc__, RUNS, draw)

@@ -1,0 +1,79 @@
+"""Test accuracy and validation loss over local epochs: the mean over clients of every method (CIFAR-10, Patho(3))."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from _common import TEXT, Drawing, curve, main, over_rounds, text_label
+from _tables import named, repetitions
+from accuracy_table import ROWS, rank
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import Result
+
+RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not in row]
+STYLES = ("-", "--", "-.", ":")
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the figure: epochs on the x axis, so that methods with and without preprocessing line up."""
+    groups = sorted(repetitions(results), key=lambda g: rank(g[0].run))
+    entries = named(groups)
+    settings = list(dict.fromkeys(w for w, _, _ in entries))
+    figure, grid = plt.subplots(len(settings), 2, figsize=(TEXT, 2.2 * len(settings) + 0.4), squeeze=False)
+    rows, handles = [], {}
+    names = list(dict.fromkeys(n for _, n, _ in entries))
+    for where, name, group in entries:
+        i = names.index(name)
+        epochs = group[0]["round/epochs"]
+        for axes, array, factor in zip(
+            grid[settings.index(where)], ("round/test_acc", "round/val_loss"), (100, 1), strict=True
+        ):
+            x, mean, spread = over_rounds(group, lambda r, array=array: r.mean(array))
+            look = {"color": f"C{i % 7}", "ls": STYLES[i // 7 % 4]}
+            trained = epochs[: len(x)] > 0  # the untrained models' chance level would press all curves together
+            curve(
+                axes,
+                epochs[: len(x)][trained],
+                factor * mean[trained],
+                factor * spread[trained],
+                label=text_label(name),
+                **look,
+            )
+            rows += [
+                {
+                    "setting": where,
+                    "method": name,
+                    "measure": array,
+                    "round": t,
+                    "epochs": e,
+                    "mean": factor * m,
+                    "std": factor * s,
+                }
+                for t, e, m, s in zip(x, epochs, mean, spread, strict=False)
+            ]
+        handles[name] = grid[settings.index(where), 0].lines[-1]
+    for axes_pair, where in zip(grid, settings, strict=True):
+        for axes, text in zip(axes_pair, ("test accuracy, %", "validation loss"), strict=True):
+            axes.set_xlabel("local epochs")
+            axes.set_ylabel(text)
+            axes.set_title(where)
+    figure.legend(
+        handles=[handles[n] for n in names],
+        loc="outside lower center",
+        ncols=3 if max(map(len, names)) > 24 else min(5, len(names)),
+        columnspacing=1,
+    )
+    data = pd.DataFrame(rows)
+    last = data[data["measure"] == "round/test_acc"].groupby(["setting", "method"], sort=False).tail(1)
+    text = [
+        f"{r.setting}, {r.method}: {r['mean']:.2f} % after {r.epochs} epochs (round {r['round']})"
+        for _, r in last.iterrows()
+    ]
+    return Drawing(data, figure, "\n".join(text))
+
+
+if __name__ == "__main__":
+    main("learning_curves", __doc__, RUNS, draw)

@@ -1,0 +1,164 @@
+"""One self-contained HTML page to explore a run, or several: it opens from disk and needs no network.
+
+Summary and settings, learning curves with hover, the collaboration graph as a matrix and as a force layout with a slider over rounds, a sortable
+table of clients, phases and traffic, and a comparison where there are several runs. Drawn by plotly.js, which is inside the page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from _common import (
+    Drawing,
+    accuracy,
+    class_names,
+    client_order,
+    dominant_class,
+    has_graph,
+    main,
+    method_name,
+    setting,
+)
+
+from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.results import Result
+
+RUNS = [Run(), Run(method="local")]
+PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
+PAGE = Path(__file__).with_name("report.html")
+
+
+def rounded(values: np.ndarray, digits: int = 4) -> list[Any]:
+    """Return numbers for JSON: rounded, None where not finite."""
+    return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
+
+
+def layout(weights: np.ndarray, steps: int = 300) -> np.ndarray:
+    """Return positions `[N, 2]` in the unit square of a force layout (Fruchterman and Reingold) of a symmetric matrix of weights.
+
+    It starts from a spiral (a circle's symmetry could hold it in a saddle), so the same graph always gets the same picture.
+    """
+    n = len(weights)
+    angle = np.pi * (3 - 5**0.5) * np.arange(n)
+    xy = np.sqrt((np.arange(n)[:, None] + 0.5) / max(n, 1)) * np.column_stack([np.cos(angle), np.sin(angle)])
+    ideal = 1 / np.sqrt(max(n, 1))
+    for step in range(steps):
+        delta = xy[:, None] - xy[None]
+        distance = np.maximum(np.sqrt((delta**2).sum(2)), 1e-3)
+        push = ideal**2 / distance**2
+        pull = weights * distance / ideal
+        force = ((push - pull)[..., None] * delta).sum(
+            1
+        ) - 0.05 * xy  # a little gravity keeps clients without edges on the page
+        length = np.maximum(np.sqrt((force**2).sum(1, keepdims=True)), 1e-9)
+        xy = xy + force / length * np.minimum(length, 0.2 * (1 - step / steps) + 0.002)
+    low, high = xy.min(0), xy.max(0)
+    return (xy - low) / np.maximum(high - low, 1e-9)
+
+
+def describe(result: Result) -> dict[str, Any]:
+    """Return all that the page shows of one run, for JSON."""
+    run, last = result.run, result.last_round
+    rounds = range(last + 1)
+    order = client_order(result)
+    counts = result["client/class_counts"]
+    graphs = [result.graph(t) for t in rounds] if has_graph(result) else []
+    n = len(order)
+    test, best = result["best/test_acc"], accuracy(result)
+    quantile = {
+        q: rounded(100 * np.nanquantile(result["round/test_acc"][: last + 1, result.benign], q, axis=1), 2)
+        for q in (0.1, 0.5, 0.9)
+    }
+    mean_weight = sum(g.astype(float) for g in graphs) / max(len(graphs), 1) if graphs else np.zeros((n, n))
+    return {
+        "name": f"{method_name(run)}, B_c = {run.budget}, seed {run.seed}"
+        if graphs
+        else f"{method_name(run)}, seed {run.seed}",
+        "file": result.path.name,
+        "setting": setting(run),
+        "state": result.state,
+        "settings": {k: str(v) for k, v in dataclasses.asdict(run).items() if v not in (None, {})},
+        "start": {k: str(v) for k, v in result.starts()[-1].items()},
+        "summary": {
+            "test accuracy, %": round(float(100 * np.nanmean(best)), 2),
+            "std over clients": round(float(100 * np.nanstd(best)), 2),
+            "lowest client, %": round(float(100 * np.nanmin(best)), 1),
+            "last round, %": round(float(100 * np.nanmean(result["last/test_acc"][result.benign])), 2),
+            "local epochs": int(result["round/epochs"][last]),
+            "edges in Omega": int(graphs[0].sum()) if graphs else 0,
+            "edges at the end": int(graphs[-1].sum()) if graphs else 0,
+            "models received a client": round(float(result["traffic/models_received"].sum() / n), 1),
+            "seconds": round(float(sum(result[f"seconds/{p}"][:, 2].sum() for p in PHASES)), 1),
+        },
+        "epochs": result["round/epochs"][: last + 1].tolist(),
+        "curves": {
+            "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
+            "validation accuracy, %": rounded(100 * result.mean("round/val_acc"), 3),
+            "training loss": rounded(result.mean("round/train_loss")),
+            "validation loss": rounded(result.mean("round/val_loss")),
+        },
+        "low": quantile[0.1],
+        "high": quantile[0.9],
+        "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][: last + 1].T],
+        "order": order.tolist(),
+        "classes": class_names(result),
+        "dominant": dominant_class(result).tolist(),
+        "counts": counts.tolist(),
+        "omega": result.omega().senders.tolist() if graphs else [],
+        "omega_indptr": result.omega().indptr.tolist() if graphs else [],
+        "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver, sender, ...
+        "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
+        "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
+        "positions": np.round(layout(np.maximum(mean_weight, mean_weight.T)), 4).tolist() if graphs else [],
+        "clients": {
+            "best test %": rounded(100 * test, 2),
+            "best val %": rounded(100 * result["best/val_acc"], 2),
+            "best round": result["best/round"].tolist(),
+            "last test %": rounded(100 * result["last/test_acc"], 2),
+            "train samples": result["client/n_train"].tolist(),
+            "test samples": result["client/n_test"].tolist(),
+        },
+        "seconds": {p: rounded(result[f"seconds/{p}"][: last + 1, 2], 3) for p in PHASES},
+        "received": rounded(result["traffic/models_received"][: last + 1].mean(1), 2),
+        "mpi": {
+            "one-sided": rounded(result["traffic/bytes_rma"][: last + 1] / 2**20, 3),
+            "collective": rounded(result["traffic/bytes_collective"][: last + 1] / 2**20, 3),
+        },
+    }
+
+
+def page(results: Sequence[Result]) -> str:
+    """Return the page."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError(
+            "plotly is not installed; pip install -e '.[analysis]' installs what the figures need"
+        ) from None
+    runs = [describe(r) for r in results]
+    titles = {r["setting"] for r in runs}
+    data = json.dumps(runs, separators=(",", ":")).replace("</", "<\\/")
+    return (
+        PAGE.read_text()
+        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted(titles))}"))
+        .replace("{{PLOTLY}}", get_plotlyjs())
+        .replace("{{DATA}}", data)
+    )
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the page as a drawing, and the summaries as its data."""
+    data = pd.DataFrame([{"run": r.path.stem, "setting": setting(r.run), **describe(r)["summary"]} for r in results])
+    return Drawing(data, html=page(results))
+
+
+if __name__ == "__main__":
+    main("report", __doc__, RUNS, draw)

@@ -1,0 +1,78 @@
+"""Sparsity of the collaboration graph over rounds, 1 - (edges and the clients themselves) / N^2, for every budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _common import (
+    COLUMN,
+    Drawing,
+    budget_label,
+    budget_order,
+    curve,
+    graphs,
+    main,
+    over_rounds,
+    setting,
+)
+from _tables import named, repetitions
+from matplotlib.axes import Axes
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.graph import sparsity
+from dpfl_mpi.results import Result
+
+RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
+STYLES = ("-", "--", "-.", ":")
+
+
+def of_graphs(measure: Callable[[np.ndarray], float]) -> Callable[[Result], np.ndarray]:
+    """Return the function that measures the graph `[N, N]` of every round of a result."""
+    return lambda r: np.array([measure(r.graph(t)) for t in range(r.last_round + 1)])
+
+
+def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[np.ndarray], float]) -> pd.DataFrame:
+    """Draw a percentage of the graph over rounds, one curve a group of repetitions, and return its numbers."""
+    rows = []
+    groups = sorted(repetitions(graphs(results)), key=lambda g: -budget_order(g[0].run))
+    several = len({setting(g[0].run) for g in groups}) > 1
+    for i, (where, row, group) in enumerate(named(groups)):
+        x, mean, spread = over_rounds(group, of_graphs(measure))
+        text = budget_label(group[0].run) + (f", {where}" if several else "")
+        text += ", random" if group[0].run.method == "random_graph" else ""
+        curve(axes, x, 100 * mean, 100 * spread, label=text, ls=STYLES[i % 4], color=f"C{i % 7}")
+        rows += [
+            {"setting": where, "method": row, "round": t, "measure": name, "value": m, "std": s, "n": len(group)}
+            for t, m, s in zip(x, mean, spread, strict=True)
+        ]
+    axes.set_xlabel("round")
+    return pd.DataFrame(rows)
+
+
+def first_and_last(data: pd.DataFrame) -> str:
+    """Return one sentence a curve: its first and its last value."""
+    out = []
+    for (where, row, name), part in data.groupby(["setting", "method", "measure"], sort=False):
+        start, end = part.iloc[0], part.iloc[-1]
+        out.append(
+            f"{where}, {row}: {name} {100 * start.value:.1f} % in Omega, {100 * end.value:.1f} % in round {end['round']}"
+        )
+    return "\n".join(out)
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the figure."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.2))
+    data = lines(axes, results, "sparsity", sparsity)
+    axes.set_ylabel("sparsity, %")
+    figure.legend(
+        loc="outside upper center", ncols=4 if data["setting"].nunique() == 1 else 2, columnspacing=1, handlelength=2
+    )
+    return Drawing(data, figure, first_and_last(data))
+
+
+if __name__ == "__main__":
+    main("sparsity", __doc__, RUNS, draw)

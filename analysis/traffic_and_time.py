@@ -1,0 +1,100 @@
+"""What moves and how long it takes: models received by a client against its budget, bytes that MPI carried, seconds by phase.
+
+Left is the simulated network: one model over one edge counts once, whichever ranks the two clients live on. Middle is what MPI carried on this
+machine: edges inside a rank cost nothing there. Right are the seconds of the slowest rank in each phase of each round, added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, label, main, setting
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import Result
+
+RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)] + [
+    Run(dataset="cifar10", method="local")
+]
+PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
+MIB = 2**20
+
+
+def measure(result: Result) -> pd.DataFrame:
+    """Return one row a round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
+    received = result["traffic/models_received"]
+    return pd.DataFrame(
+        {
+            "run": result.path.stem,
+            "setting": setting(result.run),
+            "method": label(result.run),
+            "round": np.arange(len(received)),
+            "received_mean": received.mean(1),
+            "received_most": received.max(1),
+            "budget_others": (result["client/budget"] - result.run.budget_counts_self).max(),
+            "mpi_rma_mib": result["traffic/bytes_rma"] / MIB,
+            "mpi_collective_mib": result["traffic/bytes_collective"] / MIB,
+            **{f"seconds_{p}": result[f"seconds/{p}"][:, 2] for p in PHASES},
+        }
+    )
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the figure: a row of bars a run."""
+    results = sorted(results, key=lambda r: (setting(r.run), r.run.method, budget_order(r.run), -r.run.seed))
+    parts = [measure(r) for r in results]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(results) + 1.15), sharey=True)
+    names = [p["method"].iloc[0] for p in parts]
+    if len(set(names)) < len(names):
+        names = [f"{n}\n{setting(r.run)}, seed {r.run.seed}" for n, r in zip(names, results, strict=True)]
+    text = []
+    for y, (data, result) in enumerate(zip(parts, results, strict=True)):
+        later = data[data["round"] > 0]
+        rounds = max(len(later), 1)
+        received = later["received_mean"].sum() / rounds
+        left.barh(y, received, 0.55, color=BLUE)
+        left.plot([later["received_most"].max() if len(later) else 0] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
+        budget = int(data["budget_others"].iloc[0])
+        if result.run.method in ("dpfl", "random_graph"):
+            left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
+        rma, collective = later["mpi_rma_mib"].sum() / rounds, later["mpi_collective_mib"].sum() / rounds
+        middle.barh(y, rma, 0.55, color=BLUE)
+        middle.barh(y, collective, 0.55, left=rma, color=GREY)
+        start = 0.0
+        for phase, colour in zip(PHASES, COLOURS, strict=False):
+            seconds = data[f"seconds_{phase}"].sum()
+            right.barh(y, seconds, 0.55, left=start, color=colour)
+            start += seconds
+        first = data.iloc[0]
+        text.append(
+            f"{setting(result.run)}, {label(result.run)}, seed {result.run.seed}: ".replace("$", "").replace(
+                r"\infty", "inf"
+            )
+            + f"{received:.2f} models received a client and round (budget {budget} others), {first.received_mean:.1f} before round 1; "
+            f"MPI {rma + collective:.2f} MiB a round, {first.mpi_rma_mib + first.mpi_collective_mib:.2f} before; "
+            + ", ".join(f"{p} {data[f'seconds_{p}'].sum():.1f} s" for p in PHASES)
+            + f" on {result.starts()[-1]['ranks']} ranks"
+        )
+    left.set_yticks(range(len(results)), names)
+    left.invert_yaxis()
+    left.set_xlabel("models received\na client and round")
+    middle.set_xlabel("MiB that MPI carried\na round, all ranks")
+    right.set_xlabel("seconds, slowest rank,\nall rounds")
+    patch = plt.Rectangle
+    handles = [
+        patch((0, 0), 1, 1, color=BLUE, label="mean; MPI: one-sided"),
+        patch((0, 0), 1, 1, color=GREY, label="MPI: collective"),
+        left.plot([], [], color=SKY, lw=1.5, label="most of any client")[0],
+        left.plot([], [], color=DARK, lw=1, ls=":", label="budget (others)")[0],
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1, handleheight=0.9, columnspacing=1)
+    phases = [patch((0, 0), 1, 1, color=c, label=p) for p, c in zip(PHASES, COLOURS, strict=False)]
+    figure.legend(handles=phases, loc="outside lower right", ncols=3, handlelength=1, handleheight=0.9, columnspacing=1)
+    return Drawing(pd.concat(parts, ignore_index=True), figure, "\n".join(text))
+
+
+if __name__ == "__main__":
+    main("traffic_and_time", __doc__, RUNS, draw)

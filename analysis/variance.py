@@ -1,0 +1,100 @@
+"""Mean test accuracy against the variance over clients, one panel a data set.
+
+The filled marker is the variance of the clients' accuracies in squared points; the line goes down to what is left of it without the share that
+the size of the clients' test sets alone explains: a client of accuracy a and n test images has a sampling variance of a (1 - a) / (n - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _common import BLUE, COLUMN, DARK, GREEN, GREY, ORANGE, PINK, RED, SKY, TEXT, Drawing, accuracy, main, text_label
+from _tables import named, repetitions
+from accuracy_table import RUNS as TABLE
+from accuracy_table import rank
+
+from dpfl_mpi.results import Result
+
+RUNS = TABLE  # the same runs as the table
+REACH = 10.0  # points below the best: what is further away (FedAvg by 35) would press all others together, and is only printed
+MARKS = "oosDv^<>pPX*d"
+
+
+def measure(results: Sequence[Result]) -> pd.DataFrame:
+    """Return one row a setting and method: accuracy in percent, variances in squared points, means over the seeds."""
+    rows = []
+    for where, name, group in named(sorted(repetitions(results), key=lambda g: rank(g[0].run))):
+        total, sampling = [], []
+        for r in group:
+            a, n = accuracy(r), r["client/n_test"]
+            total.append(1e4 * np.nanvar(a))
+            sampling.append(1e4 * np.nanmean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25)))
+        rows.append(
+            {
+                "setting": where,
+                "method": name,
+                "is_dpfl": group[0].run.method == "dpfl",
+                "accuracy": np.mean([100 * np.nanmean(accuracy(r)) for r in group]),
+                "variance": np.mean(total),
+                "sampling_variance": np.mean(sampling),
+                "sampling_share": np.mean(sampling) / np.mean(total) if np.mean(total) else np.nan,
+                "n": len(group),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the figure: one panel a setting, DPFL in blue, every other method with a mark and colour of its own."""
+    data = measure(results)
+    settings = list(dict.fromkeys(data["setting"]))
+    columns = min(len(settings), 3)
+    rows = -(-len(settings) // columns)
+    width = COLUMN if columns == 1 else TEXT
+    figure, grid = plt.subplots(rows, columns, figsize=(width, 2.1 * rows + 0.6), squeeze=False)
+    names = list(dict.fromkeys(data["method"]))
+    others = [n for n in names if not data[data["method"] == n]["is_dpfl"].any()]
+    budgets = [n for n in names if n not in others]
+    colours = [GREY, DARK, ORANGE, RED, GREEN, PINK, SKY]
+    look = {n: (MARKS[i % len(MARKS)], colours[i % len(colours)]) for i, n in enumerate(others)}
+    look |= {n: ("osD^v<>"[i % 7], BLUE) for i, n in enumerate(budgets)}
+    handles = {}
+    for axes, where in zip(grid.flat, settings, strict=False):
+        here = data[data["setting"] == where]
+        for _, r in here[here["accuracy"] >= here["accuracy"].max() - REACH].iterrows():
+            mark, colour = look[r.method]
+            left = max(r.variance - r.sampling_variance, 0)
+            axes.plot([r.accuracy] * 2, [left, r.variance], color=colour, lw=0.6, alpha=0.6, zorder=1)
+            axes.plot(r.accuracy, left, marker="_", color=colour, ms=4, mew=0.8, zorder=1)
+            (handles[r.method],) = axes.plot(
+                r.accuracy, r.variance, mark, color=colour, mec="white", mew=0.3, label=r.method, zorder=2
+            )
+        axes.set_title(where)
+        axes.set_xlabel("test accuracy, %")
+        axes.margins(0.12)
+        axes.set_ylim(bottom=0)
+    grid[0, 0].set_ylabel("variance over clients, %$^2$")
+    for axes in list(grid.flat)[len(settings) :]:
+        axes.set_axis_off()
+    drawn = [n for n in names if n in handles]
+    figure.legend(
+        handles=[handles[n] for n in drawn],
+        labels=[text_label(n) for n in drawn],
+        loc="outside lower center",
+        ncols=5 if width == TEXT else 2,
+        columnspacing=1,
+        handletextpad=0.3,
+    )
+    lines = [
+        f"{r.setting}, {r.method}: accuracy {r.accuracy:.2f} %, variance {r.variance:.1f} %^2, of which test-set size alone explains "
+        f"{100 * r.sampling_share:.0f} %"
+        for _, r in data.iterrows()
+    ]
+    return Drawing(data, figure, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main("variance", __doc__, RUNS, draw)

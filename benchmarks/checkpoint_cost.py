@@ -1,0 +1,67 @@
+"""What a checkpoint costs: `[mpirun -n R] python benchmarks/checkpoint_cost.py [FOLDER]` saves and reads back K = 100 CNNs a rank.
+
+Prints seconds and MB for the state of DPFL: rows, momentum and best rows, 62,006 parameters each. The folder's disk is what is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from dpfl_mpi.checkpoint import Checkpoints
+from dpfl_mpi.comm import World
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.federation import Federation
+from dpfl_mpi.results import Recorder
+
+K, W, REPEATS = 100, 62_016, 5
+
+
+def main() -> None:
+    """Save and restore a few times and print the medians."""
+    world = World(MPI.COMM_WORLD)
+    n = K * world.size
+    fed = SimpleNamespace(
+        **{name: getattr(Federation, name) for name in ("CLIENT_STATE", "SHARED_STATE")},
+        k=K, round=0, device=torch.device("cpu"), momentum={"w": torch.rand(K, W)}, best=torch.rand(K, W),
+        best_round=np.zeros(K, np.int64), best_val=np.zeros(K), best_test=np.zeros(K), last_test=np.zeros(K),
+        best_confusion=np.zeros((K, 10, 10), np.int64), epochs=np.zeros(K, np.int64), steps=np.zeros(K, np.int64),
+        alive=np.ones(n, bool), budget=np.zeros(n, np.int64), diverged_round=np.zeros(n, np.int64),
+        owner=np.repeat(np.arange(world.size), K), row_of=np.tile(np.arange(K), world.size),
+        ids=np.arange(K) + K * world.rank,
+    )  # fmt: skip
+    fed.begin_round = lambda t: setattr(fed, "round", t)
+    run, state = Run().resolve(), {"client": {"w": torch.rand(K, W)}, "shared": {}}
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else ".") as folder:
+        path = (
+            Path(world.from_root(lambda: [np.frombuffer(folder.encode(), np.uint8).copy()])[0].tobytes().decode())
+            / "x.h5"
+        )
+        recorder = Recorder(path, run, {}, {}) if world.root else None
+        save, load = [], []
+        for fed.round in range(REPEATS):
+            checkpoints = Checkpoints(path, run, Job(), world)
+            start = time.perf_counter()
+            checkpoints.save(fed, state, recorder)
+            save.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            assert checkpoints.restore(fed) is not None
+            load.append(time.perf_counter() - start)
+        if world.root:
+            size = 3 * K * W * 4 / 1e6
+            print(
+                f"{world.size} ranks x {K} clients, {size:.0f} MB a rank: "
+                f"save {np.median(save):.2f} s ({np.min(save):.2f} to {np.max(save):.2f}), restore {np.median(load):.2f} s"
+            )
+            recorder.abandon()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""This rank's clients: their samples on the device, p_k, and the keyed random streams that every draw comes from.
+
+Streams are Philox generators keyed by (seed, purpose, client, counter), so a draw depends neither on the number of ranks nor on what
+was drawn before. Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
+method nor model: every method sees the same batches in the same epoch.
+
+Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.datasets import Source
+from dpfl_mpi.ensemble import Ensemble, Rows
+from dpfl_mpi.partition import Partition
+
+INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP = range(
+    1, 10
+)  # purposes of a stream; a number never changes its meaning
+PAD = 4  # pixels around an image before a random crop
+GATHER = 256  # images fetched at once for training: fewer calls, still within a core's cache
+
+
+def stream(seed: int, purpose: int, client: int, counter: int) -> np.random.Generator:
+    """Return the random generator of one purpose, client and counter (epoch or round)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, purpose, client, counter))))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step of the first k clients of a block: images, labels, and weights (1 / size of the batch, 0 for padding)."""
+
+    k: int
+    step: int  # counted from 0 for each block
+    x: Tensor  # [k, S, H, W, C] float32
+    y: Tensor  # [k, S] int64
+    weight: Tensor  # [k, S] float32
+
+
+class Clients:
+    """The samples of this rank's clients (`ids`, in decreasing order of training size) and what is drawn for them."""
+
+    def __init__(
+        self,
+        source: Source,
+        partition: Partition,
+        ids: np.ndarray,
+        seed: int,
+        augment: bool,
+        ensemble: Ensemble,
+        flipped: np.ndarray | None = None,
+    ):
+        """Read this rank's samples; `flipped` `[N]` marks clients whose training and validation labels are y -> C - 1 - y."""
+        self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
+        self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in ("train", "val", "test"))
+        self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of each client's training samples
+        self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of its validation and test samples
+        train = [partition.of("train", k) for k in ids]
+        score = [part for k in ids for part in (partition.of("val", k), partition.of("test", k))]
+        pool = concatenate(train), concatenate(score[0::2])
+        images = source.images("train", np.concatenate(pool))
+        labels = source.labels["train"][np.concatenate(pool)]
+        if flipped is not None:
+            of = concatenate([np.repeat(ids, n) for n in (self.n_train, self.n_val)])
+            labels = np.where(flipped[of], source.classes - 1 - labels, labels)
+        test = concatenate(score[1::2])
+        val_images, val_labels = images[len(pool[0]) :], labels[len(pool[0]) :]
+        both = interleave(self.n_val, self.n_test)
+        device = ensemble.device
+        train_images = images[: len(pool[0])]
+        if augment:
+            train_images = np.pad(train_images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)))
+        self.x = torch.from_numpy(np.ascontiguousarray(train_images)).to(device)
+        self.y = torch.from_numpy(labels[: len(pool[0])]).to(device)
+        self.score_x = torch.from_numpy(np.concatenate([val_images, source.images("test", test)])[both]).to(device)
+        self.score_y = torch.from_numpy(np.concatenate([val_labels, source.labels["test"][test]])[both]).to(device)
+        self.shape = source.shape
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batches(self, block: Rows, epochs: int, first_epoch: np.ndarray, batch_size: int) -> Iterator[Batch]:
+        """Yield the steps of `epochs` local epochs of the block's clients (rows, ascending), each client at its own pace.
+
+        `first_epoch` [K] counts the local epochs each client has behind it. Clients that have finished leave the block from its end.
+        A block of one client has batches of their true size; a wider one pads them, with weight 0.
+        """
+        plans = [self._plan(i, epochs, int(first_epoch[i]), batch_size) for i in np.arange(len(self))[block]]
+        steps = np.array([len(p[1]) for p in plans])
+        at_once = max(1, GATHER // (len(plans) * batch_size))
+        for first in range(0, int(steps.max(initial=0)), at_once):
+            k = int((steps > first).sum())
+            last = min(first + at_once, int(steps[:k].max()))
+            sample = np.zeros((k, last - first, batch_size), np.int64)
+            crop = np.zeros((3, k, last - first, batch_size), np.int64)
+            weight = np.zeros((k, last - first, batch_size), np.float32)
+            for i, (order, sizes, crops) in enumerate(plans[:k]):
+                n = min(last, len(sizes)) - first
+                sample[i, :n] = order[first : first + n]
+                crop[:, i, :n] = crops[:, first : first + n]
+                weight[i, :n] = (np.arange(batch_size) < sizes[first : first + n, None]) / sizes[
+                    first : first + n, None
+                ]
+            x, y = self._gather(sample, crop)
+            w = torch.from_numpy(weight).to(self.x.device)
+            for j in range(last - first):
+                k = int((steps > first + j).sum())
+                s = int(plans[0][1][first + j]) if len(plans) == 1 else batch_size
+                yield Batch(k, first + j, self.ensemble.normalise(x[:k, j, :s]), y[:k, j, :s], w[:k, j, :s])
+
+    def _plan(
+        self, i: int, epochs: int, first_epoch: int, batch_size: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return sample rows `[steps, S]`, batch sizes `[steps]` and (dy, dx, flip) `[3, steps, S]` of client i."""
+        n, client = int(self.n_train[i]), int(self.ids[i])
+        steps = -(-n // batch_size)
+        rows = np.full((epochs, steps * batch_size), self.start[i], np.int64)
+        crops = np.zeros((3, epochs, steps * batch_size), np.int64)
+        for e in range(epochs):
+            rows[e, :n] += stream(self.seed, ORDER, client, first_epoch + e).permutation(n)
+            if self.augment:
+                rng = stream(self.seed, AUGMENT, client, first_epoch + e)
+                crops[:2, e, :n] = rng.integers(0, 2 * PAD + 1, (2, n))
+                crops[2, e, :n] = rng.integers(0, 2, n)
+        sizes = np.full((epochs, steps), batch_size)
+        if steps:
+            sizes[:, -1] = n - (steps - 1) * batch_size
+        return rows.reshape(-1, batch_size), sizes.reshape(-1), crops.reshape(3, -1, batch_size)
+
+    def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return uint8 images `[k, steps, S, H, W, C]`, cropped and flipped in one gather, and their labels."""
+        device = self.x.device
+        index = torch.from_numpy(sample).to(device)
+        if not self.augment:
+            return self.x[index], self.y[index]
+        dy, dx, flip = torch.from_numpy(crop).to(device)
+        h, w, c = self.shape
+        line = (w + 2 * PAD) * c
+        places = self.x.as_strided(
+            (len(self.x), 2 * PAD + 1, 2 * PAD + 1, h, w * c), ((h + 2 * PAD) * line, line, c, line, 1)
+        )
+        x = places[index, dy, dx].view(*sample.shape, h, w, c)
+        flipped = flip.bool()
+        x[flipped] = x[flipped].flip(2)
+        return x, self.y[index]
+
+    def training(self, i: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return local client i's training images as they are scored, `[S, H, W, C]` normalised, and labels `[S]`; at most `most`."""
+        rows = slice(int(self.start[i]), int(min(self.start[i + 1], self.start[i] + most)))
+        x = self.x[rows, PAD:-PAD, PAD:-PAD] if self.augment else self.x[rows]
+        return self.ensemble.normalise(x), self.y[rows]
+
+    def scoring(self, block: slice, val_only: bool, chunk: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield `(first, x, y, mask)`: normalised images of the block's validation (then test) sets, `chunk` at a time.
+
+        x is `[k, S, H, W, C]`; a client with fewer samples is padded, mask `[k, S]` false.
+        """
+        counts = (self.n_val if val_only else self.n_val + self.n_test)[block]
+        starts = self.scored[:-1][block]
+        for first in range(0, int(counts.max(initial=0)), chunk):
+            s = min(chunk, int(counts.max()) - first)
+            at = first + np.arange(s)
+            mask = at < counts[:, None]
+            index = torch.from_numpy(np.where(mask, starts[:, None] + at, starts[:, None])).to(self.x.device)
+            yield (
+                first,
+                self.ensemble.normalise(self.score_x[index]),
+                self.score_y[index],
+                torch.from_numpy(mask).to(self.x.device),
+            )
+
+
+def concatenate(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the parts one after the other; no part at all is an empty int64 array (a rank without clients)."""
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the row order that puts each client's `first` samples before its `second`, given all of one before all of the other."""
+    f, s = np.cumsum(first) - first, np.cumsum(second) - second + first.sum()
+    return concatenate(
+        [np.arange(a, a + n) for k in range(len(first)) for a, n in ((f[k], first[k]), (s[k], second[k]))]
+    )

@@ -1,0 +1,248 @@
+"""Everything MPI: `World` (collectives on arrays), `place` (which client where), `Inbox` (the one-sided RMA window).
+
+The only module that imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every collective; a rank without clients
+has arrays of length 0.
+
+Axes: N clients in all, K on this rank, B slots of the inbox, W row width in float32.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from dpfl_mpi.config import UserError
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.placement import ids_of as ids_of
+from dpfl_mpi.placement import node_memory
+from dpfl_mpi.placement import place as place
+
+
+class World:
+    """The ranks of a run and the collectives it uses; counts the bytes that this rank puts into them."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.last = comm.Dup()  # for `all_stop` alone: the others may be in the middle of a collective of `comm`
+        self.local_rank = self.node.rank
+        self.bytes_collective = 0
+
+    @property
+    def root(self) -> bool:
+        """Whether this rank writes files and messages."""
+        return self.rank == 0
+
+    def from_root(self, make: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
+        """Return on every rank the arrays that `make` returns on root; a `UserError` of root's is raised on every rank."""
+        arrays: list[np.ndarray] = []
+        error = b""
+        if self.root:
+            try:
+                arrays = make()
+            except UserError as mistake:
+                error = str(mistake).encode()
+        head = np.array([len(error), len(arrays)], np.int64)
+        self.comm.Bcast(head, root=0)
+        if head[0]:
+            text = np.frombuffer(error, np.uint8).copy() if self.root else np.empty(head[0], np.uint8)
+            self.comm.Bcast(text, root=0)
+            raise UserError(text.tobytes().decode())
+        return [self.bcast(arrays[i] if self.root else None) for i in range(int(head[1]))]
+
+    def bcast(self, array: np.ndarray | None) -> np.ndarray:
+        """Return root's array (int64, float64 or uint8) on every rank."""
+        kinds = [np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8)]
+        head = np.zeros(10, np.int64)
+        if array is not None:
+            head[: 2 + array.ndim] = kinds.index(array.dtype), array.ndim, *array.shape
+        self.comm.Bcast(head, root=0)
+        if array is None:
+            array = np.empty(tuple(head[2 : 2 + head[1]]), kinds[head[0]])
+        array = np.ascontiguousarray(array)
+        self.comm.Bcast(array, root=0)
+        return array
+
+    def agree(self, flag: bool) -> bool:
+        """Return whether any rank raises the flag."""
+        out = np.zeros(1, np.int64)
+        self.comm.Allreduce(np.array([flag], np.int64), out, MPI.MAX)
+        return bool(out[0])
+
+    def sum_int64(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum over ranks of int64 arrays: exact, the same for any number of ranks."""
+        out = np.empty_like(values)
+        self.bytes_collective += values.nbytes
+        self.comm.Allreduce(np.ascontiguousarray(values), out, MPI.SUM)
+        return out
+
+    def gather(self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False) -> np.ndarray | None:
+        """Return `[N, ...]` from every rank's `[K, ...]` (its clients in the order of `ids_of`): on root, or on all ranks."""
+        rows = np.ascontiguousarray(rows)
+        size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
+        counts = np.bincount(owner, minlength=self.size) * size
+        self.bytes_collective += rows.nbytes
+        out = np.empty((len(owner), *rows.shape[1:]), rows.dtype) if everywhere or self.root else None
+        if everywhere:
+            self.comm.Allgatherv(rows.view(np.uint8).reshape(-1), [as_bytes(out), counts])
+        else:
+            self.comm.Gatherv(rows.view(np.uint8).reshape(-1), [as_bytes(out), counts] if self.root else None, root=0)
+        return out
+
+    def gather_ragged(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return on all ranks the concatenation of int64 arrays whose lengths `[ranks]` all ranks know."""
+        out = np.empty(int(lengths.sum()), np.int64)
+        self.bytes_collective += values.nbytes
+        self.comm.Allgatherv(np.ascontiguousarray(values, np.int64), [out, lengths])
+        return out
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return min, mean and max over ranks of float64 values `[n]`, as `[n, 3]`."""
+        out = [np.empty_like(values) for _ in range(3)]
+        for op, result in zip((MPI.MIN, MPI.SUM, MPI.MAX), out, strict=True):
+            self.comm.Allreduce(values, result, op)
+        return np.stack([out[0], out[1] / self.size, out[2]], -1)
+
+    def hosts(self) -> list[str]:
+        """Return the host name of every rank, on root; elsewhere an empty list."""
+        name = np.zeros(64, np.uint8)
+        text = MPI.Get_processor_name().encode()[:64]
+        name[: len(text)] = np.frombuffer(text, np.uint8)
+        out = np.zeros((self.size, 64), np.uint8)
+        self.comm.Gather(name, out if self.root else None, root=0)
+        return [row.tobytes().rstrip(b"\0").decode() for row in out] if self.root else []
+
+    def check_memory(self, need: int, flag: str) -> None:
+        """Raise `UserError` on every rank where the ranks of a node need more shared memory together than it has.
+
+        `Win.Allocate` of far too much succeeds and ends the job by SIGBUS at the first touch, so this is asked before.
+        """
+        total = np.zeros(1, np.int64)
+        self.node.Allreduce(np.array([need], np.int64), total)
+        limit, what = node_memory()
+        short = np.array([int(total[0]) if total[0] > limit else 0, limit], np.int64)
+        worst = np.zeros(2, np.int64)
+        self.comm.Allreduce(short, worst, MPI.MAX)
+        if worst[0]:
+            raise UserError(
+                f"the RMA windows need {worst[0] / 2**30:.2f} GiB on a node that has {limit / 2**30:.2f} GiB ({what}); {flag}"
+            )
+
+    def all_stop(self, seconds: float = 5.0) -> bool:
+        """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""
+        request = self.last.Ibarrier()
+        end = time.monotonic() + seconds
+        while not request.Test():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def abort(self, code: int) -> None:
+        """End all ranks at once."""
+        self.comm.Abort(code)
+
+
+def as_bytes(array: np.ndarray | None) -> np.ndarray | None:
+    """Return the bytes of a contiguous array, as a view."""
+    return None if array is None else array.view(np.uint8).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who puts which row where, for one graph: made once, used every round."""
+
+    puts: list[tuple[int, int, int]]  # my row, rank, slot there
+    slot: dict[int, int]  # sender -> slot of my window, for senders on other ranks
+    need: np.ndarray  # [ranks] slots used
+
+
+def plan(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int) -> Plan:
+    """Return the plan of a graph; a sender that several clients of a rank want gets one slot there.
+
+    Args:
+        owner: the rank of every client `[N]`.
+        row: the row of every client on its rank `[N]`.
+    """
+    receivers = np.repeat(np.arange(graph.n), np.diff(graph.indptr))
+    to, source = owner[receivers], owner[graph.senders]
+    remote = to != source
+    pairs = (
+        np.unique(np.stack([to[remote], graph.senders[remote]], 1), axis=0)
+        if remote.any()
+        else np.zeros((0, 2), np.int64)
+    )
+    need = np.bincount(pairs[:, 0], minlength=ranks)
+    slots = np.arange(len(pairs)) - (np.cumsum(need) - need)[pairs[:, 0]]
+    mine = owner[pairs[:, 1]] == rank
+    puts = [(int(row[s]), int(r), int(b)) for (r, s), b in zip(pairs[mine], slots[mine], strict=True)]
+    arriving = pairs[:, 0] == rank
+    return Plan(puts, {int(s): int(b) for s, b in zip(pairs[arriving, 1], slots[arriving], strict=True)}, need)
+
+
+class Inbox:
+    """One RMA window of `slots` rows that other ranks Put models into, and the staging rows that this rank Puts from.
+
+    A graph that needs more slots than the window has cannot be sent. Use with `with`: closing frees the window on all ranks.
+    """
+
+    def __init__(self, world: World, staging: np.ndarray, slots: int, flag: str = "set a smaller --window_gb"):
+        """Allocate collectively. `staging` is this rank's persistent float32 `[K, W]` rows, page-locked where it can be."""
+        self.world, self.staging, self.slots = world, staging, slots
+        self.row_bytes = staging.shape[1] * 4
+        self.bytes_put = 0
+        world.check_memory(slots * self.row_bytes, flag)
+        self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
+        memory: Any = self.window.tomemory()
+        self.view: np.ndarray | None = (
+            np.frombuffer(memory, np.float32).reshape(slots, -1)
+            if slots
+            else np.empty((0, staging.shape[1]), np.float32)
+        )
+
+    def exchange(self, plan: Plan, wait: Callable[[], Any] = lambda: None) -> None:
+        """Put the staged rows along the plan: Fence, one Put a row and rank, Fence. Collective.
+
+        Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash
+        between nodes. `wait` is called after the opening Fence, when the slowest rank has arrived.
+        """
+        if self.window is None:
+            raise ValueError("this Inbox is closed")
+        if plan.need[self.world.rank] > self.slots:
+            raise ValueError(f"the graph needs {plan.need[self.world.rank]} slots, the window has {self.slots}")
+        self.window.Fence()
+        wait()
+        for row, rank, slot in plan.puts:
+            self.window.Put([self.staging[row], MPI.FLOAT], rank, [slot, self.staging.shape[1], MPI.FLOAT])
+        self.bytes_put += len(plan.puts) * self.row_bytes
+        self.window.Fence()
+
+    def take(self, slot: int) -> np.ndarray:
+        """Return a copy of the row in a slot, float32 `[W]`."""
+        assert self.view is not None
+        return self.view[slot].copy()
+
+    def close(self) -> None:
+        """Free the window on all ranks; reading a freed view would be a segmentation fault, so the view goes first."""
+        if self.window is not None:
+            self.view = None
+            self.window.Fence()
+            self.window.Free()
+            self.window = None
+
+    def __enter__(self) -> Inbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error == (None, None, None):
+            self.close()  # after an exception the ranks are no longer in step: abort ends them
+
+
+def world_size() -> int:
+    """Return how many ranks MPI sees, for `dpfl_mpi.launcher` to try a launch line with."""
+    return int(MPI.COMM_WORLD.size)

@@ -1,0 +1,63 @@
+"""CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in 100 classes, or their 20 superclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dpfl_mpi.config import UserError, option
+from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.datasets._files import entries, image_splits, size
+from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
+from dpfl_mpi.datasets.cifar10 import PIXELS, binaries, records
+
+# not in the paper: with 100 classes of 500 images, ten classes a client leave about ten holders of fifty images each
+PAPER = CIFAR10 | {"classes_per_client": 10, "min_per_class": 2}
+DATA = "data/cifar100.h5"
+SOURCE = "cifar-100-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
+DOWNLOAD = (
+    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+    "md5:03b5dce01913d631647c71ecec9e9cb8",
+    168_513_733,
+)
+MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of its training images
+IMAGES = {"train.bin": 50_000, "test.bin": 10_000}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `prepare` may be asked for."""
+
+    labels: Literal["fine", "coarse"] = option("fine", "100 classes, or the 20 superclasses")
+
+
+def read(source: Path, labels: str = "fine") -> Arrays:
+    """Return CIFAR-100 from its binary archive, that archive unpacked, or images {train,test}/CLASS/*."""
+    found: dict[str, bytes] = {}
+    for name, images in IMAGES.items():
+        one = binaries(source, (name,), images * (2 + PIXELS))
+        if one is None and not found:
+            break
+        found |= one or {}
+    if not found:
+        splits, names = image_splits(source, ("train", "test"), colour=True)
+        if splits["train"][0].shape[1:] != (32, 32, 3):
+            raise UserError(f"{source} holds images of {size(splits['train'][0][0])}; CIFAR-100 has 32x32")
+        (x, y), (x_test, y_test) = splits["train"], splits["test"]
+        return Arrays(x, y, x_test, y_test, names, MEAN, STD)
+    if len(found) < len(IMAGES):
+        raise UserError(f"{source} has no test.bin: it is not the whole of the binary archive")
+    at, classes = (1, 100) if labels == "fine" else (0, 20)
+    (x, y), (x_test, y_test) = (records(source, found, (name,), 2, at, classes) for name in IMAGES)
+    return Arrays(x, y, x_test, y_test, class_names(source, labels, classes), MEAN, STD)
+
+
+def class_names(source: Path, labels: str, classes: int) -> tuple[str, ...]:
+    """Return the names that lie beside the images, or numbers where they do not."""
+    for path, get in entries(source, 60_000 * (2 + PIXELS)):
+        if path.name == f"{labels}_label_names.txt":
+            names = tuple(get().decode("utf-8", "replace").split())
+            if len(names) == classes:
+                return names
+    return tuple(str(c) for c in range(classes))

@@ -1,0 +1,37 @@
+"""CINIC-10 (Darlow et al. 2018): CIFAR-10's classes from CIFAR-10 and ImageNet, 90,000 images of 32x32 each to train, validate and test.
+
+The paper joins the first two (section E.4), so the training pool has 180,000.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dpfl_mpi.config import UserError
+from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.datasets._files import image_splits, size
+from dpfl_mpi.datasets.cifar10 import AUTHORS_CODE as CIFAR10_CODE
+from dpfl_mpi.datasets.cifar10 import CLASSES
+from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
+
+PAPER = CIFAR10 | {"clients": 200, "rounds": 48}
+AUTHORS_CODE = CIFAR10_CODE | {"batch_size": 16}
+DATA = "data/cinic10.h5"
+SOURCE = "CINIC-10.tar.gz, or a folder {train,valid,test}/CLASS/*.png"
+DOWNLOAD = (
+    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+    "md5:6ee4d0c996905fe93221de577967a372",
+    687_544_992,
+)
+MEAN, STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)  # its publisher's
+
+
+def read(source: Path) -> Arrays:
+    """Return CINIC-10, train and valid joined, from its archive or a folder; a few of its images are grey and become colour."""
+    splits, _ = image_splits(source, ("train", "valid", "test"), CLASSES, colour=True)
+    images, labels = (np.concatenate([splits["train"][i], splits["valid"][i]]) for i in (0, 1))
+    if images.shape[1:] != (32, 32, 3):
+        raise UserError(f"{source} holds images of {size(images[0])}; CINIC-10 has 32x32")
+    return Arrays(images, labels, splits["test"][0], splits["test"][1], CLASSES, MEAN, STD)

@@ -1,0 +1,23 @@
+"""Anyone's own images: `{train,test}/CLASS/*.{png,jpg,...}`, all of one size, in a folder or an archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.datasets._files import image_splits, moments
+from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
+
+PAPER = CIFAR10 | {"clients": 20, "min_per_class": 2}
+DATA = "data/image_folder.h5"
+OWN_DATA = True
+SOURCE = "a folder {train,test}/CLASS/*.png, or a tar or zip archive of one"
+NO_DOWNLOAD = "these are your own images: name them with --source PATH"
+
+
+def read(source: Path) -> Arrays:
+    """Return the images of a folder or archive, classes in alphabetical order, normalised by their own mean and deviation a channel."""
+    splits, names = image_splits(source, ("train", "test"))
+    (train_images, train_labels), (test_images, test_labels) = splits["train"], splits["test"]
+    mean, std = moments(train_images)
+    return Arrays(train_images, train_labels, test_images, test_labels, names, mean, std)

@@ -1,0 +1,219 @@
+"""Stacked-parameter numerics: a model is a row.
+
+The K models of a rank are one float32 tensor `w_KW`. W is D, the number of parameters, rounded up to 64 bytes; the padding is zero and
+every row operation keeps it zero. Averaging is a weighted sum of rows, SGD an in-place update of rows, a message one row.
+
+Axes: k rows of a block, W row width, S mini-batch or images scored, H W C image, m models scored on one client's images.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from dpfl_mpi.config import UserError
+
+Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by number
+FIXED_POINT = 2.0**50  # scale of the exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62
+LARGEST = 2.0**12  # a client with a weight that large has diverged
+
+
+class Block:
+    """k rows in training, their gradient and momentum, split into layers once: views, no copies.
+
+    `rows` says which rows of this rank they are; `loss` and `steps` `[k]` add up what `Federation.step` did.
+    """
+
+    def __init__(self, ensemble: Ensemble, w_kW: Tensor, m_kW: Tensor | None = None, rows: Rows = slice(None)):
+        self.w, self.g, self.rows = w_kW, torch.zeros_like(w_kW), rows
+        self.momentum: Any = m_kW  # None where the rows are not trained
+        self.layers, self.grads = ensemble.layers(self.w), ensemble.layers(self.g)
+        self.leaves = (
+            {name: v[0].detach().requires_grad_() for name, v in self.layers.items()} if len(w_kW) == 1 else {}
+        )
+        self.loss, self.steps = w_kW.new_zeros(len(w_kW)), np.zeros(len(w_kW), np.int64)
+        self._scratch: Block | None = None
+
+    def first(self, ensemble: Ensemble, k: int) -> Block:
+        """Return the block of the first k rows (clients are sorted by size: those that have finished are at the end)."""
+        if k == len(self.w):
+            return self
+        rows = slice(self.rows.start, self.rows.start + k) if isinstance(self.rows, slice) else self.rows[:k]
+        block = Block(ensemble, self.w[:k], None if self.momentum is None else self.momentum[:k], rows)
+        block.loss, block.steps = self.loss[:k], self.steps[:k]
+        block._scratch = None if self._scratch is None else self._scratch.first(ensemble, k)
+        return block
+
+    def scratch(self, ensemble: Ensemble) -> Block:
+        """Return a second block of the same shape, for rows at which a method needs a gradient but that it does not train."""
+        if self._scratch is None:
+            self._scratch = Block(ensemble, torch.zeros_like(self.w), None, self.rows)
+        return self._scratch
+
+
+class Ensemble:
+    """The numerics of one architecture on one device."""
+
+    def __init__(self, module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device):
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._NormBase) or list(part.buffers(recurse=False)):
+                raise UserError(
+                    f"--model: layer {name} ({type(part).__name__}) keeps batch statistics, which rows cannot hold; use GroupNorm or none"
+                )
+        self.module = module.to(device)
+        self.device = device
+        self.names = [name for name, _ in module.named_parameters()]
+        self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        self.size = sum(p.numel() for p in module.parameters())
+        self.width = -(-self.size // 16) * 16  # D rounded up to 64 bytes
+        self.scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=device)
+        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=device)
+        self._trunks: dict[str, nn.Module] = {}
+        self.kernels: Any = module.stacked() if hasattr(module, "stacked") else None  # type: ignore[operator]
+
+    # rows -------------------------------------------------------------------------------------------------------------
+    def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return k rows of zeros, `[k, W]`."""
+        return torch.zeros(k, self.width, dtype=dtype, device=self.device)
+
+    def layers(self, w_kW: Tensor) -> dict[str, Tensor]:
+        """Return the named layers `[k, *shape]` of rows, as views."""
+        out, start = {}, 0
+        for name, shape in self.shapes.items():
+            size = math.prod(shape)
+            out[name] = w_kW[:, start : start + size].view(len(w_kW), *shape)
+            start += size
+        return out
+
+    def initial_row(self, init: str, rng: np.random.Generator) -> Tensor:
+        """Return one common initial row `[W]`: "kaiming" U(+-sqrt(6/fan_in)), biases 0; "torch" U(+-1/sqrt(fan_in)) for both."""
+        row = self.zeros(1)
+        fan_in = 1
+        for layer in self.layers(row).values():
+            shape = layer.shape[1:]
+            if len(shape) > 1:
+                fan_in = math.prod(shape[1:])
+                bound = math.sqrt((6 if init == "kaiming" else 1) / fan_in)
+            elif init == "kaiming":
+                continue
+            else:
+                bound = 1 / math.sqrt(fan_in)  # a bias follows its weight
+            layer[0] = torch.from_numpy(rng.uniform(-bound, bound, shape).astype(np.float32))
+        return row[0]
+
+    # images -----------------------------------------------------------------------------------------------------------
+    def normalise(self, x_u8: Tensor) -> Tensor:
+        """Return float32 images, channels normalised by the data set's mean and deviation; any leading axes, channels last."""
+        return torch.addcmul(self.shift, x_u8.float(), self.scale)
+
+    def prepare(self, x_kSHWC: Tensor) -> Any:
+        """Return what `logits` needs of normalised images: work shared by all models scored on them."""
+        if self.kernels:
+            return self.kernels.prepare(x_kSHWC)
+        return x_kSHWC.permute(0, 1, 4, 2, 3)  # nn.Module's order: channels first
+
+    # models -----------------------------------------------------------------------------------------------------------
+    def logits(self, w_rW: Tensor, prepared: Any) -> Tensor:
+        """Return `[r, S, classes]`; r = k * m rows, client-major: m consecutive rows are scored on one client's images."""
+        layers = self.layers(w_rW)
+        if self.kernels:
+            return self.kernels.logits(layers, prepared)
+        models = len(w_rW) // len(prepared)
+        if len(prepared) == 1:
+            return torch.stack(
+                [
+                    functional_call(self.module, {n: v[i] for n, v in layers.items()}, (prepared[0],))
+                    for i in range(models)
+                ]
+            )
+        return vmap(lambda p, x: functional_call(self.module, p, (x,)))(layers, prepared.repeat_interleave(models, 0))
+
+    def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
+        """Return what the layer named `head` would read, `[k, S, F]`: the representation of each row's images."""
+        if head not in self._trunks:
+            trunk = copy.deepcopy(self.module)
+            parent, _, name = head.rpartition(".")
+            setattr(trunk.get_submodule(parent), name, nn.Identity())
+            self._trunks[head] = trunk
+        trunk, x = self._trunks[head], x_kSHWC.permute(0, 1, 4, 2, 3)
+        layers = {n: v for n, v in self.layers(w_kW).items() if not n.startswith(f"{head}.")}
+        if len(x) == 1:
+            return functional_call(trunk, {n: v[0] for n, v in layers.items()}, (x[0],))[None]
+        return vmap(lambda p, images: functional_call(trunk, p, (images,)))(layers, x)
+
+    def gradient(self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor) -> Tensor:
+        """Write into `block.g` the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`."""
+        if self.kernels:
+            return self.kernels.gradient(block.layers, x_kSHWC, y_kS, weight_kS, block.grads)
+        x = x_kSHWC.permute(0, 1, 4, 2, 3)
+        if len(x) == 1:
+            with torch.enable_grad():
+                loss = self._loss(block.leaves, x[0], y_kS[0], weight_kS[0])
+                grads = dict(zip(self.names, torch.autograd.grad(loss, list(block.leaves.values())), strict=True))
+            losses = loss.detach()[None]
+        else:
+            grads, losses = vmap(grad_and_value(self._loss))(block.layers, x, y_kS, weight_kS)
+        for name, g in block.grads.items():
+            g.copy_(grads[name])
+        return losses
+
+    def _loss(self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        logits = functional_call(self.module, layers, (x,))
+        return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
+
+
+def sgd_step(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    clip_norm: float,
+    trained: Tensor | None = None,
+) -> None:
+    """One step of SGD on rows `[k, W]`, in place, as `torch.optim.SGD` after `clip_grad_norm_` for each row by itself.
+
+    Columns where `trained` (bool `[W]`) is false are frozen: weights, momentum, decay and their part of the clipped norm.
+    """
+    if trained is not None:
+        g.mul_(trained)
+    if clip_norm:
+        norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+        g.mul_((clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+    if trained is None:
+        g.add_(w, alpha=weight_decay)
+        m.mul_(momentum).add_(g)
+        w.add_(m, alpha=-lr)
+    else:  # the same operations on every trained column, so that a mask of ones changes no bit
+        g.add_(w * trained, alpha=weight_decay)
+        torch.where(trained, (m * momentum).add_(g), m, out=m)
+        w.add_(m * trained, alpha=-lr)
+
+
+def fixed_point(w_kW: Tensor, p_k: Tensor) -> Tensor:
+    """Return round(p_i w_i 2^50) as int64 `[k, W]`: sums of these are exact, whatever their order and grouping."""
+    return (w_kW.double() * (p_k[:, None] * FIXED_POINT)).round_().to(torch.int64)
+
+
+def check_fixed_point(w_kW: Tensor) -> None:
+    """Raise `UserError` where weights are too large for the exact sums (2^12); rows must be finite."""
+    if len(w_kW) and float(w_kW.abs().max()) >= LARGEST:
+        raise UserError(
+            "a model has grown beyond 4096 in a weight, which exact sums cannot hold; lower --lr or set --clip_norm"
+        )
+
+
+def from_fixed_point(total: Tensor) -> Tensor:
+    """Return the float64 value of a sum of `fixed_point` rows."""
+    return total.double() / FIXED_POINT
+
+
+Gradient = Callable[[Block, Tensor, Tensor, Tensor], Tensor]  # as Ensemble.gradient; methods vary it

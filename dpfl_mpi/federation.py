@@ -1,0 +1,733 @@
+"""`Federation`: the verbs a method may use. local_opt, evaluate, exchange, average, mean, reward, and what the greedy search needs.
+
+A method sees the rows of this rank's clients, `w_KW`, and never MPI, files or devices. Clients of a rank are in decreasing order of
+training size; `ids` are their global numbers.
+
+Axes: N clients in all, K on this rank, k in a block, W row width, S images, T rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi import clients as streams
+from dpfl_mpi import reach
+from dpfl_mpi.clients import Batch, Clients
+from dpfl_mpi.comm import Inbox, World, ids_of, place, plan
+from dpfl_mpi.config import Job, Run, UserError, find
+from dpfl_mpi.datasets import open_source
+from dpfl_mpi.ensemble import (
+    LARGEST,
+    Block,
+    Ensemble,
+    Gradient,
+    check_fixed_point,
+    fixed_point,
+    from_fixed_point,
+    sgd_step,
+)
+from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.partition import Partition, deal
+
+PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
+Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (block, rows [k, W], images [k, S, H, W, C]) -> logits [k, S, C]
+SCORE_CHUNK = 32  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
+
+
+class Federation:
+    """This rank's share of a run, between `Clients`, `Ensemble` and `Inbox`."""
+
+    # what a checkpoint keeps beside the method's state and the momentum: arrays [K, ...], and what is the same on every rank
+    CLIENT_STATE = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test", "epochs", "steps")
+    SHARED_STATE = ("alive", "budget", "diverged_round")
+
+    def __init__(self, run: Run, job: Job, world: World):
+        self.run, self.job, self.world = run, job, world
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._inside = 0.0  # seconds that phases inside the running one have counted
+        self.round = 0
+        self.device = pick_device(job, world)
+        source = open_source(run)
+        self.classes = source.classes
+        self.partition = Partition.from_arrays(world.from_root(lambda: deal(run, source).arrays()))
+        self.data_sha256, self.data_note = source.sha256, source.note
+        self.n = int(run.clients or 0)
+        self.p = self.partition.p
+        work = self.partition.sizes("train")
+        self.owner = place(work, world.size)
+        self.ids = ids_of(self.owner, work, world.rank)
+        self.k = len(self.ids)
+        self.row_of = np.zeros(self.n, np.int64)  # row of every client on its rank
+        for rank in range(world.size):
+            self.row_of[ids_of(self.owner, work, rank)] = np.arange((self.owner == rank).sum())
+        self.gathered = np.concatenate([ids_of(self.owner, work, rank) for rank in range(world.size)])
+        module = find_model(str(run.model), source.shape, source.classes)
+        self.head = find_head(str(run.model))
+        self.options: dict[str, Any] = run.options or {}
+        self.ensemble = Ensemble(module, source.mean, source.std, self.device)
+        self.flipped = reach.flipped(run)
+        self.clients = Clients(
+            source, self.partition, self.ids, run.seed, bool(run.augment), self.ensemble, self.flipped
+        )
+        at_once = job.block or (1 if self.device.type == "cpu" else max(self.k, 1))
+        self.blocks = [slice(i, min(i + at_once, self.k)) for i in range(0, self.k, at_once)]
+        self.budget, self.available = world.from_root(lambda: [reach.budgets(run), reach.availability(run)])
+        edges = world.from_root(lambda: [] if (g := reach.reach(run)) is None else [g.indptr, g.senders])
+        self.reach = CollaborationGraph(*edges) if edges else None  # whom each client can receive from; None: everyone
+        self.epochs = np.zeros(self.k, np.int64)  # local epochs since the common initial row
+        self.steps = np.zeros(self.k, np.int64)
+        self.alive = np.ones(self.n, bool)
+        self.diverged_round = np.full(self.n, -1)
+        self.momentum: dict[str, Tensor] = {}
+        self.best = self.ensemble.zeros(self.k)
+        self.best_round = np.full(self.k, -1)
+        self.best_val, self.best_test = np.full(self.k, np.nan), np.full(self.k, np.nan)
+        self.best_confusion = np.zeros((self.k, self.classes, self.classes), np.int64)
+        self.last_test = np.full(self.k, np.nan)
+        staging = torch.zeros(self.k, self.ensemble.width, pin_memory=self.device.type == "cuda")
+        self.staging = staging
+        self.on_window: Callable[[], None] = lambda: None  # called after a window was made
+        self.inbox: Inbox | None = None
+        self._plans: list[tuple[CollaborationGraph, list[Any]]] = []
+        self._reward_sets: dict[int, list[tuple[Any, Tensor, Tensor]]] = {}
+        self.begin_round(0)
+
+    # a round's bookkeeping ---------------------------------------------------------------------------------------------
+    def begin_round(self, number: int) -> None:
+        """Start the records of a round: what the verbs note until `train` writes them."""
+        self.round = number
+        self.present = reach.present(self.run, self.available, number)
+        nan = np.full(self.k, np.nan)
+        self.notes: dict[str, np.ndarray] = {
+            name: nan.copy()
+            for name in (
+                "train_loss",
+                "val_loss",
+                "val_acc",
+                "test_loss",
+                "test_acc",
+                "mixed_val_acc",
+                "mixed_test_acc",
+            )
+        }
+        self.notes |= {
+            "cases": np.zeros((self.k, 4)),
+            "evaluations": np.zeros(self.k),
+            "models_received": np.zeros(self.k),
+        }
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.world.bytes_collective = 0
+        if self.inbox:
+            self.inbox.bytes_put = 0
+        if number and self.run.momentum_state == "reset":
+            for rows in self.momentum.values():
+                rows.zero_()
+
+    @contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to a phase of the round, less what phases inside it have counted."""
+        start, outer, self._inside = time.perf_counter(), self._inside, 0.0
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        spent = time.perf_counter() - start
+        self.seconds[phase] += spent - self._inside
+        self._inside = outer + spent
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round: times `lr_decay` every 10 rounds."""
+        return float(self.run.lr or 0) * float(self.run.lr_decay or 1) ** (self.round // 10)
+
+    @property
+    def active(self) -> np.ndarray:
+        """Who takes part in this round and has a finite model, bool `[N]`."""
+        return self.alive & self.present
+
+    # training ----------------------------------------------------------------------------------------------------------
+    def initial_row(self) -> Tensor:
+        """Return the initial model that all clients have in common, `[W]`."""
+        return self.ensemble.initial_row(self.run.init, streams.stream(self.run.seed, streams.INIT, 0, 0))
+
+    def common_row(self) -> Tensor:
+        """Return one common initial row for every client, `[K, W]`."""
+        return self.copies(self.initial_row())
+
+    def copies(self, w_W: Tensor) -> Tensor:
+        """Return a row of the server's for each of this rank's clients, `[K, W]`."""
+        return w_W.repeat(self.k, 1)
+
+    def local_opt(
+        self,
+        w_KW: Tensor,
+        epochs: int | None,
+        gradient: Gradient | None = None,
+        momentum: str = "w",
+        trained: Tensor | None = None,
+        advance: bool = True,
+    ) -> Tensor:
+        """Train every client's row in place for `epochs` local epochs of SGD and return it (LocalOpt of Algorithm 1).
+
+        `gradient` replaces the plain gradient of the loss. `momentum` names the momentum rows: a method with a second model gives it a
+        name of its own. Columns where `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same
+        batches again: for the second model.
+        """
+        gradient = gradient or self.ensemble.gradient
+        for batch, w in self.batches(epochs, {momentum: w_KW}, advance=advance):
+            self.step(w, gradient(w, batch.x, batch.y, batch.weight), trained)
+        return w_KW
+
+    def batches(
+        self, epochs: int | None, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield each step of `epochs` local epochs as a mini-batch and one `Block` a set of rows: LocalOpt's loop, for methods that write the step.
+
+        Each set is named after its momentum rows and trained in place; /round/train_loss is that of the last one. Absent clients take no
+        step. With `advance=False` the epochs do not count: the next call sees the same batches. `most` limits the steps of a client.
+        """
+        epochs = int(epochs or 0)
+        for name in rows_KW:
+            self.momentum.setdefault(name, self.ensemble.zeros(self.k))
+        with self.clock("train"), torch.no_grad():
+            for b in self.blocks:
+                here = b.start + np.flatnonzero(self.active[self.ids[b]])
+                if len(here) == 0:
+                    continue
+                rows = b if len(here) == b.stop - b.start else here  # a part of a block is copied out, and back below
+                held = [(w, self.momentum[name]) for name, w in rows_KW.items()]
+                whole = [Block(self.ensemble, w[rows], m[rows], rows) for w, m in held]
+                blocks = whole
+                for batch in self.clients.batches(rows, epochs, self.epochs, int(self.run.batch_size or 1)):
+                    if batch.step == most:
+                        break
+                    if batch.k < len(blocks[0].w):
+                        blocks = [block.first(self.ensemble, batch.k) for block in blocks]
+                    yield batch, *blocks
+                for (w, m), block in zip(held, whole, strict=True):
+                    if rows is here:
+                        w[rows] = block.w
+                        m[rows] = block.momentum
+                    self.steps[rows] += block.steps
+                    if block.steps.any():
+                        self.notes["train_loss"][rows] = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
+        if advance:
+            self.epochs[self.active[self.ids]] += epochs
+
+    def columns(self, layers: str) -> Tensor:
+        """Return which columns of a row hold these layers, bool `[W]`: "head" (the model's last), "none", "all", or names with commas.
+
+        Raises:
+            UserError: the model has no such layer.
+        """
+        wanted = [] if layers == "none" else [self.head if name == "head" else name for name in layers.split(",")]
+        row = self.ensemble.zeros(1)
+        named = self.ensemble.layers(row)
+        for name in wanted:
+            inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
+            if not inside:
+                known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
+                raise UserError(f"--options.head is {layers}; allowed are head, none, all, or of the layers {known}")
+            for n in inside:
+                named[n].fill_(1)
+        return row[0] > 0
+
+    def features(self, w_kW: Tensor, x_kSHWC: Tensor) -> Tensor:
+        """Return the representation `[k, S, F]` of images: what the model's head reads."""
+        return self.ensemble.features(w_kW, x_kSHWC, self.head)
+
+    def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
+        x, y = self.clients.training(i, most)
+        return self.features(w_1W, x[None])[0], y
+
+    def gradient(self, block: Block, batch: Batch) -> Tensor:
+        """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
+        return self.ensemble.gradient(block, batch.x, batch.y, batch.weight)
+
+    def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
+        """Take one step of SGD from `block.g`: clipping, decay and momentum of the Run; columns not `trained` are frozen."""
+        run = self.run
+        block.loss += loss
+        block.steps += 1
+        decay = float(run.weight_decay or 0)
+        sgd_step(block.w, block.g, block.momentum, self.lr, run.momentum, decay, run.clip_norm, trained)
+
+    # scoring -----------------------------------------------------------------------------------------------------------
+    def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
+        """Score every client's row on its validation and test set, record it, and keep the client's best by validation.
+
+        Called where the algorithm's reported model exists. With `series="mixed"` (the row after mixing) the scores are only recorded,
+        and only where `--mixed` asks for them. `predict(block, w_kW, x_kSHWC)` replaces the model's logits `[k, S, C]` where more than
+        the row decides. Clients that are absent in a round are not scored.
+        """
+        if series == "mixed" and not self.job.mixed:
+            return
+        self.check_finite(w_KW)  # here too: a method without an exchange diverges as well
+        with self.clock("evaluate"), torch.no_grad():
+            for b in self.blocks:
+                if not self.active[self.ids[b]].any():
+                    continue
+                losses, predicted, labels = self._score(b, w_KW[b], predict)
+                for i in range(b.start, b.stop):
+                    self._note_scores(
+                        i, w_KW[i], losses[i - b.start], predicted[i - b.start], labels[i - b.start], series
+                    )
+
+    def _note_scores(
+        self, i: int, row: Tensor, losses: np.ndarray, predicted: np.ndarray, labels: np.ndarray, series: str
+    ) -> None:
+        n, m = int(self.clients.n_val[i]), int(self.clients.n_test[i])
+        if not self.active[self.ids[i]]:
+            return
+        right = predicted == labels
+        val, test = slice(0, n), slice(n, n + m)
+        if series:
+            self.notes["mixed_val_acc"][i], self.notes["mixed_test_acc"][i] = right[val].mean(), right[test].mean()
+            return
+        scores = {
+            "val_loss": losses[val].mean(),
+            "val_acc": right[val].mean(),
+            "test_loss": losses[test].mean(),
+            "test_acc": right[test].mean(),
+        }
+        for name, value in scores.items():
+            self.notes[name][i] = value
+        self.last_test[i] = scores["test_acc"]
+        best = self.best_val[i]
+        if np.isnan(best) or scores["val_acc"] > best or (scores["val_acc"] == best and self.run.tie == "latest"):
+            self.best[i] = row
+            self.best_round[i], self.best_val[i], self.best_test[i] = self.round, scores["val_acc"], scores["test_acc"]
+            pairs = labels[test] * self.classes + predicted[test]
+            self.best_confusion[i] = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
+
+    def _score(
+        self, b: slice, w_kW: Tensor, predict: Predict | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
+        out = []
+        for _, x, y, _ in self.clients.scoring(b, False, SCORE_CHUNK):
+            logits = predict(b, w_kW, x) if predict else self.ensemble.logits(w_kW, self.ensemble.prepare(x))
+            out.append(
+                (torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none"), logits.argmax(2), y)
+            )
+        losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
+        return losses.astype(np.float64), predicted, labels
+
+    def reward(self, b: slice, pair_k2W: Tensor, active: list[bool]) -> np.ndarray:
+        """Return R = -validation loss of two models a client, float64 `[k, 2]` (equation 6), in one evaluation.
+
+        The images are prepared once while one block is searched; on a CPU the next client's take their place.
+        """
+        models = pair_k2W.view(-1, pair_k2W.shape[-1])
+        if b.start not in self._reward_sets:
+            if len(self.blocks) > 1 and b.stop - b.start == 1:
+                self._reward_sets.clear()  # a CPU goes through its clients one by one
+            self._reward_sets[b.start] = [
+                (self.ensemble.prepare(x), y.repeat_interleave(2, 0), mask.repeat_interleave(2, 0))
+                for _, x, y, mask in self.clients.scoring(b, True, SCORE_CHUNK)
+            ]
+        total = torch.zeros(len(models), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for prepared, y, mask in self._reward_sets[b.start]:
+                logits = self.ensemble.logits(models, prepared)
+                losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
+                total += torch.where(mask, losses, 0).double().sum(1)
+        self.notes["evaluations"][b] += 2 * np.array(active)
+        return -total.cpu().numpy().reshape(-1, 2) / self.clients.n_val[b, None]
+
+    # models along the graph --------------------------------------------------------------------------------------------
+    def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
+        """Send every row along the graph, into the receivers' inboxes, and return what arrived (Algorithm 1, line 9)."""
+        self.check_finite(w_KW)
+        graph = self.among_active(graph)
+        if self.reach is not None and not graph.within(self.reach):
+            raise ValueError("an edge outside the reach of its receiver")
+        self.notes["models_received"] += graph.degrees()[self.ids]
+        return Received(self, w_KW, graph)
+
+    def among_active(self, graph: CollaborationGraph) -> CollaborationGraph:
+        """Return the edges of a graph between clients that take part in this round."""
+        if self.active.all():
+            return graph
+        return CollaborationGraph.from_lists(
+            graph.of(k)[self.active[graph.of(k)]] if self.active[k] else [] for k in range(self.n)
+        )
+
+    def check_finite(self, w_KW: Tensor) -> None:
+        """Find clients whose row is not finite, or too large to sum, before any sum or reward: end the run, or exclude them.
+
+        All ranks find out together: a rank that stopped alone would leave the others waiting for it.
+        """
+        everyone = self.gather_flags((w_KW.abs() < LARGEST).all(1).cpu().tolist())  # false for NaN as well
+        for k in np.flatnonzero(~everyone & self.alive):
+            if self.run.on_divergence == "stop":
+                raise UserError(
+                    f"client {k} diverged in round {self.round}: its model is not finite or has a weight beyond {LARGEST:g}; "
+                    "lower --lr, set --clip_norm, or --on_divergence exclude"
+                )
+            self.diverged_round[k] = self.round
+        self.alive &= everyone
+        self.budget[~self.alive] = 0
+
+    def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
+        """Return sum p_i w_i / sum p_i over each client and its senders (equation 4); a client without senders keeps its row.
+
+        `received` saves the exchange where the models are already here; all clients average the rows of one snapshot.
+        """
+        if received is None:
+            received = self.exchange(w_KW, graph)
+        out = w_KW.clone()
+        graph = self.among_active(graph)
+        if (graph.degrees() > self.budget).any():
+            raise ValueError("more models for a client than its budget")
+        local = [graph.of(k) for k in self.ids]
+        total = self.ensemble.zeros(self.k, torch.float64)
+        with self.clock("exchange"), torch.no_grad():
+            for b in self.blocks:
+                total[b] = w_KW[b].double() * self.column(self.p[self.ids[b]])
+            for held, now in received.in_order(local):  # ascending: the order of the sum does not depend on passes
+                for b in self.blocks:
+                    for position in range(max((len(s) for s in now[b]), default=0)):
+                        j = [
+                            int(s[position]) if position < len(s) else int(k)
+                            for s, k in zip(now[b], self.ids[b], strict=True)
+                        ]
+                        p = [self.p[i] if position < len(s) else 0.0 for s, i in zip(now[b], j, strict=True)]
+                        total[b] += held.rows(j).double() * self.column(np.array(p))
+            for i, senders in enumerate(local):
+                if len(senders):
+                    out[i] = total[i] / float(self.p[self.ids[i]] + self.p[senders].sum())
+        return out
+
+    def mean(self, w_KW: Tensor) -> Tensor:
+        """Return the exact p-weighted mean over all clients that take part, `[W]`: the same bits for any number of ranks.
+
+        Each of them sent its row up and gets the mean back: two models a client.
+        """
+        self.check_finite(w_KW)
+        if not self.active.any():
+            raise UserError(f"round {self.round} has no client with a finite model left; lower --lr or set --clip_norm")
+        with self.clock("exchange"):
+            self.notes["models_received"] += 2 * self.active[self.ids]
+            return (from_fixed_point(self._total(w_KW)) / float(self.p[self.active].sum())).float()
+
+    def term(self, k: int, row_W: Tensor) -> Tensor:
+        """Return client k's term p_k w_k of an exact sum, fixed-point int64 `[W]`."""
+        return fixed_point(row_W[None], self.column(self.p[k : k + 1])[:, 0])[0]
+
+    def _total(self, w_KW: Tensor) -> Tensor:
+        """Return the fixed-point sum of p_i w_i over all clients that take part, int64 `[W]` (design: order does not matter)."""
+        total = torch.zeros(self.ensemble.width, dtype=torch.int64, device=self.device)
+        mine = np.flatnonzero(self.active[self.ids])
+        check_fixed_point(w_KW[mine])
+        for i in mine:
+            total += self.term(self.ids[i], w_KW[i])
+        return torch.from_numpy(self.world.sum_int64(total.cpu().numpy())).to(self.device)
+
+    def sum_of_all(self, w_KW: Tensor) -> tuple[Tensor, np.ndarray]:
+        """Return w^Y over each client and all it can reach, float64 `[K, W]`, and its sum of p `[K]` (Algorithm 3, lines 1-7)."""
+        self.check_finite(w_KW)
+        wants = self.budget[self.ids] > 0
+        if self.reach is None:  # everyone reaches everyone: one exact sum serves all
+            with self.clock("exchange"):
+                self.notes["models_received"] += np.where(wants, int(self.active.sum()) - 1, 0)
+                # fsum: the same bits as in `start_sums`, whatever the order
+                total = from_fixed_point(self._total(w_KW))
+                return total.expand(self.k, -1), np.full(self.k, math.fsum(self.p[self.active]))
+        sets = [
+            np.union1d(self.reachable(k), [k]) if want else np.array([k])
+            for k, want in zip(self.ids, wants, strict=True)
+        ]
+        self.notes["models_received"] += np.array([len(s) - 1 for s in sets], np.int64)
+        total = torch.zeros(self.k, self.ensemble.width, dtype=torch.int64, device=self.device)
+
+        def add(j: int, row_W: Tensor) -> None:
+            term = self.term(j, row_W)
+            for i, members in enumerate(sets):
+                if j in members:
+                    total[i] += term
+
+        check_fixed_point(w_KW[np.flatnonzero(self.active[self.ids])])
+        self.sweep(w_KW, add)
+        return from_fixed_point(total), np.array([math.fsum(self.p[s]) for s in sets])
+
+    def sweep(self, w_KW: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+        """Call `visit(j, row [W])` on every rank with clients, for the row of every client that takes part, in client order.
+
+        The rows pass through the window, as many at a time as it has slots; each is sent to a rank once. Collective.
+        """
+        self.check_finite(w_KW)
+        clients = np.bincount(self.owner, minlength=self.world.size)
+        limit = self._capacity() if self.budget.any() else np.full(self.world.size, self._window_limit())
+        width = max(1, int(np.minimum(limit, self.n)[clients > 0].min()))
+        first_of = {
+            int(self.owner[k]): k for k in range(self.n - 1, -1, -1)
+        }  # one client of each rank receives for all
+        everyone = np.flatnonzero(self.active)
+        for start in range(0, len(everyone), width):
+            now = everyone[start : start + width]
+            graph = CollaborationGraph.from_lists(
+                now[self.owner[now] != self.owner[k]] if first_of[int(self.owner[k])] == k else []
+                for k in range(self.n)
+            )
+            held = Received(
+                self,
+                w_KW,
+                graph,
+                [(plan(graph, self.owner, self.row_of, self.world.rank, self.world.size), graph.degrees())],
+            )
+            if self.k:
+                with self.clock("exchange"):
+                    for j in now:
+                        visit(int(j), held.rows([j])[0])
+
+    # what the greedy search needs --------------------------------------------------------------------------------------
+    def reachable(self, k: int) -> np.ndarray:
+        """Return the candidates of client k, ascending: all other clients it can reach that take part."""
+        if not self.active[k]:
+            return np.zeros(0, np.int64)
+        others = np.flatnonzero(self.active) if self.reach is None else self.reach.of(k)
+        return others[(others != k) & self.active[others]]
+
+    def shuffle(self, k: int, candidates: np.ndarray, repeat: int) -> np.ndarray:
+        """Return the candidates in client k's order of this round (and repeat)."""
+        rng = streams.stream(self.run.seed, streams.CANDIDATES, int(k), self.round * 1000 + repeat)
+        return rng.permutation(candidates)
+
+    def coins(self, b: slice, repeat: int) -> list[np.ndarray]:
+        """Return for each client of a block one coin in [0, 1) a candidate of this round (and repeat)."""
+        return [
+            streams.stream(self.run.seed, streams.COIN, int(k), self.round * 1000 + repeat).random(self.n)
+            for k in self.ids[b]
+        ]
+
+    def count_case(self, i: int, gains: bool, loses: bool) -> None:
+        """Count which of the four (a, b) cases local client i met (`graph.CASES`)."""
+        self.notes["cases"][
+            i, {(True, False): 0, (False, True): 1, (False, False): 2, (True, True): 3}[gains, loses]
+        ] += 1
+
+    def column(self, values: np.ndarray) -> Tensor:
+        """Return float64 values `[k]` as a column `[k, 1]` on the device."""
+        return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
+
+    def keep(self, which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
+        """Return `new` in the rows where `which` is true, `old` elsewhere."""
+        if len(which) == 1:
+            return new if which[0] else old
+        return torch.where(torch.from_numpy(which).to(self.device)[:, None], new, old)
+
+    def gather_flags(self, mine: Sequence[bool]) -> np.ndarray:
+        """Return a flag of every client on every rank, bool `[N]`."""
+        gathered = self.world.gather(np.array(mine, np.uint8), self.owner, everywhere=True)
+        assert gathered is not None
+        return self._by_client(gathered).astype(bool)
+
+    def collect(self, mine: list[list[int]]) -> CollaborationGraph:
+        """Return on every rank the graph whose edges each rank knows for its own receivers."""
+        return CollaborationGraph.from_lists(self.gather_lists(mine))
+
+    def gather_lists(self, mine: Sequence[Senders]) -> list[np.ndarray]:
+        """Return on every rank the list of each of the N clients, in its given order."""
+        lengths_k = np.array([len(s) for s in mine], np.int64)
+        lengths = self.world.gather(lengths_k, self.owner, everywhere=True)
+        assert lengths is not None
+        a_rank = np.array([lengths[self.owner[self.gathered] == r].sum() for r in range(self.world.size)])
+        values = self.world.gather_ragged(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]), a_rank)
+        lists: list[Any] = [None] * self.n
+        for k, part in zip(self.gathered, np.split(values, np.cumsum(lengths)[:-1]), strict=True):
+            lists[k] = part
+        return lists
+
+    def to_clients(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return on root `[N, ...]` in client order from every rank's `[K, ...]`; elsewhere None."""
+        gathered = self.world.gather(rows, self.owner)
+        return None if gathered is None else self._by_client(gathered)
+
+    def _by_client(self, gathered: np.ndarray) -> np.ndarray:
+        """Return gathered rows `[N, ...]`, which come rank by rank, in the order of the clients."""
+        out = np.empty_like(gathered)
+        out[self.gathered] = gathered
+        return out
+
+    # the window --------------------------------------------------------------------------------------------------------
+    def passes(self, graph: CollaborationGraph) -> list[tuple[Any, np.ndarray]]:
+        """Return (plan, last position of each receiver) for each pass in which the graph fits the window: usually one."""
+        for known, result in self._plans:
+            if known is graph:
+                return result
+        capacity = self._capacity()
+        world = self.world
+        whole = plan(graph, self.owner, self.row_of, world.rank, world.size)
+        if (whole.need <= capacity).all():
+            result = [(whole, graph.degrees())]
+        else:
+            clients = np.bincount(self.owner, minlength=world.size)
+            width = int((capacity[clients > 0] // clients[clients > 0]).min())
+            if width < 1:
+                raise UserError(
+                    f"--window_gb is {self.job.window_gb:g}; a pass needs one row of {4 * self.ensemble.width} bytes a client, "
+                    f"{clients.max() * 4 * self.ensemble.width / 2**30:.3g} GiB a rank"
+                )
+            result = []
+            for first in range(0, int(graph.degrees().max()), width):
+                part = CollaborationGraph.from_lists(graph.of(k)[first : first + width] for k in range(self.n))
+                result.append(
+                    (
+                        plan(part, self.owner, self.row_of, world.rank, world.size),
+                        np.minimum(graph.degrees(), first + width),
+                    )
+                )
+        self._plans = [(graph, result), *self._plans[:1]]
+        return result
+
+    def _capacity(self) -> np.ndarray:
+        """Return the slots of every rank's window: B_c - 1 a client, no more than there are other clients, within --window_gb."""
+        clients = np.bincount(self.owner, minlength=self.world.size)
+        slots = np.minimum(
+            np.array([self.budget[self.owner == r].sum() for r in range(self.world.size)]), self.n - clients
+        )
+        return np.minimum(slots, self._window_limit())
+
+    def _window_limit(self) -> int:
+        """Return how many rows --window_gb allows."""
+        return int(self.job.window_gb * 2**30 // (4 * self.ensemble.width))
+
+    def narrow(self, graph: CollaborationGraph) -> None:
+        """Give the window just the slots that a graph needs; the old one is freed first."""
+        self.open_window(max((int(p.need[self.world.rank]) for p, _ in self.passes(graph)), default=0))
+
+    def open_window(self, slots: int) -> Inbox:
+        """Return the window, made anew with this many slots on this rank."""
+        bytes_put = self.inbox.bytes_put if self.inbox else 0
+        self.close()
+        self.inbox = Inbox(self.world, self.staging.numpy(), slots)
+        self.on_window()
+        self.inbox.bytes_put = bytes_put
+        return self.inbox
+
+    def put(self, w_KW: Tensor, step: Any) -> Inbox:
+        """Stage the rows and put them along one pass's plan."""
+        need = int(step.need[self.world.rank])
+        inbox = self.inbox
+        if self.world.agree(inbox is None or need > inbox.slots):
+            inbox = self.open_window(max(need, int(self._capacity()[self.world.rank])))
+        assert inbox is not None
+        with self.clock("exchange"):
+            if step.puts:
+                self.staging.copy_(w_KW)  # on a GPU: one host copy of the rank's rows, 25 MB for 100 CNNs
+            ready = time.perf_counter()
+
+            def all_here() -> None:  # after the opening Fence: until now this rank waited for the slowest
+                waited = time.perf_counter() - ready
+                self.seconds["wait"] += waited
+                self._inside += waited
+
+            inbox.exchange(step, all_here)
+        return inbox
+
+    def close(self) -> None:
+        """Free the window on all ranks."""
+        if self.inbox:
+            self.inbox.close()
+            self.inbox = None
+
+
+class Received:
+    """The models that arrived along a graph. Usually all at once; where the graph is wider than the window, in passes.
+
+    Edges inside a rank are rows of `w` and were never sent.
+    """
+
+    def __init__(self, fed: Federation, w_KW: Tensor, graph: CollaborationGraph, passes: list[Any] | None = None):
+        self.fed, self.w, self.graph = fed, w_KW, graph
+        self.passes = fed.passes(graph) if passes is None else passes
+        self.now = self.passes[0][0] if self.passes else None
+        if len(self.passes) == 1 and self.now is not None:
+            fed.put(w_KW, self.now)
+
+    def rows(self, senders: Senders) -> Tensor:
+        """Return the models of these senders, `[k, W]` on the device: a local row, or a copy out of the window."""
+        fed = self.fed
+        assert self.now is not None and fed.inbox is not None
+        out = []
+        for j in senders:
+            if fed.owner[j] == fed.world.rank:
+                out.append(self.w[fed.row_of[j]])
+            else:
+                out.append(torch.from_numpy(fed.inbox.take(self.now.slot[j])).to(fed.device))
+        return out[0][None] if len(out) == 1 else torch.stack(out)
+
+    def in_order(self, orders: Sequence[Senders]) -> Iterator[tuple[Received, list[Senders]]]:
+        """Yield, pass by pass, the next senders of each local client in its given order, all present while they are used.
+
+        One pass where everything is here already; else the order itself is cut into passes of the window's width. Collective.
+        """
+        if len(self.passes) <= 1:
+            yield self, list(orders)
+            return
+        fed = self.fed
+        lists = fed.gather_lists(orders)
+        width = int(np.diff([0, *(int(last.max()) for _, last in self.passes)]).max())
+        for first in range(0, max(len(s) for s in lists), width):
+            part = CollaborationGraph.from_lists(s[first : first + width] for s in lists)
+            self.now = plan(part, fed.owner, fed.row_of, fed.world.rank, fed.world.size)
+            fed.put(self.w, self.now)
+            yield self, [s[first : first + width] for s in orders]
+
+    def start_sums(self) -> tuple[Tensor, np.ndarray]:
+        """Return the exact sum of p_i w_i over each client and its senders, float64 `[K, W]`, and its sum of p `[K]`."""
+        fed = self.fed
+        lists = [self.graph.of(k) for k in fed.ids]
+        total = torch.zeros(fed.k, fed.ensemble.width, dtype=torch.int64, device=fed.device)
+        check_fixed_point(self.w[np.flatnonzero(fed.active[fed.ids])])
+        for held, now in self.in_order(lists):
+            for i, senders in enumerate(now):
+                for j in senders:
+                    total[i] += fed.term(j, held.rows([int(j)])[0])
+        for i, k in enumerate(fed.ids):
+            if fed.active[k]:
+                total[i] += fed.term(k, self.w[i])
+        return from_fixed_point(total), np.array(
+            [math.fsum([fed.p[k], *fed.p[s]]) for k, s in zip(fed.ids, lists, strict=True)]
+        )
+
+
+def pick_device(job: Job, world: World) -> torch.device:
+    """Return this rank's device: its local rank modulo the GPUs seen, set before anything else touches CUDA."""
+    available = torch.cuda.is_available() if job.device != "cpu" else False
+    if job.device == "cuda" and not available:
+        raise UserError(
+            "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu, or a node with a GPU and a CUDA build of torch)"
+        )
+    if not available:
+        return torch.device("cpu")
+    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32
+    torch.use_deterministic_algorithms(True)
+    return device
+
+
+def find_head(name: str) -> str:
+    """Return the name of a model's last layer."""
+    import importlib
+
+    find("model", name)
+    return str(importlib.import_module(f"dpfl_mpi.models.{name}").HEAD)
+
+
+def find_model(name: str, shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
+    """Return a new model by its name."""
+    import importlib
+
+    find("model", name)
+    return importlib.import_module(f"dpfl_mpi.models.{name}").build(shape, classes)

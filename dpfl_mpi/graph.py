@@ -1,0 +1,219 @@
+"""The directed collaboration graph and how it is chosen: `ggc` (Algorithm 2), `bggc` (Algorithm 3), and the step they share.
+
+Sets hold clients other than k; k itself is always in X and Y. Line numbers are those of the paper's algorithms.
+
+Axes: N clients, k clients of a block in lock-step, W row width, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpfl_mpi.federation import Federation, Received
+
+CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
+
+
+@dataclass(frozen=True, eq=False)
+class CollaborationGraph:
+    """Each receiver's senders, ascending: receiver k averages with `senders[indptr[k] : indptr[k + 1]]`."""
+
+    indptr: np.ndarray  # int64 [N + 1]
+    senders: np.ndarray  # int64 [E]
+
+    @classmethod
+    def from_lists(cls, lists: Iterable[Senders]) -> CollaborationGraph:
+        """Return the graph with these senders of receiver 0, 1, ..., in any order."""
+        ordered = [np.sort(np.asarray(senders, np.int64)) for senders in lists]
+        indptr = np.concatenate([[0], np.cumsum([len(s) for s in ordered])]).astype(np.int64)
+        return cls(indptr, np.concatenate([np.zeros(0, np.int64), *ordered]))
+
+    @classmethod
+    def empty(cls, n: int) -> CollaborationGraph:
+        """Return the graph of n clients without an edge."""
+        return cls(np.zeros(n + 1, np.int64), np.zeros(0, np.int64))
+
+    @property
+    def n(self) -> int:
+        """Number of clients N."""
+        return len(self.indptr) - 1
+
+    def of(self, k: int) -> np.ndarray:
+        """Return the senders of receiver k, ascending."""
+        return self.senders[self.indptr[k] : self.indptr[k + 1]]
+
+    def degrees(self) -> np.ndarray:
+        """Return how many senders each receiver has, int64 `[N]`."""
+        return np.diff(self.indptr)
+
+    def where(self, receivers: np.ndarray, other: CollaborationGraph) -> CollaborationGraph:
+        """Return this graph for the receivers that bool `[N]` marks, the other graph for the rest."""
+        if receivers.all():
+            return self
+        return CollaborationGraph.from_lists((self if receivers[k] else other).of(k) for k in range(self.n))
+
+    def within(self, other: CollaborationGraph) -> bool:
+        """Return whether every edge is an edge of the other graph."""
+        return all(np.isin(self.of(k), other.of(k)).all() for k in range(self.n))
+
+    def matrix(self) -> np.ndarray:
+        """Return bool `[N, N]`: element (k, j) says that k receives from j."""
+        out = np.zeros((self.n, self.n), bool)
+        out[np.repeat(np.arange(self.n), self.degrees()), self.senders] = True
+        return out
+
+
+def sparsity(adjacency: np.ndarray) -> float:
+    """Return 1 - (edges and the N clients themselves) / N^2 of a bool matrix `[N, N]` without its diagonal."""
+    n = len(adjacency)
+    return 1 - (int(adjacency.sum()) + n) / n**2
+
+
+def asymmetry(adjacency: np.ndarray) -> tuple[float, float]:
+    """Return the share of directed edges without their reverse, and the share of unordered pairs with A_ij != A_ji."""
+    n, edges = len(adjacency), int(adjacency.sum())
+    one_way = int((adjacency & ~adjacency.T).sum())
+    return one_way / max(edges, 1), one_way / max(n * (n - 1) / 2, 1)
+
+
+def decide(a: float, b: float, coin: float) -> bool:
+    """Return whether to add: with probability a / (a + b), and surely where both gains are 0 (Algorithm 2, line 9)."""
+    return a + b == 0 or coin < a / (a + b)
+
+
+class Search:
+    """The running pair (X, w^X) and (Y, w^Y) of Algorithms 2 and 3, for the clients of a block in lock-step.
+
+    R(X) and R(Y) are carried over from the step before, so a candidate costs two evaluations, not four. Running sums are float64.
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        block: slice,
+        w_KW: Tensor,
+        start_sum_kW: Tensor,
+        start_p: np.ndarray,
+        coins: list[np.ndarray],
+    ):
+        """Start from X = {k} and Y = S and k, whose weighted sum is `start_sum` `[k, W]` and sum of p `start_p` `[k]`."""
+        self.fed, self.block, self.coins = fed, block, coins
+        self.ids = fed.ids[block]
+        self.x = w_KW[block].double() * fed.column(fed.p[self.ids])
+        self.y = start_sum_kW
+        self.p_x, self.p_y = fed.p[self.ids].copy(), start_p.copy()
+        self.chosen: list[list[int]] = [[] for _ in self.ids]
+        self.step = np.zeros(len(self.ids), np.int64)
+        self.r_x = self.r_y = np.zeros(len(self.ids))
+        self.started = False
+
+    def full(self, i: int) -> bool:
+        """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
+        # Paper: line 13 tests after the loop (Algorithm 2) or after a decision (Algorithm 3), which B_c = 1 would never meet.
+        return len(self.chosen[i]) >= self.fed.budget[self.ids[i]]
+
+    def consider(self, received: Received, candidates: list[Senders]) -> None:
+        """Decide the candidates of each client in their order (lines 2-12); all of them are in `received`."""
+        fed, p = self.fed, self.fed.p
+        for position in range(max((len(c) for c in candidates), default=0)):
+            active = [position < len(c) and not self.full(i) for i, c in enumerate(candidates)]
+            if not any(active):
+                return
+            if not self.started:  # R({k}) and R(S and k)
+                self.r_x, self.r_y = self._rewards(self.x, self.p_x, self.y, self.p_y, active)
+                self.started = True
+            j = [
+                int(c[position]) if on else int(self.ids[i])
+                for i, (c, on) in enumerate(zip(candidates, active, strict=True))
+            ]
+            p_j = np.where(active, p[j], 0.0)
+            term = received.rows(j).double() * fed.column(p_j)
+            x_j, y_j = self.x + term, self.y - term
+            r_xj, r_yj = self._rewards(
+                x_j, self.p_x + p_j, y_j, self.p_y - p_j, active
+            )  # R(X and j), R(Y without j): lines 4, 6
+            added = np.zeros(len(active), bool)
+            for i in np.flatnonzero(active):
+                a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7
+                b = max(r_yj[i] - self.r_y[i], 0.0)  # line 8
+                added[i] = decide(a, b, float(self.coins[i][self.step[i]]))  # line 9
+                self.step[i] += 1
+                fed.count_case(self.block.start + i, a > 0, b > 0)
+                if added[i]:
+                    self.chosen[i].append(j[i])  # line 10
+            removed = np.array(active) & ~added  # line 12
+            self.x, self.p_x, self.r_x = (
+                fed.keep(added, x_j, self.x),
+                np.where(added, self.p_x + p_j, self.p_x),
+                np.where(added, r_xj, self.r_x),
+            )
+            self.y, self.p_y, self.r_y = (
+                fed.keep(removed, y_j, self.y),
+                np.where(removed, self.p_y - p_j, self.p_y),
+                np.where(removed, r_yj, self.r_y),
+            )
+
+    def _rewards(
+        self, x: Tensor, p_x: np.ndarray, y: Tensor, p_y: np.ndarray, active: list[bool]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return R of both averages, float64 `[k]` each, in one evaluation of two models a client."""
+        fed = self.fed
+        pair = fed.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
+        pair[:, 0] = x / fed.column(p_x)
+        pair[:, 1] = y / fed.column(p_y)
+        rewards = fed.reward(self.block, pair, active)
+        return rewards[:, 0], rewards[:, 1]
+
+
+def best_of(repeats: list[list[Search]]) -> list[list[int]]:
+    """Return the chosen set of each local client: of m independent repeats the one with the largest R(X)."""
+    out: list[list[int]] = []
+    for searches in zip(*repeats, strict=True):
+        for i in range(len(searches[0].ids)):
+            best = int(np.argmax([s.r_x[i] for s in searches]))
+            out.append(searches[best].chosen[i])
+    return out
+
+
+def ggc(fed: Federation, w_KW: Tensor, received: Received) -> CollaborationGraph:
+    """Return C_k of every client, chosen among the models received (Algorithm 2)."""
+    repeats = []
+    sums, p_sums = received.start_sums()
+    for repeat in range(fed.run.ggc_repeats):
+        orders = [fed.shuffle(k, received.graph.of(k), repeat) for k in fed.ids]
+        searches = [Search(fed, b, w_KW, sums[b], p_sums[b], fed.coins(b, repeat)) for b in fed.blocks]
+        for held, now in received.in_order(orders):  # one pass, unless the graph is wider than the window
+            for search in searches:
+                search.consider(held, now[search.block])
+        repeats.append(searches)
+    return fed.collect(best_of(repeats))
+
+
+def bggc(fed: Federation, w_KW: Tensor) -> CollaborationGraph:
+    """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3)."""
+    repeats = []
+    for repeat in range(fed.run.ggc_repeats):
+        orders = [fed.shuffle(k, fed.reachable(k), repeat) for k in range(fed.n)]  # line 9, known to every rank
+        sums, p_sums = fed.sum_of_all(w_KW)  # lines 1-7
+        searches = [Search(fed, b, w_KW, sums[b], p_sums[b], fed.coins(b, repeat)) for b in fed.blocks]
+        width = np.maximum(fed.budget, 1)
+        done = np.array([len(o) if fed.budget[k] == 0 else 0 for k, o in enumerate(orders)])
+        while any(done[k] < len(orders[k]) for k in range(fed.n)):  # line 10
+            batch = [orders[k][done[k] : done[k] + width[k]] for k in range(fed.n)]  # line 11
+            received = fed.exchange(w_KW, CollaborationGraph.from_lists(batch))
+            for held, now in received.in_order([batch[k] for k in fed.ids]):
+                for search in searches:
+                    search.consider(held, now[search.block])  # lines 12-25
+            full = fed.gather_flags([s.full(i) for s in searches for i in range(len(s.ids))])
+            done = np.array([len(orders[k]) if full[k] else done[k] + len(batch[k]) for k in range(fed.n)])
+        repeats.append(searches)
+    return fed.collect(best_of(repeats))

@@ -1,0 +1,131 @@
+"""One run at a time on a results file: a lock file beside it, taken over where its owner is surely gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from dpfl_mpi.config import UserError
+
+UNTOUCHED = 600.0  # seconds after which a lock is abandoned: its owner touches it every BEAT
+BEAT = 30.0
+PATIENCE = 5.0  # a killed run needs a moment to die: its launcher goes first
+
+
+def myself() -> dict[str, Any]:
+    """Return who would own a lock: host, pid and its start time, Slurm job and how often that was requeued."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "born": born(os.getpid()),
+        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
+    }
+
+
+def born(pid: int) -> str:
+    """Return when a process started, in ticks since boot, "" where there is none: a number may be used again by another process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rsplit(")", 1)[1].split()
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie writes no more
+
+
+class Lock:
+    """A lock file, made with O_EXCL. On root only."""
+
+    def __init__(self, results: Path):
+        self.path = results.with_name(results.name + ".lock")
+        self.stop = threading.Event()
+        self.held = False
+
+    def acquire(self, patience: float = PATIENCE) -> None:
+        """Take the lock.
+
+        Raises:
+            UserError: another run holds it; the sentence says which, and what to do where that is no longer true.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            end = time.monotonic() + patience
+            while not self._try():
+                owner = self._owner()
+                if time.monotonic() > end:
+                    job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
+                    raise UserError(
+                        f"{self.path.with_suffix('')} is being written by another run (process {owner.get('pid', '?')} on "
+                        f"{owner.get('host', '?')}{job}); wait for it, or remove {self.path} if it is gone"
+                    )
+                time.sleep(0.1)
+        except OSError as error:
+            raise UserError(f"the lock file {self.path} cannot be written: {error.strerror or error}") from None
+        self.held = True
+        threading.Thread(target=self._beat, name="lock", daemon=True).start()
+
+    def _try(self) -> bool:
+        """Return whether the lock is ours now; an abandoned one is moved away first."""
+        try:
+            file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            text = self._text()
+            if text is None or not self._abandoned():
+                return False
+            away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
+            with contextlib.suppress(OSError):
+                os.rename(self.path, away)
+                if away.read_text() != text:  # someone else was quicker: that was their new lock
+                    with contextlib.suppress(OSError):
+                        os.link(away, self.path)
+                away.unlink()
+            return False
+        with os.fdopen(file, "w") as out:
+            out.write(json.dumps(myself()))
+        return True
+
+    def _text(self) -> str | None:
+        try:
+            return self.path.read_text()
+        except OSError:
+            return None
+
+    def _owner(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._text() or "{}"))
+        except ValueError:
+            return {}
+
+    def _abandoned(self) -> bool:
+        """Return whether the owner is surely gone: this job before it was requeued, a dead process of this host, or long silent."""
+        owner, me = self._owner(), myself()
+        try:
+            silent = time.time() - self.path.stat().st_mtime
+        except OSError:
+            return False
+        if silent > UNTOUCHED:
+            return True
+        if not owner:
+            return silent > PATIENCE  # killed between making the file and writing it
+        if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
+            return True
+        return bool(owner["host"] == me["host"] and born(owner["pid"]) != owner["born"])
+
+    def _beat(self) -> None:
+        while not self.stop.wait(BEAT):
+            now = time.time()
+            with contextlib.suppress(OSError):
+                os.utime(self.path, (now, now))
+
+    def release(self) -> None:
+        """Give the lock back, if it is held."""
+        if self.held:
+            self.stop.set()
+            self.held = False
+            self.path.unlink(missing_ok=True)

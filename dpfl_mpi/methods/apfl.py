@@ -1,0 +1,64 @@
+"""APFL, a mixture of a personal and the shared model (Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, Algorithm 1).
+
+Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixture alpha_i v_i + (1 - alpha_i) w_i after local training.
+# Paper: gives the synchronisation gap (every round), not alpha; 0.5 is fixed here, as in later comparisons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods.local import FIXED
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@article{deng2020apfl,
+  title = {Adaptive Personalized Federated Learning},
+  author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
+  journal = {arXiv:2003.13461},
+  year = {2020}
+}"""
+__all__ = ["FIXED", "Options", "init", "round"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of APFL."""
+
+    alpha: float = option(0.5, "alpha, the weight of the personal model in the mixture, from 0 to 1", low=0, high=1)
+    adaptive: bool = option(False, "let every client learn its alpha, one step of gradient descent a batch")
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the common initial row, as w and as every v_i."""
+    w = fed.initial_row()
+    v = fed.copies(w)
+    fed.evaluate(v)
+    return {"client": {"v": v, "alpha": v.new_full((len(v), 1), fed.options["alpha"])}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t; each batch moves w_i by grad f(w_i) and v_i by alpha grad f(mixture)."""
+    v_i, alpha_i = state["client"]["v"], state["client"]["alpha"]
+    w_i = fed.copies(state["shared"]["w"])
+    for batch, w, v in fed.batches(fed.run.tau_train, {"w": w_i, "v": v_i}):
+        alpha = alpha_i[w.rows]
+        fed.step(w, fed.gradient(w, batch))  # w_i <- w_i - eta grad f(w_i)
+        mixed = v.scratch(fed.ensemble)
+        mixed.w.copy_(mixture(alpha, v.w, w.w))
+        loss = fed.gradient(mixed, batch)
+        v.g.copy_(alpha * mixed.g)
+        if fed.options["adaptive"]:  # the derivative of f(mixture) by alpha, with a small pull to 0
+            slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + 0.02 * alpha
+            alpha_i[w.rows] = (alpha - fed.lr * slope).clamp(0, 1)
+        fed.step(v, loss)  # v_i <- v_i - eta alpha grad f(mixture)
+    fed.evaluate(mixture(alpha_i, v_i, w_i))
+    return {"client": {"v": v_i, "alpha": alpha_i}, "shared": {"w": fed.mean(w_i)}}
+
+
+def mixture(alpha: Any, v: Any, w: Any) -> Any:
+    """Return alpha v + (1 - alpha) w, rows."""
+    return alpha * v + (1 - alpha) * w

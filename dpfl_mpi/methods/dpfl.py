@@ -1,0 +1,47 @@
+"""DPFL, Decentralized Personalized Federated Learning (Algorithm 1; Kharrat, Canini and Horvath, arXiv 2406.06520, AISTATS 2025)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.graph import bggc, ggc
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@inproceedings{kharrat2025dpfl,
+  title = {Decentralized Personalized Federated Learning},
+  author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
+  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  year = {2025},
+  note = {arXiv:2406.06520}
+}"""
+PREPROCESSES = True  # tau_init epochs before round 1: the paper then runs two rounds fewer
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the state after preprocessing: the mixed rows and the collaboration graph Omega."""
+    w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)  # line 2
+    fed.evaluate(w)
+    with fed.clock("graph"):
+        omega = bggc(fed, w)  # line 3
+    fed.narrow(omega)
+    w = fed.average(w, omega)  # line 4
+    fed.evaluate(w, "mixed")
+    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t."""
+    w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
+    w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
+    fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
+    if t % fed.run.ggc_period == 0:
+        received = fed.exchange(w, omega)  # line 9
+        with fed.clock("graph"):
+            chosen = ggc(fed, w, received).where(fed.active, chosen)  # line 10; an absent client's choice stays
+        w = fed.average(w, chosen, received)  # line 11; Omega itself never shrinks
+    elif fed.run.ggc_off_rounds == "reuse":
+        w = fed.average(w, chosen)  # Paper: only line 10 is periodic, so the last choice is fetched and averaged
+    fed.evaluate(w, "mixed")
+    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}

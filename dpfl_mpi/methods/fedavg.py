@@ -1,0 +1,42 @@
+"""FedAvg, one global model (McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1).
+
+Shared: the model w. Personal: nothing. Scored: the global w after aggregation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.methods.local import FIXED  # no graph, no preprocessing
+
+if TYPE_CHECKING:
+    from dpfl_mpi.ensemble import Gradient
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@inproceedings{mcmahan2017fedavg,
+  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
+  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  year = {2017}
+}"""
+__all__ = ["FIXED", "init", "round", "update"]
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the common initial row w, untrained."""
+    w = fed.initial_row()
+    fed.evaluate(fed.copies(w))
+    return {"client": {}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t: w <- sum p_i ClientUpdate(i, w)."""
+    w = update(fed, state["shared"]["w"])
+    fed.evaluate(fed.copies(w))
+    return {"client": {}, "shared": {"w": w}}
+
+
+def update(fed: Federation, w: Any, gradient: Gradient | None = None) -> Any:
+    """Return the next global row `[W]`: every client trains tau_train epochs from w, and the server averages by p."""
+    w_i = fed.local_opt(fed.copies(w), epochs=fed.run.tau_train, gradient=gradient)  # ClientUpdate(i, w)
+    return fed.mean(w_i)

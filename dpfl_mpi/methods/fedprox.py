@@ -1,0 +1,57 @@
+"""FedProx, FedAvg with a proximal term (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2).
+
+Shared: the model w. Personal: nothing. Scored: the global w after aggregation. Client i minimises h_i(w_i; w) = f_i(w_i) + (mu / 2) ||w_i - w||^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import fedavg
+from dpfl_mpi.methods.fedavg import FIXED, init
+
+if TYPE_CHECKING:
+    from dpfl_mpi.ensemble import Gradient
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@inproceedings{li2020fedprox,
+  title = {Federated Optimization in Heterogeneous Networks},
+  author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
+  booktitle = {Conference on Machine Learning and Systems (MLSys)},
+  year = {2020}
+}"""
+__all__ = ["FIXED", "Options", "finetune_gradient", "init", "proximal", "round"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of FedProx."""
+
+    mu: float = option(0.1, "weight of the proximal term (the paper's lambda)", low=0)
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t: as FedAvg, on h_i."""
+    w = state["shared"]["w"]
+    w = fedavg.update(fed, w, gradient=proximal(fed, w, fed.options["mu"]))
+    fed.evaluate(fed.copies(w))
+    return {"client": {}, "shared": {"w": w}}
+
+
+def proximal(fed: Federation, towards: Any, mu: float) -> Gradient:
+    """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2; `towards` is one row `[W]`, or one a client `[K, W]`."""
+
+    def gradient(block, x, y, weight):
+        loss = fed.ensemble.gradient(block, x, y, weight)
+        block.g.add_(block.w - (towards if towards.dim() == 1 else towards[block.rows]), alpha=mu)
+        return loss
+
+    return gradient
+
+
+def finetune_gradient(fed: Federation, start: Any) -> Gradient | None:
+    """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from, with --finetune_prox."""
+    # Paper: FedProx+FT lies below Local on Patho(3), which suggests that its term was kept while tuning.
+    return proximal(fed, start, fed.options["mu"]) if fed.run.finetune_prox else None

@@ -1,0 +1,57 @@
+"""FedRep, a shared representation and personal heads (Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Algorithm 1).
+
+Shared: the base phi (all layers but the head). Personal: the head h_i. Scored: (phi_i, h_i), both after local training.
+# Paper: does not give the epochs; of tau_train epochs the last `base_epochs` train the base, the others the head (4 + 1, as in its repository).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.config import UserError, option
+from dpfl_mpi.methods.local import FIXED
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@inproceedings{collins2021fedrep,
+  title = {Exploiting Shared Representations for Personalized Federated Learning},
+  author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2021}
+}"""
+__all__ = ["FIXED", "Options", "init", "round"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of FedRep."""
+
+    base_epochs: int = option(1, "epochs of a round that train the base; the other of tau_train train the head", low=0)
+    head: str = option(
+        "head", "what stays personal: head (the model's last layer), none, all, or layer names with commas between"
+    )
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the common initial row: the base, and a head a client (as whole rows, of which only the head counts)."""
+    if not 0 <= fed.options["base_epochs"] <= int(fed.run.tau_train or 0):
+        raise UserError(
+            f"--options.base_epochs is {fed.options['base_epochs']}; allowed is 0 to tau_train, {fed.run.tau_train}"
+        )
+    w = fed.initial_row()
+    h_i = fed.copies(w)
+    fed.evaluate(h_i)
+    return {"client": {"h": h_i}, "shared": {"phi": w}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t; freezing masks weights, momentum, decay and the clipped norm alike."""
+    head = fed.columns(fed.options["head"])
+    base_epochs = fed.options["base_epochs"]
+    w_i = state["client"]["h"].where(head, state["shared"]["phi"])  # (phi, h_i)
+    w_i = fed.local_opt(w_i, epochs=int(fed.run.tau_train or 0) - base_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
+    w_i = fed.local_opt(w_i, epochs=base_epochs, trained=~head)  # phi_i <- GRD(f(phi, h_i))
+    fed.evaluate(w_i)
+    return {"client": {"h": w_i}, "shared": {"phi": fed.mean(w_i)}}

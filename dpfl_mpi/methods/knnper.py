@@ -1,0 +1,88 @@
+"""kNN-Per, a global model and each client's memory (Marfoq et al., Personalized FL through Local Memorization, ICML 2022, Algorithm 1).
+
+Shared: w, trained by FedAvg. Personal: the representations of the client's own training images. Scored: the mixture
+lambda p_knn(y | x) + (1 - lambda) p_w(y | x), where p_knn weighs the k nearest neighbours by exp(-||z - z_i||^2), normalised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods.local import FIXED
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation, Predict
+
+CITATION = """@inproceedings{marfoq2022knnper,
+  title = {Personalized Federated Learning through Local Memorization},
+  author = {Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2022}
+}"""
+__all__ = ["FINETUNES", "FIXED", "Options", "init", "mixture", "neighbours", "round"]
+
+FINETUNES = False  # more than the row is scored
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of kNN-Per."""
+
+    k: int = option(10, "neighbours (fewer where a client has fewer training images)", low=1)
+    interpolation: float = option(0.5, "lambda, the weight of the neighbours' vote, from 0 to 1", low=0, high=1)
+    memory: int = option(5000, "most training images a client remembers", low=1)
+    score_trained: bool = option(False, "score with the locally trained w_i instead of the global w")
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the common initial row w."""
+    w = fed.initial_row()
+    fed.evaluate(fed.copies(w), predict=mixture(fed))
+    return {"client": {}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t: FedAvg, scored together with the memory."""
+    w_i = fed.local_opt(fed.copies(state["shared"]["w"]), epochs=fed.run.tau_train)
+    w = fed.mean(w_i)
+    fed.evaluate(w_i if fed.options["score_trained"] else fed.copies(w), predict=mixture(fed))
+    return {"client": {}, "shared": {"w": w}}
+
+
+def mixture(fed: Federation) -> Predict:
+    """Return the function from a block's rows and images to the logarithm of the mixed probabilities, `[k, S, C]`."""
+    k, share, most = (fed.options[name] for name in ("k", "interpolation", "memory"))
+    held: dict[
+        int, list[tuple[Any, Any]]
+    ] = {}  # of the block being scored: representations [M, F] and labels [M] a client
+
+    def predict(block, w_kW, x_kSHWC):
+        log_p = fed.ensemble.logits(w_kW, fed.ensemble.prepare(x_kSHWC)).log_softmax(2)
+        if block.start not in held:
+            held.clear()
+            held[block.start] = [fed.memory(block.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
+        z_kSF = fed.features(w_kW, x_kSHWC)
+        votes = log_p.new_zeros(log_p.shape)
+        for vote, z, (remembered, labels) in zip(votes, z_kSF, held[block.start], strict=True):
+            d2, index = neighbours(z, remembered, k)
+            weight = (-d2).softmax(1)  # exp(-d^2), normalised: far neighbours must not underflow
+            vote.scatter_add_(1, labels[index], weight)
+        return (log_p + log(1 - share)).logaddexp(votes.log() + log(share))
+
+    return predict
+
+
+def neighbours(z: Any, remembered: Any, k: int) -> tuple[Any, Any]:
+    """Return squared distance and number of the k nearest remembered representations `[M, F]` of each of z `[S, F]`, `[S, k]` both."""
+    d2 = (
+        (z[:, None] - remembered[None]).square().sum(2)
+    )  # not by |z|^2 - 2 z z' + |z'|^2, which cancels where it matters
+    return d2.topk(min(k, len(remembered)), 1, largest=False)
+
+
+def log(share: float) -> float:
+    """Return the logarithm of a share, -inf for 0."""
+    return math.log(share) if share > 0 else -math.inf

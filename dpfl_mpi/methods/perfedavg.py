@@ -1,0 +1,69 @@
+"""Per-FedAvg, first order (Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020, Algorithm 1).
+
+Shared: w, an initial model that one gradient step adapts. Personal: nothing. Scored: the global w plus one inner step on a training batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods.fedavg import FIXED
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@inproceedings{fallah2020perfedavg,
+  title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
+  author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year = {2020}
+}"""
+__all__ = ["FIXED", "Options", "init", "round"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of Per-FedAvg."""
+
+    alpha: float = option(0.01, "alpha, the rate of the inner step, which is plain gradient descent", low=0)
+    score_trained: bool = option(False, "score the locally trained w_i before aggregation instead")
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the common initial row w."""
+    w = fed.initial_row()
+    fed.evaluate(fed.copies(w) if fed.options["score_trained"] else adapted(fed, fed.copies(w)))
+    return {"client": {}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t.
+
+    A step takes two consecutive batches, so an epoch of data is half an epoch of updates; a last batch without a second is not used.
+    """
+    w_i, alpha = fed.copies(state["shared"]["w"]), fed.options["alpha"]
+    for batch, w in fed.batches(fed.run.tau_train, {"w": w_i}):
+        inner = w.scratch(fed.ensemble)
+        if batch.step % 2 == 0:
+            fed.gradient(w, batch)
+            inner.w.copy_(w.w - alpha * w.g)  # w' = w_i - alpha grad f(w_i; B1)
+        else:
+            loss = fed.gradient(inner, batch)
+            w.g.copy_(inner.g)
+            fed.step(w, loss)  # w_i <- w_i - eta grad f(w'; B2)
+    if fed.options["score_trained"]:
+        fed.evaluate(w_i)
+    w_next = fed.mean(w_i)
+    if not fed.options["score_trained"]:
+        fed.evaluate(adapted(fed, fed.copies(w_next)))
+    return {"client": {}, "shared": {"w": w_next}}
+
+
+def adapted(fed: Federation, w_i: Any) -> Any:
+    """Return w_i - alpha grad f(w_i; B), B the first training batch of each client's next epoch: the model a user would get."""
+    for batch, w in fed.batches(1, {"w": w_i}, advance=False, most=1):
+        fed.gradient(w, batch)
+        w.w.add_(w.g, alpha=-fed.options["alpha"])
+    return w_i

@@ -1,0 +1,125 @@
+"""pFedGraph, weights by the similarity of updates (Ye et al., Personalized Federated Learning with Inferred Collaboration Graphs, ICML 2023).
+
+The server infers for each client the weights x of all models from cosine similarity, and sends it their weighted mean.
+Shared: nothing. Personal: w_i. Scored: the better by validation of the mean that was received and the model trained from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfl_mpi.config import option
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods.local import FIXED
+
+if TYPE_CHECKING:
+    from dpfl_mpi.ensemble import Gradient
+    from dpfl_mpi.federation import Federation
+
+CITATION = """@inproceedings{ye2023pfedgraph,
+  title = {Personalized Federated Learning with Inferred Collaboration Graphs},
+  author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2023}
+}"""
+__all__ = ["FIXED", "Options", "aggregate", "infer", "init", "local_objective", "round", "simplex", "weights"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of pFedGraph; the defaults are those of its cosine variant."""
+
+    alpha: float = option(0.8, "alpha, the weight of ||x||^2 and of the pull of x to the data shares p", low=1e-9)
+    lam: float = option(0.01, "lambda, the weight of the local term", low=0)
+
+
+def init(fed: Federation) -> dict[str, Any]:
+    """Return the common initial row w^0 as every w_i, and u_i = 0."""
+    w = fed.copies(fed.initial_row())
+    fed.evaluate(w)
+    return {"client": {"w": w, "u": w * 0}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+
+
+def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+    """Return the state after round t."""
+    w, u = state["client"]["w"], state["client"]["u"]
+    if t > 1:
+        fed.evaluate(w)  # the mean that was received
+    w = fed.local_opt(w, epochs=fed.run.tau_train, gradient=local_objective(fed, u, fed.options["lam"]))
+    fed.evaluate(w)
+    x = infer(fed, w)
+    w, u = aggregate(fed, w, u, x)
+    fed.notes["models_received"] += 2 * fed.active[fed.ids]  # one up, one down
+    chosen = fed.collect([np.setdiff1d(np.flatnonzero(x_i), [k]).tolist() for k, x_i in zip(fed.ids, x, strict=True)])
+    return {"client": {"w": w, "u": u}, "shared": {"chosen": chosen}}
+
+
+def local_objective(fed: Federation, u: Any, lam: float) -> Gradient:
+    """Return the gradient of f_i(w) + lambda <u_i, w> / ||w||; u_i = 0 in the first round."""
+
+    # the sign is that of its published code
+    def gradient(block, x, y, weight):
+        loss = fed.ensemble.gradient(block, x, y, weight)
+        w, u_i = block.w, u[block.rows]
+        norm = w.square().sum(1, keepdim=True).sqrt()
+        along = (u_i * w).sum(1, keepdim=True) / norm.square()
+        block.g.add_((u_i - along * w) / norm, alpha=lam)
+        return loss
+
+    return gradient
+
+
+def infer(fed: Federation, w: Any) -> np.ndarray:
+    """Return the weights x of all models for each local client, `[K, N]`; an absent client's are 0, as is everyone's weight of it."""
+    w_0 = fed.initial_row()
+    update = (w - w_0).double()
+    norm = [row.dot(row).sqrt() for row in update]
+    cos = update.new_zeros(fed.k, fed.n)
+
+    def compare(j: int, row: Any) -> None:
+        other = (row - w_0).double()
+        size = other.dot(other).sqrt()
+        for i in range(fed.k):  # one dot product at a time: the same bits for any number of ranks
+            cos[i, j] = update[i].dot(other) / (norm[i] * size).clamp(min=1e-12)
+
+    fed.sweep(w, compare)
+    d = -cos.cpu().numpy()
+    d[d < -0.9] = -1  # as good as equal
+    d[np.arange(fed.k), fed.ids] = -1
+    x, here = np.zeros((fed.k, fed.n)), np.flatnonzero(fed.active)
+    for i in np.flatnonzero(fed.active[fed.ids]):
+        x[i, here] = weights(d[i, here], fed.p[here] / fed.p[here].sum(), fed.options["alpha"])
+    return x
+
+
+def aggregate(fed: Federation, w: Any, u: Any, x: np.ndarray) -> tuple[Any, Any]:
+    """Return w_i <- sum_j x_ij w_j and u_i <- sum_j x_ij w_j / ||w_j||, `[K, W]`; an absent client keeps its own."""
+    total, directions = w.double() * 0, w.double() * 0
+
+    def add(j: int, row: Any) -> None:
+        model = row.double()
+        direction = model / model.dot(model).sqrt()
+        for i in np.flatnonzero(x[:, j]):
+            total[i] += x[i, j] * model
+            directions[i] += x[i, j] * direction
+
+    fed.sweep(w, add)
+    absent = x.sum(1) == 0
+    total[absent], directions[absent] = w[absent].double(), u[absent].double()
+    return total.float(), directions.float()
+
+
+def weights(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:
+    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over the simplex, `[N]`: the projection of p - d / (2 alpha) onto it."""
+    return simplex(p - d / (2 * alpha))
+
+
+def simplex(v: np.ndarray) -> np.ndarray:
+    """Return the Euclidean projection of v `[N]` onto {x >= 0, sum x = 1} (Duchi et al., ICML 2008, figure 1)."""
+    u = np.sort(v)[::-1]
+    excess = (np.cumsum(u) - 1) / np.arange(1, len(v) + 1)
+    rho = np.flatnonzero(u > excess)[-1]
+    return np.maximum(v - excess[rho], 0)

@@ -1,0 +1,51 @@
+"""The paper's CNN (section E.2, E.3): two 5x5 convolutions with ReLU and 2x2 max-pool, then three fully connected layers.
+
+# Paper: it says "three convolutional and two fully connected layers"; its own list of layers and the authors' code have two and three.
+Sizes by data set: colour images 6 and 16 channels, 120 and 84 units (62,006 parameters at 32x32); grey images (FEMNIST) 4 and 12 channels,
+120 and 100 units.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dpfl_mpi.config import UserError
+
+HEAD = "head"
+
+
+class CNN(nn.Module):
+    """conv-ReLU-pool, conv-ReLU-pool, fc-ReLU, fc-ReLU, head."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, channels: tuple[int, int], units: tuple[int, int]):
+        super().__init__()
+        h, w, c = shape
+        pooled = [((n - 4) // 2 - 4) // 2 for n in (h, w)]
+        self.conv1 = nn.Conv2d(c, channels[0], 5)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
+        self.fc1 = nn.Linear(channels[1] * pooled[0] * pooled[1], units[0])
+        self.fc2 = nn.Linear(units[0], units[1])
+        self.head = nn.Linear(units[1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.conv1(x).relu(), 2)
+        x = nn.functional.max_pool2d(self.conv2(x).relu(), 2)
+        x = self.fc1(x.flatten(1)).relu()
+        x = self.fc2(x).relu()
+        return self.head(x)
+
+    def stacked(self):
+        """Return kernels that compute many rows of this model at once."""
+        from dpfl_mpi.models._cnn_stacked import StackedCNN
+
+        return StackedCNN()
+
+
+def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Return the CNN for images of `shape` = (H, W, C), at least 16x16."""
+    if min(shape[:2]) < 16:
+        raise UserError(
+            f"--model cnn needs images of at least 16x16, these are {shape[0]}x{shape[1]}; --model mlp takes any size"
+        )
+    grey = shape[2] == 1
+    return CNN(shape, classes, (4, 12) if grey else (6, 16), (120, 100) if grey else (120, 84))

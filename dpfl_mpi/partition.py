@@ -1,0 +1,566 @@
+"""Who holds which sample: Dir(alpha), Patho(classes), natural clients, fedrep's users or a file, and every client's train/val/test split.
+
+The recipes are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpfl_mpi.config import Run, UserError, find
+
+if TYPE_CHECKING:
+    from dpfl_mpi.datasets import Source
+
+PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
+WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
+FORMAT = "dpfl_mpi partition 1"
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """For each part the samples of client k: `indices[part][indptr[part][k] : indptr[part][k + 1]]`; train and val index the training pool."""
+
+    indptr: dict[str, np.ndarray]  # int64 [N + 1]
+    indices: dict[str, np.ndarray]  # int64 [M]
+    class_counts: np.ndarray  # int64 [N, C], training and validation samples together
+    p: (
+        np.ndarray
+    )  # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
+    pooled: bool = False  # test indexes the same pool as train and val: training samples first, then test samples
+
+    @property
+    def n(self) -> int:
+        """Number of clients N."""
+        return len(self.p)
+
+    def of(self, part: str, k: int) -> np.ndarray:
+        """Return the samples of client k in one part."""
+        return self.indices[part][self.indptr[part][k] : self.indptr[part][k + 1]]
+
+    def sizes(self, part: str) -> np.ndarray:
+        """Return how many samples every client has in one part, int64 `[N]`."""
+        return np.diff(self.indptr[part])
+
+    def sha256(self) -> str:
+        """Return the hash that names this partition."""
+        sha = hashlib.sha256()
+        for part in PARTS:
+            sha.update(self.indptr[part].tobytes() + self.indices[part].tobytes())
+        return sha.hexdigest()
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return the partition as plain arrays; `from_arrays` is the inverse."""
+        return [
+            *(self.indptr[p] for p in PARTS),
+            *(self.indices[p] for p in PARTS),
+            self.class_counts,
+            self.p,
+            np.array([self.pooled], np.int64),
+        ]
+
+    @classmethod
+    def from_arrays(cls, arrays: list[np.ndarray]) -> Partition:
+        """Return the partition that `arrays` describes."""
+        return cls(
+            dict(zip(PARTS, arrays[:3], strict=True)),
+            dict(zip(PARTS, arrays[3:6], strict=True)),
+            arrays[6],
+            arrays[7],
+            bool(arrays[8][0]),
+        )
+
+    def leaked(self) -> float:
+        """Return the share of all clients' test samples that another client trains on or validates with: 0 unless pooled."""
+        if not self.pooled:
+            return 0.0
+        used = np.unique(np.concatenate([self.indices["train"], self.indices["val"]]))
+        return float(np.isin(self.indices["test"], used).mean())
+
+    def note(self) -> str:
+        """Return what a reader of results must know about the partition: one sentence, or nothing."""
+        if not self.pooled:
+            return ""
+        share = self.leaked()
+        if share == 0:
+            return "clients share no image"
+        return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
+
+
+def deal(run: Run, source: Source) -> Partition:
+    """Return the partition of a resolved Run over its data: drawn, or read from a file that was made for the same data."""
+    if run.partition_file:
+        return from_file(run, source)
+    return make(run, source.labels, source.classes, source.clients)
+
+
+def make(
+    run: Run, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray] | None = None
+) -> Partition:
+    """Return the partition of a resolved Run, drawn from its partition seed.
+
+    Args:
+        labels: "train" and "test" labels, int64 `[M]`.
+        clients: for data with clients of their own, that of every sample, as `labels`.
+
+    Raises:
+        UserError: the data cannot be dealt so; the sentence has the arithmetic.
+    """
+    assert run.clients is not None and run.partition_seed is not None
+    y = labels["train"]
+    if run.clients > len(y) // 2:
+        raise UserError(
+            f"--clients is {run.clients}; {len(y)} training samples allow at most {len(y) // 2} (two a client: one to train, one to validate)"
+        )
+    rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
+    tests: list[np.ndarray] = []
+    if run.partition == "dirichlet":
+        pools = dirichlet(y, run, classes, rng)
+    elif run.partition == "pathological":
+        pools = pathological(y, run, classes, rng)
+    elif run.partition == "fedrep":
+        pools, tests = fedrep(y, run, classes, rng)
+    elif run.partition == "motivation":
+        pools = motivation(y, classes, rng)
+    else:
+        pools, tests = natural(run, labels, classes, clients or {}, rng)
+    counts = np.array([np.bincount(y[pool], minlength=classes) for pool in pools])
+    for k, pool in enumerate(pools):
+        if len(pool) < 2:
+            raise UserError(
+                f"--partition: client {k} would hold {len(pool)} samples; at least 2 are needed (one to train, one to validate): fewer --clients"
+            )
+    if run.partition in ("dirichlet", "pathological"):
+        tests = deal_test(counts, y, labels["test"], rng)
+    elif run.partition == "motivation":
+        tests = share_test(counts, labels["test"], rng)
+    for k, test in enumerate(tests):
+        if len(test) == 0:
+            raise UserError(
+                f"--partition: client {k} would hold no test sample; {len(labels['test'])} of them for {len(pools)} clients in proportion to "
+                f"their training samples ({len(pools[k])} here): use fewer --clients or a larger minimum"
+            )
+    splits = [train_val(pool, y, run.partition_seed) for pool in pools]
+    parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
+    return assemble(parts, counts, weights(run, parts), run.partition == "fedrep")
+
+
+def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
+    """Return the partition of these samples a part and client; `w` `[N]` is proportional to p."""
+    return Partition(
+        indptr={name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()},
+        indices={name: np.concatenate(part).astype(np.int64) for name, part in parts.items()},
+        class_counts=counts,
+        p=w / w.sum(),
+        pooled=pooled,
+    )
+
+
+def weights(run: Run, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
+    """Return what p_k is proportional to: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
+    after = getattr(find("dataset", run.dataset), "WEIGHTS", "pool") == "train"
+    return np.array([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])
+
+
+def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return the pool of each client: of every class, in numeric order, shares q ~ Dir(alpha) over all clients.
+
+    A client that already holds its mean share of samples gets none of the classes that follow; the draw is repeated until the smallest
+    client has `min_samples`.
+    """
+    n, least = int(run.clients or 0), int(run.min_samples or 0)
+    if least * n > len(y):
+        raise UserError(f"--min_samples is {least}; {n} clients would need {least * n} samples, the data have {len(y)}")
+    sizes_c = np.bincount(y, minlength=classes)
+    cap = len(y) / n
+
+    def propose(batch: int) -> tuple[np.ndarray, np.ndarray]:
+        held = np.zeros((batch, n), np.int64)
+        slices = np.zeros((batch, classes, n), np.int64)
+        for c in range(classes):
+            q = rng.dirichlet(np.full(n, run.dirichlet_alpha), batch) * (held < cap)
+            total = q.sum(1, keepdims=True)
+            q = np.where(total > 0, q / np.where(total > 0, total, 1), 1 / n)
+            slices[:, c] = cut(q, sizes_c[c])
+            held += slices[:, c]
+        return slices, held
+
+    slices = accept(
+        propose,
+        least,
+        min(PROPOSALS // (10 * classes), max(1, WORK // (n * classes))),
+        max(1, 200_000 // (n * classes)),
+        "--min_samples",
+        "a client",
+    )
+    pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
+    for c in range(classes):
+        for k, part in enumerate(np.split(rng.permutation(np.flatnonzero(y == c)), np.cumsum(slices[c])[:-1])):
+            pieces[k].append(part)
+    return [rng.permutation(np.concatenate(p)) for p in pieces]
+
+
+def pathological(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return the pool of each client: `classes_per_client` classes drawn uniformly, each class dealt by Dir(alpha) over its holders.
+
+    A class's draw is repeated until each of its holders has `min_per_class` samples of it.
+    """
+    n, least = int(run.clients or 0), int(run.min_per_class or 0)
+    if int(run.classes_per_client or 0) > classes:
+        raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
+    holds = np.array([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
+    pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
+    for c in range(classes):
+        holders = np.flatnonzero((holds == c).any(1))
+        samples = np.flatnonzero(y == c)
+        if len(holders) == 0:
+            continue  # with few clients a class may have no holder: its samples are not used
+        if least * len(holders) > len(samples):
+            raise UserError(
+                f"--min_per_class is {least}; class {c} has {len(samples)} samples for {len(holders)} holders, so at most {len(samples) // len(holders)} each"
+            )
+
+        def propose(batch: int, k: int = len(holders), m: int = len(samples)) -> tuple[np.ndarray, np.ndarray]:
+            slices = cut(rng.dirichlet(np.full(k, run.dirichlet_alpha), batch), m)
+            return slices, slices
+
+        slices = accept(
+            propose,
+            least,
+            min(PROPOSALS, WORK // len(holders)),
+            max(1, 1_000_000 // len(holders)),
+            "--min_per_class",
+            f"a holder of class {c}",
+        )
+        for k, part in zip(holders, np.split(rng.permutation(samples), np.cumsum(slices)[:-1]), strict=True):
+            pieces[k].append(part)
+    return [rng.permutation(np.concatenate(p)) for p in pieces]
+
+
+def natural(
+    run: Run, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray], rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples.
+
+    The data's own train and test split is kept. With `missing_classes`, each client loses so many of all classes, drawn for it by
+    itself, from all three sets; a draw that leaves it without two samples to train and one to test is repeated.
+    """
+    n, lost = int(run.clients or 0), run.missing_classes
+    if not clients:
+        raise UserError(
+            f"--partition natural needs a data set with clients of its own; this {run.dataset} has none: allowed are pathological, dirichlet"
+        )
+    if lost >= classes:
+        raise UserError(f"--missing_classes is {lost}; the data have {classes} classes, so at most {classes - 1}")
+    everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
+    sizes = {part: np.bincount(clients[part], minlength=everyone) for part in ("train", "test")}
+    least = max(int(run.min_samples or 0), 3)
+    able = np.flatnonzero((sizes["train"] + sizes["test"] >= least) & (sizes["train"] >= 2) & (sizes["test"] >= 1))
+    if n > len(able):
+        raise UserError(
+            f"--clients is {n}; of the {everyone} clients in the data {len(able)} have at least {least} samples, 2 to train and 1 to test: "
+            "use fewer --clients or a smaller --min_samples"
+        )
+    chosen = np.sort(rng.permutation(able)[:n])
+    rows = {part: np.split(np.argsort(clients[part], kind="stable"), np.cumsum(sizes[part])[:-1]) for part in sizes}
+    pools, tests = [], []
+    for client in chosen:
+        train, test = rows["train"][client], rows["test"][client]
+        for _ in range(1000):
+            missing = rng.permutation(classes)[:lost]
+            pool, mine = (r[~np.isin(labels[part][r], missing)] for part, r in (("train", train), ("test", test)))
+            if lost == 0 or (len(pool) >= 2 and len(mine)):
+                break
+        else:
+            raise UserError(
+                f"--missing_classes is {lost}; client {client} of the data has samples of {len(np.unique(labels['train'][train]))} classes, and "
+                f"none of 1000 draws of {lost} of {classes} classes left it 2 to train and 1 to test: use fewer, or a larger --min_samples"
+            )
+        pools.append(pool)
+        tests.append(mine)
+    return pools, tests
+
+
+def fedrep(
+    y: np.ndarray, run: Run, classes: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return pool and test samples of users as the FedRep repository makes its FEMNIST, where the paper's numbers most likely come from.
+
+    User u holds classes u, u+1, ... modulo C (`classes_per_client` of them), of each floor((LogNormal(4, 1) + 100) / classes_per_client)
+    samples; shuffled, 90 % train and 10 % test. With `overlap` all users of a class take a prefix of the same list, as that script does
+    (its cursor is reset for each user): one user's test samples are then others' training samples. Without, they take consecutive slices.
+    """
+    n, held = int(run.clients or 0), int(run.classes_per_client or 0)
+    if held > classes:
+        raise UserError(f"--classes_per_client is {held}; the data have {classes} classes")
+    lists = [rng.permutation(np.flatnonzero(y == c)) for c in range(classes)]
+    a_class = np.floor((rng.lognormal(4, 1, n) + 100) / held).astype(np.int64)
+    taken = np.zeros(classes, np.int64)
+    pools, tests = [], []
+    for u in range(n):
+        pieces = []
+        for c in ((u + i) % classes for i in range(held)):
+            first = 0 if run.overlap else int(taken[c])
+            pieces.append(lists[c][first : first + a_class[u]])
+            taken[c] += a_class[u]
+        mine = rng.permutation(np.concatenate(pieces))
+        cut_at = int(0.9 * len(mine))
+        pools.append(mine[:cut_at])
+        tests.append(mine[cut_at:])
+    have = np.array([len(samples) for samples in lists])
+    if not run.overlap and (taken > have).any():
+        c = int(np.argmax(taken - have))
+        raise UserError(
+            f"--no-overlap: {n} clients would take {taken[c]} samples of class {c}, the data have {have[c]}: use fewer --clients "
+            f"(about {max(1, int(n * (have / np.maximum(taken, 1)).min()))}), or --overlap"
+        )
+    return pools, tests
+
+
+def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
+    """Write who holds what as JSON: `clients`, a list of {train, val, test} indices, so that any framework can run on the same split.
+
+    Indices count the samples of the prepared file: train and val those under /train, test those under /test; where `pooled` is true,
+    all three count one pool, /train followed by /test.
+    """
+    head = {
+        "format": FORMAT,
+        "dataset": run.dataset,
+        "data_sha256": source.sha256,
+        "partition_sha256": partition.sha256(),
+        "made_by": f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}",
+        "pooled": partition.pooled,
+        "note": partition.note(),
+        "p": partition.p.tolist(),
+    }
+    body = [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(head | {"clients": body}))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"--save is {path}; it cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A partition file as it was read: the samples of each part and client, and what it was made for."""
+
+    parts: dict[str, list[np.ndarray]]
+    p: np.ndarray | None
+    pooled: bool
+    data_sha256: str
+
+    @property
+    def n(self) -> int:
+        """Number of clients N."""
+        return len(self.parts["train"])
+
+
+def load(path: str) -> Stored:
+    """Return a partition file.
+
+    Raises:
+        UserError: there is no such file, or it is not one; the sentence names the client.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(
+            f"--partition is file:{path}; there is no such file (`python -m dpfl_mpi.describe --save {path}` makes one)"
+        )
+    return parsed(path, file.stat().st_mtime_ns, file.stat().st_size)
+
+
+@functools.lru_cache(maxsize=2)
+def parsed(path: str, _time: int, _size: int) -> Stored:
+    """Return a partition file; parsed once, though a run asks for N, the pool and the samples."""
+    where = f"--partition is file:{path}, which"
+    try:
+        data = json.loads(Path(path).read_bytes())
+        clients = data["clients"]
+        parts = {part: [np.array(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
+        if any(isinstance(i, (float, str, bool)) for c in clients for part in PARTS for i in c[part][:1]):
+            raise TypeError
+        p = np.array(data["p"], np.float64).reshape(len(clients)) if data.get("p") is not None else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        raise UserError(
+            f'{where} is no partition: JSON with "clients", a list of {{"train", "val", "test"}} index lists'
+        ) from None
+    if not clients:
+        raise UserError(f"{where} holds no client")
+    for part in PARTS:
+        empty = next((k for k, samples in enumerate(parts[part]) if len(samples) == 0), None)
+        if empty is not None:
+            raise UserError(f"{where} gives client {empty} no {part} sample; each needs one")
+    if p is not None and not (np.isfinite(p).all() and (p > 0).all()):
+        raise UserError(f"{where} holds a p that is not positive")
+    return Stored(parts, p, bool(data.get("pooled", False)), str(data.get("data_sha256", "")))
+
+
+def from_file(run: Run, source: Source) -> Partition:
+    """Return the partition of `--partition file:PATH` over this data.
+
+    Raises:
+        UserError: it was made for other data, or for another number of clients, names a sample that is not there, or deals one twice.
+    """
+    stored = load(str(run.partition_file))
+    where = f"--partition is {run.partition}, which"
+    if stored.n != run.clients:
+        raise UserError(f"{where} holds {stored.n} clients; --clients is {run.clients}")
+    if stored.data_sha256 and stored.data_sha256 != source.sha256:
+        raise UserError(
+            f"{where} was made for other data (sha256 {stored.data_sha256[:12]}, this {run.dataset} has {source.sha256[:12]})"
+        )
+    for part in PARTS:
+        size = len(source.labels["test" if part == "test" else "train"])
+        for k, samples in enumerate(stored.parts[part]):
+            if samples.min() < 0 or samples.max() >= size:
+                raise UserError(
+                    f"{where} gives client {k} the {part} sample {samples.max()}; allowed are 0 to {size - 1}"
+                )
+            if len(np.unique(samples)) < len(samples):
+                raise UserError(f"{where} gives client {k} a {part} sample twice")
+    for k, (train, val, test) in enumerate(zip(*(stored.parts[part] for part in PARTS), strict=True)):
+        for one, other, names in (
+            (train, val, "train and val"),
+            (train, test, "train and test"),
+            (val, test, "val and test"),
+        ):
+            if (names == "train and val" or stored.pooled) and np.isin(one, other).any():
+                raise UserError(f"{where} gives client {k} a sample in both {names}")
+    y = source.labels["train"]
+    counts = np.array(
+        [
+            np.bincount(y[np.concatenate(pair)], minlength=source.classes)
+            for pair in zip(stored.parts["train"], stored.parts["val"], strict=True)
+        ]
+    )
+    partition = assemble(
+        stored.parts, counts, weights(run, stored.parts) if stored.p is None else stored.p, stored.pooled
+    )
+    if stored.p is not None and abs(stored.p.sum() - 1) < 1e-9:
+        return replace(partition, p=stored.p)  # dividing by a sum beside 1 would move the last bit
+    return partition
+
+
+MOTIVATION = (
+    {0: 50, 4: 50, 6: 50, 8: 50},
+    {0: 300, 6: 300, 1: 200, 3: 200},
+    {4: 300, 8: 300, 5: 200, 7: 200},
+)  # samples of a class
+
+
+def motivation(y: np.ndarray, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return the pools of the paper's three-client example (its appendix A): clients 2 and 3 share two classes each with client 1."""
+    of = [rng.permutation(np.flatnonzero(y == c)) for c in range(classes)]
+    for c in range(10):
+        need, there = sum(held.get(c, 0) for held in MOTIVATION), len(of[c]) if c < classes else 0
+        if there < need:
+            raise UserError(
+                f"--partition motivation needs {need} samples of class {c}; the data have {there} (the paper uses cifar10)"
+            )
+    pools = []
+    for held in MOTIVATION:
+        parts = []
+        for c, m in held.items():
+            part, of[c] = np.split(of[c], [m])
+            parts.append(part)
+        pools.append(rng.permutation(np.concatenate(parts)))
+    return pools
+
+
+def share_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return for each client as many test samples as keep its class shares; clients may share samples: three disjoint sets would be small."""
+    of = [rng.permutation(np.flatnonzero(y_test == c)) for c in range(counts.shape[1])]
+    there = np.array([len(samples) for samples in of])
+    tests = []
+    for held in counts:
+        scale = (there[held > 0] / held[held > 0]).min()
+        tests.append(np.concatenate([of[c][: int(held[c] * scale)] for c in np.flatnonzero(held)]))
+    return tests
+
+
+def cut(q: np.ndarray, m: int) -> np.ndarray:
+    """Return slice sizes `[..., n]` that sum to m: cut points floor(cumsum(q) m), the last at m."""
+    points = np.floor(np.cumsum(q, -1) * m).astype(np.int64)
+    points[..., -1] = m
+    return np.diff(points, axis=-1, prepend=0)
+
+
+def accept(
+    propose: Callable[[int], tuple[np.ndarray, np.ndarray]], least: int, limit: int, batch: int, flag: str, whose: str
+) -> np.ndarray:
+    """Return the first proposal in which everyone holds at least `least`; refuse after `limit` of them, or when it is hopeless.
+
+    Shares of a Dirichlet draw are negatively associated (one is large where others are small), so all n reach `least` at most as often as
+    n independent ones would: q^n, where q is the share that reach it. That bound refuses in seconds what draws would refuse in hours.
+    The first batches are small, so that an easy draw costs little; the result does depend on that schedule, which is fixed.
+    """
+    tried, best, size, reach, seen = 0, -1, 16, 0, 0
+    while tried < limit:
+        size = min(size * 4, batch, limit - tried)
+        slices, held = propose(size)
+        smallest = held.min(1)
+        good = np.flatnonzero(smallest >= least)
+        if len(good):
+            return slices[good[0]]
+        tried += size
+        if smallest.max() > best:
+            best, reached = int(smallest.max()), 0
+        reached += int((smallest >= best).sum())
+        reach, seen = reach + int((held >= least).sum()), seen + held.size
+        n = held.shape[1]
+        log10 = n * math.log10(reach / seen) if reach else -math.inf
+        if seen > 500_000 and log10 < -3 - math.log10(limit):
+            break
+    raise UserError(
+        f"{flag} is {least}; none of {tried} draws gave {whose} so many (accepted: 0 in {tried}; of all {n} each reaches it with probability "
+        f"{reach / seen:.3g}, so all at once with at most 1e{max(log10, -9999):.0f}). The most that a draw gave the smallest was {best} ({reached} in {tried}): "
+        f"use {flag} {best}, fewer --clients or a larger --dirichlet_alpha"
+    )
+
+
+def deal_test(counts: np.ndarray, y: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return each client's test samples: of every class the client's share of that class's training pool; disjoint, the whole test set used."""
+    n, classes = counts.shape
+    pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
+    for c in range(classes):
+        samples = rng.permutation(np.flatnonzero(y_test == c))
+        held = counts[:, c].sum()
+        if held == 0:
+            continue
+        quota = np.rint(counts[:, c] / held * len(samples)).astype(np.int64)
+        ends = np.minimum(np.cumsum(quota), len(samples))
+        quota = np.diff(ends, prepend=0)
+        left = len(samples) - int(quota.sum())
+        # one each to the first clients with a quota; of shares so small that all round to 0, to the first holders of the class
+        first = np.concatenate([np.flatnonzero(quota), np.flatnonzero((quota == 0) & (counts[:, c] > 0))])
+        quota[first[:left]] += 1
+        for k, part in enumerate(np.split(samples, np.cumsum(quota)[:-1])):
+            pieces[k].append(part)
+    return [np.concatenate(p) for p in pieces]
+
+
+def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return 80 % of a client's pool to train and ceil(20 %) to validate, stratified by class where every class allows it."""
+    from sklearn.model_selection import train_test_split
+
+    _, counts = np.unique(y[pool], return_counts=True)
+    n_val = -(-len(pool) // 5)
+    stratify = y[pool] if counts.min() >= 2 and min(n_val, len(pool) - n_val) >= len(counts) else None
+    train, val = train_test_split(pool, test_size=n_val, random_state=seed, stratify=stratify)
+    return train, val

@@ -1,0 +1,50 @@
+"""Which client is computed where, and what a node has: pure functions, so that `describe` can plan a run without MPI.
+
+Axes: N clients in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+from pathlib import Path
+
+import numpy as np
+
+
+def place(work: np.ndarray, ranks: int) -> np.ndarray:
+    """Return the rank of every client, int64 `[N]`: heaviest client first, each to the rank with least work so far."""
+    owner = np.zeros(len(work), np.int64)
+    loads = [(0.0, rank) for rank in range(ranks)]
+    for k in np.lexsort((np.arange(len(work)), -work)):
+        load, rank = heapq.heappop(loads)
+        owner[k] = rank
+        heapq.heappush(loads, (load + float(work[k]), rank))
+    return owner
+
+
+def ids_of(owner: np.ndarray, work: np.ndarray, rank: int) -> np.ndarray:
+    """Return the clients of a rank, heaviest first."""
+    mine = np.flatnonzero(owner == rank)
+    return mine[np.lexsort((mine, -work[mine]))]
+
+
+def node_memory(shared: bool = True) -> tuple[int, str]:
+    """Return the bytes of memory this node can still give, and which limit that is: free memory, the cgroup's, for shared /dev/shm."""
+    limits = []
+    if shared and os.path.isdir("/dev/shm"):
+        shm = os.statvfs("/dev/shm")
+        limits.append((shm.f_bavail * shm.f_frsize, "/dev/shm"))
+    try:
+        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+        limits.append((int(free.split()[1]) * 1024, "available memory"))
+    except (OSError, StopIteration):
+        pass
+    for top, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append((int(Path(top).read_text()) - int(Path(used).read_text()), "the cgroup's limit"))
+    return min(limits, default=(2**62, "no limit known"))

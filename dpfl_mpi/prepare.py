@@ -1,0 +1,290 @@
+"""Stage a data set once: `python -m dpfl_mpi.prepare cifar10` writes one checked HDF5 file that every run then reads.
+
+Layout: `/train/images` uint8 [M,H,W,C], `/train/labels` [M] and, for data with clients of their own, `/train/clients` int32 [M]; the same
+under `/test`; `/client_names`. Attributes: format, dataset, class_names, mean, std (a channel, of pixels scaled to 0..1), note, options,
+source (what it was made from) and sha256 of the content.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from dpfl_mpi.config import UserError, find, names
+from dpfl_mpi.datasets import Arrays, digest
+
+FORMAT = "dpfl_mpi data 1"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, write the file, return the exit code."""
+    args = vars(parser().parse_args(arguments))
+    module = find("dataset", args["dataset"])
+    options = {f.name: args[f.name] for f in dataclasses.fields(module.Options)} if hasattr(module, "Options") else {}
+    out = args["out"] or default_out(module, options)
+    try:
+        print(prepare(args["dataset"], args["source"], out, options, args["force"]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("error: this machine has not enough memory for the whole data set; use a larger one", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line: one subcommand a data set, with the options that its module names."""
+    assert __doc__ is not None
+    out = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.prepare", description=__doc__.split("\n\n")[0], allow_abbrev=False
+    )
+    datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
+    for name in names("dataset"):
+        module = find("dataset", name)
+        if not hasattr(module, "read"):
+            continue
+        text = (module.__doc__ or "").split("\n\n")[0]
+        sub = datasets.add_parser(name, help=text.split("\n")[0], description=text, allow_abbrev=False)
+        missing = "default: download it" if hasattr(module, "DOWNLOAD") else "required"
+        sub.add_argument("--source", type=Path, help=f"{module.SOURCE} ({missing})")
+        sub.add_argument("--out", type=Path, help=f"file to write (default {module.DATA})")
+        sub.add_argument("--force", action="store_true", help="write the file anew although it is there")
+        if hasattr(module, "Options"):
+            hints = get_type_hints(module.Options)
+            for f in dataclasses.fields(module.Options):
+                allowed = get_args(hints[f.name]) or None
+                kind = str if allowed else hints[f.name]
+                text = f"{f.metadata['help']} (default {f.default})"
+                sub.add_argument(f"--{f.name}", type=kind, choices=allowed, default=f.default, help=text)
+    return out
+
+
+def default_out(module: ModuleType, options: dict[str, Any]) -> Path:
+    """Return the data set's own path; other options than the default ones are part of the name, so that no variant replaces another."""
+    path = Path(module.DATA)
+    odd = [
+        str(options[f.name])
+        for f in (dataclasses.fields(module.Options) if options else ())
+        if options[f.name] != f.default
+    ]
+    return path.with_name("-".join([path.stem, *odd]) + path.suffix)
+
+
+def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any], force: bool = False) -> str:
+    """Write the prepared file and return a sentence about it; where it is there already, from the same source, do nothing.
+
+    Raises:
+        UserError: there is no such source, it is damaged, or the file is there from another source.
+    """
+    module = find("dataset", dataset)
+    if source is None and not hasattr(module, "DOWNLOAD"):
+        raise UserError(f"--source is missing: {module.NO_DOWNLOAD}")
+    if source is not None and not source.exists():
+        raise UserError(f"--source is {source}; there is no such file or folder")
+    sweep(out)
+    if out.exists() and not force:
+        return f"{already(out, dataset, source, options)} (--force writes it anew)"
+    writable(out)
+    if source is None:
+        source = download(module, out.parent / "downloads")
+        origin = fingerprint(None, module)
+    else:
+        origin = fingerprint(source, module)
+    arrays = module.read(source, **options)
+    sha256 = write(arrays, dataset, out, {"options": json.dumps(options, sort_keys=True), **origin})
+    return f"{describe(out, arrays)}, sha256 {sha256[:12]}"
+
+
+def describe(out: Path, arrays: Arrays) -> str:
+    """Return a sentence about a file just written."""
+    clients = f", {len(arrays.client_names)} clients" if arrays.client_names else ""
+    return (
+        f"{out}: {len(arrays.train_labels)} training and {len(arrays.test_labels)} test images, {len(arrays.class_names)} classes"
+        f"{clients}, {out.stat().st_size / 1e6:.0f} MB"
+    )
+
+
+def already(out: Path, dataset: str, source: Path | None, options: dict[str, Any]) -> str:
+    """Return a sentence that says the file is there, made from this very source.
+
+    Raises:
+        UserError: it is another file, or made from another source or with other options.
+    """
+    import h5py
+
+    other = "choose another --out, or overwrite it with --force"
+    try:
+        with h5py.File(out, "r", locking=False) as file:
+            if file.attrs.get("format") != FORMAT:
+                raise UserError(f"--out is {out}, which is not a file of dpfl_mpi; {other}")
+            attrs = dict(file.attrs)
+            train, test = file["train/labels"].shape[0], file["test/labels"].shape[0]
+    except (OSError, KeyError, RuntimeError):
+        raise UserError(f"--out is {out}, which is not a readable file of dpfl_mpi; {other}") from None
+    if attrs["dataset"] != dataset:
+        raise UserError(f"--out is {out}, which holds {attrs['dataset']}; {other}")
+    if json.loads(attrs.get("options", "{}")) != options:
+        raise UserError(f"--out is {out}, which was made with the options {attrs.get('options', '{}')}; {other}")
+    stat = "" if source is None else stat_of(source)
+    if stat != attrs.get("source_stat", "") or source is None:
+        mine = fingerprint(source, find("dataset", dataset))["source"]
+        if mine != attrs.get("source", ""):
+            raise UserError(f"--out is {out}, which was made from another source; {other}")
+    return f"{out} is there already: {train} training and {test} test images, made from the same source"
+
+
+def fingerprint(source: Path | None, module: ModuleType) -> dict[str, str]:
+    """Return what names a source: the publisher's checksum, else the SHA-256 of a file, or of all names, sizes and times of a folder.
+
+    `source_stat` (size and time, no path) saves hashing a file again.
+    """
+    if source is None:
+        return {"source": str(module.DOWNLOAD[1])}
+    if source.is_dir():
+        return {"source": f"folder:{stat_of(source)}", "source_stat": stat_of(source)}
+    with source.open("rb") as file:
+        sha = hashlib.sha256()
+        while block := file.read(2**20):
+            sha.update(block)
+    return {"source": f"sha256:{sha.hexdigest()}", "source_stat": stat_of(source)}
+
+
+def stat_of(source: Path) -> str:
+    """Return a hash of size and time of a file, or of the name, size and time of every file of a folder."""
+    sha = hashlib.sha256()
+    for path in sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]:
+        name = path.relative_to(source).as_posix() if source.is_dir() else ""
+        sha.update(f"{name}:{path.stat().st_size}:{path.stat().st_mtime_ns};".encode())
+    return sha.hexdigest()
+
+
+def download(module: ModuleType, folder: Path) -> Path:
+    """Return the publisher's archive, downloaded once, checked, and kept in `folder`."""
+    import logging
+
+    import pooch
+    import requests
+
+    url, checksum, size = module.DOWNLOAD
+    archive = folder / url.rsplit("/", 1)[-1]
+    if archive.is_file() and pooch.file_hash(str(archive), "md5") == checksum.removeprefix("md5:"):
+        return archive
+    pooch.get_logger().setLevel(logging.WARNING)
+    partial = folder / f".{archive.name}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(archive)
+        print(f"downloading {url}, {size / 1e6:.0f} MB", file=sys.stderr)
+        got = pooch.retrieve(
+            url, checksum, fname=archive.name, path=partial, downloader=pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
+        )  # fmt: skip
+        os.replace(got, archive)
+    except (requests.RequestException, ConnectionError, TimeoutError) as error:
+        raise UserError(
+            f"{url} cannot be reached ({type(error).__name__}); compute nodes often have no network: run this on the login node, or "
+            "bring the archive here and name it with --source PATH"
+        ) from None
+    except ValueError:
+        raise UserError(
+            f"{url} came with another checksum than {checksum}; the file was thrown away: try again later"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot hold the download: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return archive
+
+
+def sweep(out: Path) -> None:
+    """Remove the temporary files of runs that were killed outright while they made `out`."""
+    for path in out.parent.glob(f".{out.name}.*.tmp") if out.parent.is_dir() else ():
+        pid = re.fullmatch(r"\.(\d+)\.tmp", path.name.removeprefix(f".{out.name}"))
+        if pid and not Path("/proc", pid.group(1)).exists() and Path("/proc").exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def writable(out: Path) -> None:
+    """Raise `UserError` where the file cannot be written: known before an hour of download, not after it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise UserError(f"--out is {out}; it cannot be written: {error.strerror or error}") from None
+
+
+def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None = None) -> str:
+    """Write the prepared file under a temporary name, read it back, then rename it; return the SHA-256 of its content.
+
+    A killed run leaves no half a file under the real name.
+    """
+    import h5py
+
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    sha256 = digest(arrays)
+    kind = "uint8" if len(arrays.class_names) <= 256 else "uint16"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(temporary, "w", libver="earliest") as file:
+            for part in ("train", "test"):
+                file.create_dataset(f"{part}/images", data=getattr(arrays, f"{part}_images"))
+                file.create_dataset(f"{part}/labels", data=getattr(arrays, f"{part}_labels").astype(kind))
+                clients = getattr(arrays, f"{part}_clients")
+                if clients is not None:
+                    file.create_dataset(f"{part}/clients", data=clients.astype("int32"))
+            if arrays.client_names:
+                file.create_dataset("client_names", data=list(arrays.client_names), dtype=h5py.string_dtype())
+            file.attrs.update(
+                format=FORMAT,
+                dataset=dataset,
+                class_names=list(arrays.class_names),
+                sha256=sha256,
+                mean=list(arrays.mean),
+                std=list(arrays.std),
+                note=arrays.note,
+                **(extra or {}),
+            )
+        with temporary.open("rb+") as raw:
+            os.fsync(raw.fileno())
+        if digest(read_back(temporary, arrays)) != sha256:
+            raise UserError(
+                f"--out is {out}; what was written does not read back the same: is the disk full or failing?"
+            )
+        os.replace(temporary, out)
+    except OSError as error:
+        raise UserError(f"--out is {out}; it cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return sha256
+
+
+def read_back(path: Path, arrays: Arrays) -> Arrays:
+    """Return what a file just written holds."""
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        got = {
+            f"{part}_{name}": file[part][name][:] if name == "images" else file[part][name][:].astype(np.int64)
+            for part in ("train", "test")
+            for name in file[part]
+        }
+    return dataclasses.replace(arrays, **got)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a killed run takes its temporary files along
+    sys.exit(main())

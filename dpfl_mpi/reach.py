@@ -1,0 +1,129 @@
+"""What limits a client: its budget, whom it can reach, when it takes part, and whose labels are flipped.
+
+The paper gives every client one budget, lets everyone reach everyone and all take part; these are its named limitations, lifted. All draws
+come from keyed streams of the Run's seed, so every rank draws the same without talking.
+
+Axes: N clients, T rounds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dpfl_mpi import clients as streams
+from dpfl_mpi.config import Run, UserError, is_file
+from dpfl_mpi.graph import CollaborationGraph
+
+
+def budgets(run: Run) -> np.ndarray:
+    """Return how many other clients' models each client may receive for one average, int64 `[N]`.
+
+    Flipped clients that do not choose have 0: they train alone and still serve their model.
+
+    Raises:
+        UserError: the file does not hold one budget a client.
+    """
+    n, kind = int(run.clients or 0), str(run.budget)
+    if is_file(run.budget):
+        words = read(kind, "budget").split()
+        if len(words) != n or not all(w == "inf" or (w.isdecimal() and int(w) >= 1) for w in words):
+            raise UserError(
+                f"--budget is {kind}, which must hold {n} numbers, one a client: whole and at least 1, or inf"
+            )
+        b_c = np.array([n + 1 if w == "inf" else int(w) for w in words])
+    elif kind.startswith("uniform:"):
+        low, high = (int(v) for v in kind.split(":")[1:])
+        b_c = streams.stream(run.seed, streams.BUDGET, 0, 0).integers(low, high + 1, n)
+    else:
+        b_c = np.full(n, run.others + run.budget_counts_self)
+    others = np.minimum(b_c - run.budget_counts_self, n - 1)
+    if not run.flipped_run_ggc:
+        others[flipped(run)] = 0
+    return others
+
+
+def flipped(run: Run) -> np.ndarray:
+    """Return which clients hold flipped labels, bool `[N]`: floor(flip_share N) of them, drawn uniformly."""
+    n = int(run.clients or 0)
+    out = np.zeros(n, bool)
+    out[streams.stream(run.seed, streams.FLIP, 0, 0).permutation(n)[: int(run.flip_share * n)]] = True
+    return out
+
+
+def reach(run: Run) -> CollaborationGraph | None:
+    """Return who can receive from whom: the senders each receiver can reach, itself excluded; None where everyone reaches everyone.
+
+    Raises:
+        UserError: the file holds something other than lines of two client numbers, receiver and sender.
+    """
+    if run.reach is None:
+        return None
+    n = int(run.clients or 0)
+    kind, _, value = run.reach.partition(":")
+    near = np.zeros((n, n), bool)
+    rng = streams.stream(run.seed, streams.REACH, 0, 0)
+    if is_file(run.reach):
+        words = read(run.reach, "reach").split()
+        if len(words) % 2 or not all(w.isdecimal() and int(w) < n for w in words):
+            raise UserError(
+                f"--reach is {run.reach}, which must hold lines of two client numbers from 0 to {n - 1}: receiver sender"
+            )
+        edges = np.array(words, np.int64).reshape(-1, 2)
+        near[edges[:, 0], edges[:, 1]] = True
+    elif kind == "geometric":
+        place = rng.random((n, 2))
+        near = ((place[:, None] - place[None]) ** 2).sum(2) <= float(value) ** 2
+    elif kind == "sites":
+        site = rng.permutation(n) % int(value)
+        near = site[:, None] == site[None]
+    else:
+        for group in value.split(";"):
+            members = [int(k) for k in group.split(",")]
+            near[np.ix_(members, members)] = True
+    np.fill_diagonal(near, False)
+    return CollaborationGraph.from_lists(np.flatnonzero(row) for row in near)
+
+
+def availability(run: Run) -> np.ndarray:
+    """Return who can take part in rounds 1 to T, `[T, N]` of 0 and 1; without --available an array of no rows.
+
+    Raises:
+        UserError: the file does not hold T lines of N zeros and ones, or a round in which nobody is there.
+    """
+    n, t = int(run.clients or 0), int(run.rounds or 0)
+    if run.available is None:
+        return np.zeros((0, n), np.int64)
+    lines = [line.replace(",", " ").split() for line in read(run.available, "available").splitlines() if line.strip()]
+    if len(lines) < t or any(len(line) != n or not set(line) <= {"0", "1"} for line in lines):
+        raise UserError(
+            f"--available is {run.available}, which must hold at least {t} lines (rounds) of {n} (clients) zeros or ones"
+        )
+    table = np.array(lines, np.int64).reshape(-1, n)
+    empty = np.flatnonzero(table[:t].sum(1) == 0)
+    if len(empty):
+        raise UserError(
+            f"--available is {run.available}; in round {empty[0] + 1} no client is there, at least one must be"
+        )
+    return table
+
+
+def present(run: Run, table: np.ndarray, t: int) -> np.ndarray:
+    """Return who takes part in round t, bool `[N]`: of those available, a share --participation, at least one; all in round 0."""
+    n = int(run.clients or 0)
+    able = np.flatnonzero(table[t - 1]) if 0 < t <= len(table) else np.arange(n)
+    if t > 0 and run.participation < 1:
+        count = max(1, int(run.participation * len(able) + 0.5))
+        able = streams.stream(run.seed, streams.PRESENT, 0, t).permutation(able)[:count]
+    out = np.zeros(n, bool)
+    out[able] = True
+    return out
+
+
+def read(path: str, flag: str) -> str:
+    """Return a small text file."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"--{flag} is {path}, which is no readable text file") from None

@@ -1,0 +1,57 @@
+"""Shared memory of a killed run: MPI frees its segments in /dev/shm at the end, but nobody does after `kill -9`.
+
+Each rank notes the names of the segments it maps beside the checkpoints; the next start of the same run, which holds the lock and so
+knows the one before to be gone, removes them on each node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from pathlib import Path
+
+SHM = "/dev/shm/"
+
+
+def mapped(pid: str) -> set[str]:
+    """Return the files in /dev/shm that a process maps, none where it is gone or another user's."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return set(re.findall(rf"{SHM}\S+", text))
+
+
+class Segments:
+    """What one rank of this start has in /dev/shm, written to a file of its own whenever it changes."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.path = folder / f"shm.{socket.gethostname()}.{rank}"
+        self.noted: set[str] = set()
+
+    def note(self) -> None:
+        """Write the names down if they changed; a full disk is not worth ending a run for."""
+        now = mapped("self")
+        if now != self.noted:
+            with contextlib.suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.write_text("\n".join(sorted(now | self.noted)))
+                self.noted |= now
+
+
+def remove_left(folder: Path) -> None:
+    """Remove what an earlier, dead start left on this node; what any process maps is somebody's and stays."""
+    notes = list(folder.glob(f"shm.{socket.gethostname()}.*"))
+    names: set[str] = set()
+    for note in notes:
+        with contextlib.suppress(OSError):
+            names |= {n for n in note.read_text().split() if n.startswith(SHM) and Path(n).exists()}
+    if names:
+        for process in Path("/proc").glob("[0-9]*"):
+            names -= mapped(process.name)
+    for name in names:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+    for note in notes:
+        note.unlink(missing_ok=True)

@@ -1,0 +1,225 @@
+"""A run in the terminal, finished or still running: `python -m dpfl_mpi.show RESULT [--compare OTHER] [--cite]`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.config import Run, UserError, find
+from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.results import Result
+
+PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table of right-flush columns."""
+    cells = [[str(c) for c in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+
+
+def settings(run: Run) -> str:
+    """Return the settings of a run, a line a group of the command line."""
+    groups: dict[str, list[str]] = {}
+    for f in dataclasses.fields(run):
+        value = getattr(run, f.name)
+        if value is not None and value != {}:
+            groups.setdefault(f.metadata["group"], []).append(f"{f.name} {value}")
+    return "\n".join(f"  {name:10s} {', '.join(items)}" for name, items in groups.items())
+
+
+def rounds(result: Result, last: int) -> str:
+    """Return a table of the last rounds: means over clients, edges, models received, seconds of the slowest rank."""
+    done = result.last_round
+    names = ("round", "epochs", "train loss", "val %", "test %", "edges", "received", "seconds")
+    seconds = np.sum([result[f"seconds/{p}"][: done + 1, 2] for p in PHASES], axis=0)
+    mean = {n: result.mean(f"round/{n}") for n in ("train_loss", "val_acc", "test_acc")}
+    edges = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
+    received = result["traffic/models_received"].mean(1)
+    return table(
+        names,
+        [
+            [
+                t,
+                result["round/epochs"][t],
+                f"{mean['train_loss'][t]:.4f}",
+                f"{100 * mean['val_acc'][t]:.2f}",
+                f"{100 * mean['test_acc'][t]:.2f}",
+                edges[t],
+                f"{received[t]:.1f}",
+                f"{seconds[t]:.2f}",
+            ]
+            for t in range(max(0, done + 1 - last), done + 1)
+        ],
+    )
+
+
+def clients(result: Result, each: int) -> str:
+    """Return a table of the clients with the highest and the lowest test accuracy of their best model by validation."""
+    test, counts = result["best/test_acc"], result["client/class_counts"]
+    degree = result.chosen(result.last_round).degrees()
+    order = np.argsort(-test, kind="stable")
+    shown = [*order[:each], *order[max(each, len(order) - each) :]]
+    return table(
+        ("client", "test %", "val %", "best round", "last %", "train", "test", "collaborators", "classes (samples)"),
+        [
+            [
+                k,
+                f"{100 * test[k]:.1f}",
+                f"{100 * result['best/val_acc'][k]:.1f}",
+                result["best/round"][k],
+                f"{100 * result['last/test_acc'][k]:.1f}",
+                result["client/n_train"][k],
+                result["client/n_test"][k],
+                degree[k],
+                " ".join(f"{c}({counts[k, c]})" for c in np.argsort(-counts[k], kind="stable") if counts[k, c])[:44],
+            ]
+            for k in shown
+        ],
+    )
+
+
+def graph(result: Result) -> str:
+    """Return the figures of Omega and of the last graph, or a sentence where the method has no graph."""
+    last = result.last_round
+    if not len(result.omega().senders):
+        return "  no edges: every client receives from nobody"
+    rows = []
+    for name, t in (("Omega", 0), (f"round {last}", last)):
+        a = result.graph(t)
+        one_way, pairs = asymmetry(a)
+        degree = a.sum(1)
+        rows.append(
+            [
+                name,
+                int(a.sum()),
+                f"{100 * sparsity(a):.1f}",
+                f"{degree.min()} / {degree.mean():.1f} / {degree.max()}",
+                f"{100 * one_way:.1f}",
+                f"{100 * pairs:.1f}",
+            ]
+        )
+    names = ("graph", "edges", "sparsity %", "collaborators min / mean / max", "edges one way %", "pairs one way %")
+    return table(names, rows)
+
+
+def outcome(result: Result) -> dict[str, Any]:
+    """Return the figures that `--compare` sets side by side, by name."""
+    test, received = 100 * result["best/test_acc"][result.benign], result["traffic/models_received"]
+    last = result.last_round
+    return {
+        "state": result.state,
+        "test accuracy, %": f"{np.nanmean(test):.2f}",
+        "std over clients": f"{np.nanstd(test):.2f}",
+        "lowest client, %": f"{np.nanmin(test):.1f}",
+        "last round, %": f"{100 * np.nanmean(result['last/test_acc'][result.benign]):.2f}",
+        "local epochs": int(result["round/epochs"][last]) + int(getattr(result.run, "finetune_epochs", 0)),
+        "edges in Omega": len(result.omega().senders),
+        "edges at the end": len(result.chosen(last).senders),
+        "models received": int(received.sum()),
+        "seconds": f"{sum(result[f'seconds/{p}'][:, 2].sum() for p in PHASES):.1f}",
+    }
+
+
+def show(result: Result, last: int, each: int) -> str:
+    """Return all that is shown of one run."""
+    start = result.starts()[-1]
+    run, head = result.run, outcome(result)
+    return "\n".join(
+        [
+            f"{result.path}: {run.method} on {run.dataset}, {result.state} of {run.rounds}",
+            f"  test accuracy {head['test accuracy, %']} % (mean over {len(result['client/p'])} clients of their best model by validation), "
+            f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %",
+            f"  {start['ranks']} ranks on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
+            f"{start['time']}, {head['seconds']} s",
+            "\nsettings",
+            settings(run),
+            "\nlast rounds (means over clients)",
+            rounds(result, last),
+            "\nclients, best and worst",
+            clients(result, each),
+            "\ncollaboration graph",
+            graph(result),
+        ]
+    )
+
+
+def compare(a: Result, b: Result) -> str:
+    """Return what differs between two runs, in settings, outcome and, client by client, accuracy."""
+    rows = [
+        [f.name, getattr(a.run, f.name), getattr(b.run, f.name)]
+        for f in dataclasses.fields(Run)
+        if getattr(a.run, f.name) != getattr(b.run, f.name)
+    ]
+    mine, theirs = outcome(a), outcome(b)
+    out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
+    out += [table(("", "A", "B"), rows)] if rows else []
+    out += ["\noutcome", table(("", "A", "B"), [[n, mine[n], theirs[n]] for n in mine])]
+    meta = [{n: str(r.file["meta"].attrs[n]) for n in ("data_sha256", "partition_sha256")} for r in (a, b)]
+    if meta[0] != meta[1]:
+        out.append("\nnot compared client by client: the data or the partition differ")
+        return "\n".join(out)
+    difference = 100 * (b["best/test_acc"] - a["best/test_acc"])
+    differing = Result.differences(a, b)
+    out.append(
+        f"\nclient by client (same partition), B - A: {np.nanmean(difference):+.2f} points; B is better for {int((difference > 0).sum())}, equal for "
+        f"{int((difference == 0).sum())}, worse for {int((difference < 0).sum())}"
+    )
+    out.append(
+        f"arrays that differ: {', '.join(differing)}"
+        if differing
+        else "all recorded numbers are the same to the last bit"
+    )
+    return "\n".join(out)
+
+
+def cite(results: Sequence[Result]) -> str:
+    """Return the BibTeX of the methods used, DPFL's own paper (this program's subject) first."""
+    found = []
+    for method in dict.fromkeys(["dpfl", *(r.run.method for r in results)]):
+        text = getattr(find("method", method), "CITATION", "").strip()
+        if text and text not in found:
+            found.append(text)
+    return "\n\n".join(found)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, print, return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False)
+    parser.add_argument("results", nargs="*", metavar="RESULT", help="result files, finished or running")
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="say what differs between two results")
+    parser.add_argument("--cite", action="store_true", help="print the BibTeX of the methods used, instead")
+    parser.add_argument("--last", type=int, default=8, metavar="R", help="rounds to show (default 8)")
+    parser.add_argument("--clients", type=int, default=4, metavar="K", help="clients to show at either end (default 4)")
+    args = parser.parse_args(arguments)
+    if not args.results and not args.compare:
+        parser.error("name a RESULT, or two with --compare")
+    if args.last < 1 or args.clients < 1:
+        parser.error("--last and --clients take whole numbers of at least 1")
+    try:
+        results = [Result(path) for path in (args.results or args.compare)]
+        if args.cite:
+            print(cite(results))
+            return 0
+        empty = next((r for r in results if r.last_round < 0), None)
+        if empty:
+            raise UserError(f"{empty.path} is running; no round is recorded yet")
+        print("\n\n".join(show(r, args.last, args.clients) for r in results) if args.results else compare(*results))
+        if args.results and args.compare:
+            print("\n" + compare(*(Result(path) for path in args.compare)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # piped into head
+        sys.stderr.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

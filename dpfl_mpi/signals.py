@@ -1,0 +1,201 @@
+"""Signals, end of the allocation, and hangs: when a run must leave, and how.
+
+The round is the unit. USR1, TERM and INT raise a flag that stays up; the ranks agree on it at the end of the round, keep a checkpoint
+and end with exit code 75, "requeue me". Where the round would outlast `--grace`, all ranks end at once with the same code, and the
+next start replays the round from the last checkpoint, which is exact because every draw is keyed. Slurm's SLURM_JOB_END_TIME counts
+as a signal `--grace` seconds before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dpfl_mpi.config import Job
+
+if TYPE_CHECKING:
+    from dpfl_mpi.comm import World
+
+REQUEUE = 75  # EX_TEMPFAIL: the same command goes on
+STALLED = 76  # two starts in a row kept nothing: the same command would do no better
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
+
+
+class Leave(Exception):
+    """The run stopped in order, on all ranks, with an exit code and a sentence for the user."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+class Heard:
+    """What the process was told since `listen`: written by the signal handler, read by everyone."""
+
+    at = 0.0  # monotonic time of the first signal, 0 before it
+    name = ""
+    pipe = -1  # readable after each signal, even while the main thread waits inside MPI
+
+
+def listen() -> None:
+    """Let USR1, TERM and INT raise the flag from now on instead of ending the process. Main thread only."""
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    os.set_blocking(out, False)
+    Heard.pipe = out
+    signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: hear(number))
+
+
+def hear(number: int) -> None:
+    """Raise the flag. Slurm sends CONT right after its warning: nothing lowers the flag again."""
+    if not Heard.at:
+        Heard.at, Heard.name = time.monotonic(), signal.Signals(number).name
+
+
+class Watch:
+    """Beside the main thread of every rank: ends all ranks where waiting for the round's end would be too late, or no end is near.
+
+    Use with `with`; `begin` marks each round. The exit code of an end without notice depends on `progress`.
+    """
+
+    def __init__(self, job: Job, world: World):
+        self.job, self.world = job, world
+        self.round, self.started, self.last = (
+            0,
+            time.monotonic(),
+            0.0,
+        )  # round now, its start, seconds of the one before
+        self.grace = job.grace
+        self.ends = float("inf")  # monotonic time at which the allocation is over
+        if os.environ.get("SLURM_JOB_END_TIME", "").isdigit():
+            left = int(os.environ["SLURM_JOB_END_TIME"]) - time.time()
+            if left > 0:
+                self.ends = self.started + left
+                self.grace = min(job.grace, left / 2)  # a short job would otherwise leave before it began
+        self.code = REQUEUE
+        self.leaving = False
+        self._over, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._arm()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leaving = True
+        if self.job.watchdog:
+            faulthandler.cancel_dump_traceback_later()
+        os.write(self._wake, b"x")
+        self._thread.join()
+        os.close(self._wake)
+        os.close(self._over)
+
+    def begin(self, t: int) -> None:
+        """Mark the start of round t."""
+        now = time.monotonic()
+        self.last = now - self.started if t > 1 else 0.0  # preprocessing tells nothing about a round
+        self.round, self.started = t, now
+        self._arm()
+
+    def _arm(self) -> None:
+        """Print this rank's stack from C, too, should it hang where no other Python thread can run."""
+        if self.job.watchdog:
+            faulthandler.dump_traceback_later(self.job.watchdog + 1)
+
+    def stop(self, more: bool, spare: float) -> bool:
+        """Return whether this rank wishes to leave at the end of this round.
+
+        `more` says that a round would follow; it is not begun where it and `spare` seconds would outlast the allocation.
+        """
+        now = time.monotonic()
+        if more and now + (now - self.started) + spare > self.ends:
+            hear_end()
+        return self._asked() > 0
+
+    def _asked(self) -> float:
+        """Return when to leave was first asked for, 0 where it was not."""
+        if not Heard.at and time.monotonic() > self.ends - self.grace:
+            hear_end()
+        return Heard.at
+
+    def _watch(self) -> None:
+        while not self.leaving:
+            now = time.monotonic()
+            wait = 3600.0
+            if asked := self._asked():
+                deadline = min(asked + self.grace, self.ends)
+                if now >= deadline or (self.last and self.started + self.last > deadline):
+                    return self._cut(now)
+                wait = deadline - now
+            elif self.ends < float("inf"):
+                wait = self.ends - self.grace - now + 0.01
+            if self.job.watchdog:
+                hung = self.started + self.job.watchdog
+                if now >= hung:
+                    return self._hung()
+                wait = min(wait, hung - now)
+            pipes = [self._over, *([Heard.pipe] if Heard.pipe >= 0 else [])]
+            ready = select.select(pipes, [], [], max(wait, 0.01))[0]
+            if Heard.pipe in ready:
+                with contextlib.suppress(BlockingIOError):
+                    for number in os.read(Heard.pipe, 64):
+                        if number in SIGNALS:
+                            hear(number)
+
+    def _cut(self, now: float) -> None:
+        """End all ranks: the round would outlast the grace time."""
+        if not self._first():
+            return
+        again = "the same command replays it from the last checkpoint" if self.code == REQUEUE else stalled_text()
+        print(
+            f"{Heard.name}: round {self.round} would outlast --grace {self.grace:g}, stopped at once; {again}",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.world.abort(self.code)
+
+    def _hung(self) -> None:
+        """Print where this rank stands, and end all ranks."""
+        faulthandler.cancel_dump_traceback_later()
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            text = file.read()
+        print(
+            f"--watchdog: rank {self.world.rank} of {self.world.size} has not finished round {self.round} "
+            f"in {self.job.watchdog:g} s; it is at\n{text}",
+            file=sys.stderr,
+            flush=True,
+        )
+        time.sleep(2)  # for the other ranks to print theirs
+        if self._first():
+            self.world.abort(1)
+
+    def _first(self) -> bool:
+        """Return whether this rank is still to act, after root had time to."""
+        if not self.world.root:
+            time.sleep(STEP_BEHIND)
+        return not self.leaving
+
+
+def hear_end() -> None:
+    """Raise the flag because the allocation is about to end."""
+    if not Heard.at:
+        Heard.at, Heard.name = time.monotonic(), "end of the allocation"
+
+
+def stalled_text() -> str:
+    """Return what to say where starting again would not help."""
+    return "two starts in a row kept no new checkpoint: give more time (--time), or let a checkpoint come sooner (--checkpoint_every 1)"

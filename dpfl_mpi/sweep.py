@@ -1,0 +1,436 @@
+"""Many Runs: `python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits one job for each Run that has no result yet.
+
+Finished Runs are skipped, running ones left alone, failed ones named with the end of their log and submitted again with --retry; each
+goes on from its own checkpoint. Instead of a file of analysis/ a grid: `--datasets cifar10 --methods dpfl,local --seeds 1,2,3`. Every
+other flag is one of `python -m dpfl_mpi` and holds for all Runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.config import Job, Run, UserError, find
+from dpfl_mpi.results import Result
+
+GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
+LOG_LINES = 6
+BLIND_S = 60  # a job just submitted may not be in the queue yet
+
+
+def compute(arguments: list[str]) -> int:
+    """Compute one Run: the function that is submitted. Returns 0.
+
+    As a Slurm task it is one rank of the world that srun started; alone (`local`, `debug`) it calls mpirun.
+    """
+    if os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
+        from dpfl_mpi.__main__ import main
+
+        main(arguments)
+        return 0
+    ranks, rest = int(arguments[0]), arguments[1:]
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *rest]
+    done = subprocess.run(command, env=os.environ | {"SUBMITIT_EXECUTOR": ""}, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} ended with exit code {done.returncode}")
+    return 0
+
+
+def again(arguments: list[str]) -> Any:
+    """Return the same submission: a job that Slurm is about to end goes on from the Run's own checkpoint."""
+    from submitit.helpers import DelayedSubmission
+
+    return DelayedSubmission(compute, arguments)
+
+
+compute.checkpoint = again  # type: ignore[attr-defined]  # where submitit looks for it
+
+
+# which Runs --------------------------------------------------------------------------------------------------------------
+def runs_of(file: Path) -> list[Run]:
+    """Return the Runs that a file of analysis/ names in its RUNS."""
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))  # a figure may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    if not isinstance(getattr(module, "RUNS", None), list):
+        raise UserError(f"{file} has no list RUNS")
+    return list(module.RUNS)
+
+
+def grid(args: argparse.Namespace, base: Run) -> list[Run]:
+    """Return the Runs of --seeds, --methods, --datasets and --budgets, all combinations, over the fields of `base`."""
+    axes = {field: words(getattr(args, flag)) for flag, field in GRID.items() if getattr(args, flag)}
+    if "seed" in axes:
+        axes["seed"] = [whole("--seeds", s) for s in axes["seed"]]
+    return [
+        dataclasses.replace(base, **dict(zip(axes, point, strict=True))) for point in itertools.product(*axes.values())
+    ]
+
+
+def words(text: str) -> list[Any]:
+    """Return the parts of a comma-separated list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def whole(flag: str, text: str) -> int:
+    """Return a whole number."""
+    if not text.isdigit():
+        raise UserError(f"{flag} has {text}; allowed are whole numbers, separated by commas")
+    return int(text)
+
+
+def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
+    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run."""
+    name, _, values = tune.partition("=")
+    method, _, field = name.partition(".")
+    if not (field and values):
+        raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
+    options = {f.name for f in dataclasses.fields(getattr(find("method", method), "Options", None) or Nothing)}
+    fields = {f.name for f in dataclasses.fields(Run)}
+    if field not in options | fields:
+        raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
+    out: dict[str, list[Run]] = {}
+    for value in words(values):
+        number = yaml(value)
+        for run in runs:
+            change: dict[str, Any] = (
+                {"options": (run.options or {}) | {field: number}} if field in options else {field: number}
+            )
+            out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
+    return out
+
+
+@dataclass
+class Nothing:
+    """The options of a method that has none."""
+
+
+def yaml(text: str) -> Any:
+    """Return a value as the command line would read it."""
+    from yaml import safe_load
+
+    return safe_load(text)
+
+
+def flags(run: Run, job: Job) -> list[str]:
+    """Return the command line that computes a resolved Run: all that differs from the defaults."""
+    out = []
+    for settings in (run, job):
+        for f in dataclasses.fields(settings):
+            value = getattr(settings, f.name)
+            if value is None or value == f.default:
+                continue
+            if f.name == "options":
+                out += [f"--options.{name}={option}" for name, option in value.items()]
+            elif isinstance(value, bool):
+                out.append(f"--{f.name}" if value else f"--no-{f.name}")
+            else:
+                out.append(f"--{f.name}={value}")
+    return out
+
+
+# what became of them -----------------------------------------------------------------------------------------------------
+@dataclass
+class Known:
+    """A Run, its result file, and the newest submission of it: job, folder of the logs, time."""
+
+    run: Run
+    path: Path
+    job_id: str = ""
+    folder: str = ""
+    submitted: float = 0.0
+    cluster: str = ""
+
+    def state(self, queue: set[str]) -> str:
+        """Return finished, running or stopped with the round, waiting, failed, or missing."""
+        recorded = ""
+        if self.path.exists():
+            try:
+                with Result(self.path) as result:
+                    if result.finished:
+                        return "finished"
+                    recorded = result.state
+            except UserError:
+                recorded = "unreadable"
+        if self.job_id and self._alive(queue):
+            return recorded if recorded.startswith("running") else "waiting"
+        if self.job_id:
+            return "failed" + (f" ({recorded})" if recorded else "")
+        return recorded or "missing"
+
+    def _alive(self, queue: set[str]) -> bool:
+        if self.cluster == "slurm":
+            return self.job_id in queue or time.time() - self.submitted < BLIND_S
+        try:
+            os.kill(int(self.job_id), 0)
+            return Path(f"/proc/{self.job_id}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except (OSError, ValueError):
+            return False
+
+    def log(self) -> str:
+        """Return the end of the job's output and errors."""
+        text = ""
+        for path in sorted(Path(self.folder).glob(f"{self.job_id}_0_log.*")) if self.folder else []:
+            text += path.read_text(errors="replace")
+        return "\n".join([line for line in text.splitlines() if line.strip()][-LOG_LINES:])
+
+
+def queued() -> set[str]:
+    """Return the jobs that Slurm still has, array tasks as JOB_TASK; none where there is no Slurm."""
+    try:
+        command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    return set(done.stdout.split())
+
+
+def remember(folder: Path, jobs: dict[str, str], cluster: str) -> None:
+    """Write which Run went to which job beside the logs."""
+    entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
+    (folder / "jobs.json").write_text(json.dumps(entry, indent=1))
+
+
+def recall(known: list[Known], sweeps: Path) -> None:
+    """Fill in the newest submission of each Run."""
+    of = {k.path.name: k for k in known}
+    for file in sorted(sweeps.glob("*/jobs.json")):
+        entry = json.loads(file.read_text())
+        for name, job_id in entry["jobs"].items():
+            if name in of:
+                k = of[name]
+                k.job_id, k.folder, k.submitted, k.cluster = (
+                    job_id,
+                    str(file.parent),
+                    entry["submitted"],
+                    entry["cluster"],
+                )
+
+
+def table(known: Iterable[Known], queue: set[str]) -> tuple[str, dict[str, int]]:
+    """Return a line a Run, and how many are in each state."""
+    lines, counts = [], dict[str, int]()
+    for k in known:
+        state = k.state(queue)
+        counts[state.split()[0].rstrip(",")] = counts.get(state.split()[0].rstrip(","), 0) + 1
+        lines.append(f"{k.path.stem:60s} {state}")
+    return "\n".join(lines), counts
+
+
+# submitting --------------------------------------------------------------------------------------------------------------
+def executor(args: argparse.Namespace, folder: Path) -> Any:
+    """Return submitit's executor with the resources of the command line."""
+    import submitit
+
+    try:
+        out = submitit.AutoExecutor(folder=folder, cluster=args.cluster, slurm_max_num_timeout=10000)
+    except RuntimeError as error:
+        raise UserError(f"--cluster is {args.cluster}: {error}") from None
+    if args.cluster != "slurm":
+        out.update_parameters(name="dpfl", timeout_min=minutes(args.time))
+        return out
+    extra: dict[str, Any] = {"requeue": True}
+    for item in args.sbatch:
+        name, _, value = item.partition("=")
+        extra[name.lstrip("-")] = value if value else True
+    out.update_parameters(
+        name="dpfl",
+        timeout_min=minutes(args.time),
+        nodes=args.nodes,
+        tasks_per_node=args.ranks,
+        cpus_per_task=args.cpus,
+        slurm_partition=args.partition,
+        slurm_account=args.account,
+        slurm_gpus_per_node=args.gpus,
+        slurm_array_parallelism=args.max_parallel or 256,
+        slurm_srun_args=[f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"],
+        slurm_setup=[f"export OMP_NUM_THREADS={args.cpus}"],
+        slurm_signal_delay_s=120,
+        slurm_additional_parameters=extra,
+    )
+    return out
+
+
+def minutes(text: str) -> int:
+    """Return a time limit in minutes: a number of them, or H:MM:SS, or D-H:MM:SS."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(p.isdigit() for p in [*parts, *([days] if days else [])]) or len(parts) > 3:
+        raise UserError(f"--time is {text}; allowed is a number of minutes, H:MM:SS or D-H:MM:SS")
+    if len(parts) == 1:
+        return int(parts[0])
+    hours, mins, seconds = (*map(int, parts), 0)[:3]
+    return int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
+
+
+def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]) -> None:
+    """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for."""
+    folder = Path(job.results) / "sweeps" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder.mkdir(parents=True)
+    jobs = executor(args, folder)
+    lines = [flags(k.run, dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))) for k in todo]
+    if args.cluster == "slurm":
+        array = jobs.map_array(compute, lines)
+        remember(folder, {k.path.name: j.job_id for k, j in zip(todo, array, strict=True)}, "slurm")
+        print(f"submitted {len(array)} jobs as array {array[0].job_id.split('_')[0]}; logs in {folder}")
+        return
+    at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
+    running: list[Any] = []
+    begun: dict[str, str] = {}
+    for k, line in zip(todo, lines, strict=True):
+        while len(running) >= at_once:
+            running = [r for r in running if not r.done()]
+            time.sleep(0.2)
+        running.append(jobs.submit(compute, [str(args.ranks), *line]))
+        begun[k.path.name] = running[-1].job_id
+        remember(folder, begun, args.cluster)
+        if args.cluster == "debug":
+            running[-1].wait()
+        print(f"started {k.path.stem}", flush=True)
+    for r in running:
+        r.wait()
+    recall(known, folder.parent)
+
+
+def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
+    """Print what would be submitted: the sbatch text, or the commands."""
+    if args.cluster == "slurm":
+        inner = executor(args, Path(job.results) / "sweeps" / "TIME")._executor
+        inner.parameters["map_count"] = len(todo)
+        print(inner._make_submission_file_text(inner._submitit_command_str, "dry"))
+    for k in todo:
+        line = shlex.join(flags(k.run, dataclasses.replace(job, out=str(k.path))))
+        print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
+
+
+def choose(values: dict[str, list[Run]], job: Job, tune: str) -> str:
+    """Return the tuning table and its choice: the largest validation accuracy, mean over clients and trials. The test set is not read."""
+    lines, best = (
+        [f"{tune.partition('=')[0]}  validation accuracy, mean over {len(next(iter(values.values())))} runs"],
+        ("", -1.0),
+    )
+    for value, runs in values.items():
+        scores = []
+        for run in runs:
+            path = run.path(job.results)
+            if not path.exists():
+                return "the tuning is not finished: submit it, then run the same command again"
+            with Result(path) as result:
+                if not result.finished:
+                    return "the tuning is not finished: run the same command again when it is"
+                scores.append(float(np.nanmean(result["best/val_acc"])))
+        mean = float(np.mean(scores))
+        lines.append(f"  {value:>10s}  {100 * mean:.2f} %")
+        if mean > best[1]:
+            best = (value, mean)
+    return "\n".join([*lines, f"best by validation: {tune.partition('=')[0]}={best[0]}"])
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of a sweep."""
+    out = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.sweep", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    out.add_argument("file", type=Path, nargs="?", help="file of analysis/ whose RUNS are wanted")
+    for flag, field in GRID.items():
+        out.add_argument(f"--{flag}", metavar="A,B,...", help=f"a Run for each --{field}")
+    out.add_argument("--tune", metavar="METHOD.NAME=A,B", help="a Run for each value; picks by validation accuracy")
+    out.add_argument(
+        "--list", action="store_true", help="say what is finished, running, failed, missing; submit nothing"
+    )
+    out.add_argument("--dry_run", action="store_true", help="print what would be submitted")
+    out.add_argument(
+        "--retry", action="store_true", help="submit failed and stopped Runs again; they go on from their checkpoints"
+    )
+    out.add_argument("--cluster", choices=("slurm", "local", "debug"), default="local", help="where [local]")
+    out.add_argument("--max_parallel", type=int, default=0, help="most jobs at once [cores / ranks; 256 on slurm]")
+    out.add_argument("--ranks", type=int, default=1, help="MPI ranks (a node, on slurm) [1]")
+    out.add_argument("--nodes", type=int, default=1, help="nodes a job [1]")
+    out.add_argument("--cpus", type=int, default=1, help="threads a rank [1]")
+    out.add_argument("--gpus", type=int, help="GPUs a node")
+    out.add_argument("--time", default="720", help="time limit: minutes, H:MM:SS or D-H:MM:SS [720]")
+    out.add_argument("--partition", help="Slurm partition")
+    out.add_argument("--account", help="Slurm account")
+    out.add_argument("--mpi", default="pmi2", help="srun --mpi=...: pmi2 for MPICH, pmix for Open MPI [pmi2]")
+    out.add_argument(
+        "--sbatch", action="append", default=[], metavar="NAME=VALUE", help="any other sbatch option, repeatable"
+    )
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, or 1 where a Run failed."""
+    args, rest = parser().parse_known_args(arguments)
+    try:
+        return sweep(args, rest)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def sweep(args: argparse.Namespace, rest: list[str]) -> int:
+    """Find, submit and report the Runs of a command line."""
+    from dpfl_mpi.__main__ import parse
+    from dpfl_mpi.__main__ import parser as one_run
+
+    if args.file and any(getattr(args, flag) for flag in GRID):
+        raise UserError(f"name either {args.file} or a grid ({', '.join('--' + flag for flag in GRID)}), not both")
+    _, job = parse(rest)
+    given = one_run().parse_args(rest)
+    base = Run(**{f.name: given[f.name] for f in dataclasses.fields(Run)})
+    wanted = runs_of(args.file) if args.file else grid(args, base)
+    if args.file and base != Run():
+        changed = {f.name: getattr(base, f.name) for f in dataclasses.fields(Run) if getattr(base, f.name) != f.default}
+        wanted = [dataclasses.replace(run, **changed) for run in wanted]
+    values = {v: [r.resolve() for r in runs] for v, runs in trials(wanted, args.tune).items()} if args.tune else {}
+    runs = [r for some in values.values() for r in some] if args.tune else [r.resolve() for r in wanted]
+    known = list({path.name: Known(run, path) for run in runs for path in [run.path(job.results)]}.values())
+    recall(known, Path(job.results) / "sweeps")
+    queue = queued()
+    states = {k.path.name: k.state(queue) for k in known}
+    again_too = ("missing", "failed", "stopped", "running", "unreadable") if args.retry else ("missing",)
+    todo = [k for k in known if states[k.path.name].startswith(again_too) and not (k.job_id and k._alive(queue))]
+    if args.dry_run:
+        show_text(args, job, todo)
+        return 0
+    if todo and not args.list:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # submitit's own
+            submit(args, job, todo, known)
+        recall(known, Path(job.results) / "sweeps")
+        queue = queued()
+    text, counts = table(known, queue)
+    print(text)
+    print(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) + f" of {len(known)}")
+    failed = [k for k in known if k.state(queue).startswith("failed")]
+    for k in failed:
+        print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
+    if values:
+        print(choose(values, job, args.tune))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""How tests start a run: in this process on one rank, or with mpirun on several."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OPEN_MPI = {  # Open MPI refuses root and more ranks than cores unless told; MPICH ignores these
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):
+    """Return the finished process of `mpirun -n RANKS python COMMAND`; the package is the one beside these tests."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "_PYTEST_MPI"))}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [clean.get("PYTHONPATH")])])
+    words = ["mpirun", "-n", str(ranks), sys.executable, "-W", "error", *map(str, command)]
+    return subprocess.run(
+        words,
+        cwd=cwd,
+        env=clean | OPEN_MPI | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def run_mpi(ranks: int, out: Path, fields: dict[str, object], **job: object) -> Path:
+    """Run `fields` of a Run on several ranks and return the result file `out`."""
+    flags = [f"--{name}={value}" for name, value in (fields | job).items() if value is not True]
+    flags += [f"--{name}" for name, value in (fields | job).items() if value is True]
+    done = mpirun(ranks, "-m", "dpfl_mpi", "--quiet", f"--out={out}", *flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return out
+
+
+def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
+    """Run `fields` of a Run in this process, on one rank, and return the result file `out`."""
+    from mpi4py import MPI
+
+    from dpfl_mpi.comm import World
+    from dpfl_mpi.config import Job, Run
+    from dpfl_mpi.train import train
+
+    settings = {"quiet": True, "out": str(out)} | job
+    assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
+    return train(Run(**fields).resolve(), Job(**settings), World(MPI.COMM_SELF))
+
+
+def federation(fields: dict[str, object], **job: object):
+    """Return a Federation of one rank, in this process."""
+    from mpi4py import MPI
+
+    from dpfl_mpi.comm import World
+    from dpfl_mpi.config import Job, Run
+    from dpfl_mpi.federation import Federation
+
+    return Federation(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))

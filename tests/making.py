@@ -1,0 +1,94 @@
+"""Small files in the publishers' own forms, and where the real ones lie."""
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SHARED = Path(os.environ.get("DPFL_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+def real(name):
+    """Return a real data file, or skip: the project ships none."""
+    path = SHARED / "data" / name
+    if not path.exists():
+        pytest.skip(f"needs the real data file {path} (DPFL_SHARED names its folder)")
+    return path
+
+
+def png(pixels):
+    """Return an image's bytes as png."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def images(splits, classes, each=3, size=(32, 32), channels=3, seed=0):
+    """Return {SPLIT/CLASS/0.png: bytes}."""
+    rng = np.random.default_rng(seed)
+    shape = (*size, 3) if channels == 3 else size
+    return {
+        f"{split}/{name}/{i}.png": png(rng.integers(0, 256, shape, np.uint8))
+        for split in splits
+        for name in classes
+        for i in range(each)
+    }
+
+
+def folder(path, files):
+    """Write {name: bytes} below a folder and return it."""
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def tar(path, files, mode="w:gz"):
+    """Write {name: bytes} as a tar archive and return it."""
+    with tarfile.open(path, mode) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def zipped(path, files):
+    """Write {name: bytes} as a zip archive and return it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def leaf(writers=6, each=20, labels=62, seed=0):
+    """Return {train/a.json: bytes, test/a.json: bytes}: writers f00... with a copy of one image each, two shards to train."""
+    rng = np.random.default_rng(seed)
+    shards = {"train/a.json": {}, "train/b.json": {}, "test/a.json": {}}
+    for k in range(writers):
+        x = (rng.integers(0, 256, (each, 784)) / 255).round(6).tolist()
+        y = rng.integers(0, labels, each).tolist()
+        cut = each - each // 5
+        train = {"x": [*x[:cut], x[0]], "y": [*y[:cut], y[0]]}  # LEAF lists an image of each writer twice
+        shards["train/a.json" if k % 2 else "train/b.json"][f"f{k:02}"] = train
+        shards["test/a.json"][f"f{k:02}"] = {"x": x[cut:], "y": y[cut:]}
+    return {
+        name: json.dumps(
+            {"users": list(data), "num_samples": [len(d["y"]) for d in data.values()], "user_data": data}
+        ).encode()
+        for name, data in shards.items()
+    }
+
+
+def records(count, label, seed=0, header=1):
+    """Return CIFAR's binary records: `header` bytes of label(s), then 3072 of pixels."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 256, (count, header + 3072), np.uint8)
+    rows[:, :header] = np.asarray(label).reshape(count, -1)
+    return rows.tobytes()

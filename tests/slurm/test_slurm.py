@@ -1,0 +1,167 @@
+"""The sbatch files on a real Slurm of two nodes, started for these tests on this machine (`up.sh`), or skipped with the reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import starts
+
+from dpfl_mpi.results import Result
+
+HERE = Path(__file__).parent
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SECONDS = 400  # a job of these tests takes about 20 on an idle machine
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    """The environment in which sbatch reaches a fresh cluster."""
+    folder = tempfile.mkdtemp(prefix="dpfl-slurm-")
+    up = subprocess.run(["bash", str(HERE / "up.sh"), folder], capture_output=True, text=True, timeout=600)
+    try:
+        if up.returncode:
+            pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
+        bin_folder = str(Path(sys.executable).parent)
+        path = os.pathsep.join([bin_folder, os.environ["PATH"]])
+        yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path)
+    finally:
+        subprocess.run(["bash", str(HERE / "down.sh"), folder], capture_output=True, timeout=120)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Jobs:
+    """sbatch, scancel and what became of the jobs of one test."""
+
+    def __init__(self, env: dict[str, str], folder: Path):
+        self.env, self.folder = env, folder
+
+    def ask(self, *words: str) -> str:
+        """Return what a Slurm command prints."""
+        done = subprocess.run(words, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def submit(self, out: Path, fields: dict[str, Any] | None = None, *options: str, **job: Any) -> str:
+        """Submit the repository's sbatch file on 2 nodes x 2 ranks and return the job's number."""
+        flags = starts.command(out, fields, **job)[3:]
+        shape = ["--nodes=2", "--ntasks-per-node=2", "--mem-per-cpu=1G", f"--output={self.folder}/%j.log"]
+        return self.ask("sbatch", "--parsable", *shape, *options, "slurm/cifar10.sbatch", *flags)
+
+    def field(self, job: str, name: str) -> str:
+        """Return one field of `scontrol show job`."""
+        text = self.ask("scontrol", "show", "job", job)
+        return next(word.split("=", 1)[1] for word in text.split() if word.startswith(f"{name}="))
+
+    def state(self, job: str) -> str:
+        """Return COMPLETED, CANCELLED, RUNNING, ..."""
+        return self.field(job, "JobState")
+
+    def until(self, job: str, *wanted: str) -> None:
+        """Wait until a job is in one of these states; fail with its log where it ended otherwise."""
+        end = time.monotonic() + SECONDS
+        while (state := self.state(job)) not in wanted:
+            ended = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
+            assert not ended and time.monotonic() < end, f"{state}\n{self.log(job)}"
+            time.sleep(0.3)
+
+    def log(self, job: str) -> str:
+        """Return what a job printed so far."""
+        path = self.folder / f"{job}.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def jobs(cluster: dict[str, str], tmp_path: Path) -> Jobs:
+    return Jobs(cluster, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def long() -> dict[str, Any]:
+    """A Run that takes long enough to be disturbed."""
+    return starts.small(rounds=80)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(long: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5", long)
+
+
+def kept(out: Path, t: int) -> bool:
+    """Whether a checkpoint of round t or later is there."""
+    return max(starts.checkpoint_rounds(out), default=0) >= t
+
+
+def test_two_nodes_make_one_world(jobs, tmp_path):
+    out = tmp_path / "run.h5"
+    job = jobs.submit(out)
+    jobs.until(job, "COMPLETED")
+    assert starts.same(out, starts.here(tmp_path / "here.h5"))
+    with Result(out) as result:
+        assert [s["ranks"] for s in result.starts()] == [4]
+
+
+def test_a_signal_leads_to_a_checkpoint_a_requeue_and_the_same_numbers(jobs, tmp_path, long, undisturbed):
+    out = tmp_path / "run.h5"
+    job = jobs.submit(out, long, checkpoint_every=1)
+    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+    jobs.ask("scancel", "--batch", "--signal=USR1", job)
+    starts.wait_for(lambda: jobs.field(job, "Restarts") == "1", timeout=SECONDS)
+    jobs.until(job, "COMPLETED")
+    assert starts.same(out, undisturbed)
+    with Result(out) as result:
+        assert len(result.starts()) == 2
+    assert "stopped after round" in jobs.log(job)
+
+
+def test_a_preempted_job_goes_on(jobs, tmp_path, long, undisturbed):
+    out = tmp_path / "run.h5"
+    job = jobs.submit(out, long, checkpoint_every=1)
+    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+    urgent = jobs.ask(
+        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", f"-o{tmp_path}/urgent", "--wrap", "sleep 1"
+    )
+    jobs.until(urgent, "COMPLETED")
+    jobs.until(job, "COMPLETED")
+    assert starts.same(out, undisturbed)
+    assert int(jobs.field(job, "Restarts")) >= 1
+    with Result(out) as result:
+        assert len(result.starts()) >= 2
+
+
+def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, tmp_path, long, undisturbed):
+    out = tmp_path / "run.h5"
+    job = jobs.submit(out, long, checkpoint_every=1)
+    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+    jobs.ask("scancel", job)
+    jobs.until(job, "CANCELLED")
+    time.sleep(5)
+    assert jobs.state(job) == "CANCELLED"
+    assert kept(out, 2)
+    jobs.until(jobs.submit(out, long), "COMPLETED")
+    assert starts.same(out, undisturbed)
+
+
+def test_an_array_is_a_sweep_over_seeds(jobs, tmp_path):
+    fields = starts.small(results=str(tmp_path))
+    flags = [word for word in starts.command(tmp_path, fields)[3:] if not word.startswith("--out")]
+    shape = ["--nodes=1", "--ntasks-per-node=2", "--mem-per-cpu=1G", f"--output={tmp_path}/%j.log", "--array=1-2"]
+    job = jobs.ask("sbatch", "--parsable", *shape, "slurm/cifar10.sbatch", *flags)
+    for task in (1, 2):
+        jobs.until(f"{job}_{task}", "COMPLETED")
+    seeds = []
+    for path in tmp_path.glob("*.h5"):
+        with Result(path) as result:
+            seeds.append(result.run.seed)
+            assert result.finished
+    assert sorted(seeds) == [1, 2]

@@ -1,0 +1,135 @@
+"""How these tests start runs that they then disturb: here on one rank, or with mpirun in the background."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+OPEN_MPI = {  # Open MPI refuses root and more ranks than cores unless told; MPICH ignores these
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
+}
+
+
+@functools.cache
+def data() -> Path:
+    """Return a prepared file of 8x8 grey images in four classes: a start reads it in a moment, without scikit-learn."""
+    from dpfl_mpi import prepare
+    from dpfl_mpi.datasets import Arrays
+
+    folder = tempfile.TemporaryDirectory(prefix="dpfl-tests-")
+    atexit.register(folder.cleanup)
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(40, 215, (4, 8, 8, 1))
+    parts = []
+    for m in (480, 160):
+        labels = np.arange(m) % 4
+        parts += [np.clip(patterns[labels] + rng.normal(0, 90, (m, 8, 8, 1)), 0, 255).astype(np.uint8), labels]
+    path = Path(folder.name) / "tiny.h5"
+    prepare.write(Arrays(*parts, tuple("abcd"), (0.5,), (0.25,)), "image_folder", path)
+    return path
+
+
+def small(**more: Any) -> dict[str, Any]:
+    """Return a small Run: six clients, four rounds, a model of a few hundred kB."""
+    return (
+        {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
+        | {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "min_per_class": 2}
+        | more
+    )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a start: this package, one thread, nothing of a launcher or job around the tests."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM_", "_PYTEST_MPI"))}
+    return clean | OPEN_MPI | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+
+
+def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list[str]:
+    """Return the command line of one rank that computes a Run into `out`."""
+    words = [sys.executable, "-m", "dpfl_mpi", f"--out={out}"]
+    for name, value in ((small() if fields is None else fields) | job).items():
+        words.append(
+            {True: f"--{name}", False: f"--no-{name}"}[value] if isinstance(value, bool) else f"--{name}={value}"
+        )
+    return words
+
+
+def start(ranks: int, words: list[str], env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+    """Start `mpirun -n RANKS WORDS` in the background, in a process group of its own."""
+    return subprocess.Popen(
+        ["mpirun", "-n", str(ranks), *words],
+        cwd=ROOT,
+        env=environment(**(env or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **more,
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 280) -> str:
+    """Wait for an end with this exit code and return stderr."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
+    return err
+
+
+def complete(ranks: int, out: Path, fields: dict[str, Any] | None = None, **job: Any) -> str:
+    """Compute a Run to its end on several ranks and return stderr."""
+    return finish(start(ranks, command(out, fields, **job)))
+
+
+def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
+    """Compute a Run in this process, on one rank."""
+    from mpi4py import MPI
+
+    from dpfl_mpi.comm import World
+    from dpfl_mpi.config import Job, Run
+    from dpfl_mpi.train import train
+
+    run = Run(**(small() if fields is None else fields)).resolve()
+    return train(run, Job(out=str(out), **({"quiet": True} | job)), World(MPI.COMM_SELF))
+
+
+def checkpoint_rounds(out: Path) -> list[int]:
+    """Return the rounds of which there is a checkpoint, oldest first."""
+    return sorted(int(p.name[:6]) for p in out.with_name(out.name + ".checkpoint").glob("*.manifest.h5"))
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, timeout: float = 240) -> None:
+    """Wait until the condition holds; fail where the process ends before."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met in time"
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"ended early with {process.returncode}: {process.communicate()[1]}")
+        time.sleep(0.02)
+
+
+def same(a: Path, b: Path) -> bool:
+    """Return whether two result files hold the same numbers, to the bit; say which differ."""
+    from dpfl_mpi.results import Result
+
+    with Result(a) as one, Result(b) as two:
+        assert Result.differences(one, two) == []
+        return one.finished and two.finished and Result.same_numbers(one, two)

@@ -1,0 +1,357 @@
+"""Figures and tables on their numbers, worked out by hand for `tiny_result`; every file of analysis/ runs without torch and MPI."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_result
+
+from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.results import Result
+
+HERE = Path(__file__).resolve().parents[1]
+ANALYSIS = HERE / "analysis"
+FILES = (
+    "accuracy_table", "asymmetry", "ggc_period_table", "graph_evolution", "greedy_cases", "label_flip", "learning_curves", "motivation",
+    "random_graph", "report", "sparsity", "tau_init_table", "traffic_and_time", "variance",
+)  # fmt: skip
+pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
+sys.path.insert(0, str(ANALYSIS))  # the files import one another by name, as `python analysis/FILE.py` does
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    from matplotlib import pyplot
+
+    pyplot.close("all")
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The paths of tiny results: dpfl and local for two seeds, and one each for the flip and the motivation."""
+    folder = tmp_path_factory.mktemp("tiny")
+    out = {(m, s): tiny_result.make(folder / f"{m}{s}.h5", m, s) for m in ("dpfl", "local") for s in (42, 52)}
+    out["flip"] = tiny_result.make(folder / "flip.h5", flipped=[False, True, False, True])
+    out["random"] = tiny_result.make(folder / "random.h5", budget=2)
+    both = [[[1, 2], [0, 2], [0, 1]]] * 3
+    out["alone"] = tiny_result.make(folder / "alone.h5", "local", clients=3, best=(0.5, 0.9, 0.9))
+    out["pair"] = tiny_result.make(
+        folder / "pair.h5", "dpfl", clients=3, best=(0.4, 0.9, 0.9), graphs=[[[1], [0], []]] * 3
+    )
+    out["all"] = tiny_result.make(folder / "all.h5", "dpfl", clients=3, best=(0.7, 0.9, 0.9), graphs=both)
+    return out
+
+
+def open_all(made, *names):
+    return [Result(made[n]) for n in names]
+
+
+def four(made):
+    return open_all(made, ("dpfl", 42), ("dpfl", 52), ("local", 42), ("local", 52))
+
+
+def test_every_file_of_the_folder_is_listed_here():
+    assert sorted(p.stem for p in ANALYSIS.glob("*.py") if not p.stem.startswith("_")) == sorted(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_runs_and_draw(name):
+    file = module(name)
+    assert file.__doc__ and callable(file.draw)
+    assert all(isinstance(run, Run) for run in file.RUNS)
+
+
+BLOCK = """
+import importlib.abc, runpy, sys
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "mpi4py", "sklearn"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Block())
+sys.path.insert(0, sys.argv[2])
+for file, *arguments in eval(sys.argv[1]):
+    sys.argv = [file, *arguments]
+    runpy.run_path(file, run_name="__main__")
+"""
+
+
+def test_every_file_runs_with_neither_torch_nor_mpi(made, tmp_path):
+    usual = [str(made[n]) for n in (("dpfl", 42), ("dpfl", 52), ("local", 42), ("local", 52))]
+    special = {"label_flip": [str(made["flip"])], "motivation": [str(made["alone"])]}
+    calls = []
+    for name in FILES:
+        if name == "report":
+            try:
+                import plotly  # noqa: F401
+            except ImportError:
+                continue
+        calls.append([str(ANALYSIS / f"{name}.py"), *special.get(name, usual), "--out", str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCK, repr(calls), str(ANALYSIS)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    for call in calls:
+        name = Path(call[0]).stem
+        endings = (
+            {"csv", "html"}
+            if name == "report"
+            else {"csv", "md", "tex"}
+            if name.endswith("table")
+            else {"csv", "pdf", "png"}
+        )
+        assert {p.suffix[1:] for p in tmp_path.glob(f"{name}.*")} == endings
+        assert all(str(p) in done.stdout for p in tmp_path.glob(f"{name}.*"))
+
+
+def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(made, tmp_path, monkeypatch, capsys):
+    common = module("_common")
+    results = tmp_path / "results"
+    runs = [
+        Run(clients=4, classes_per_client=3, rounds=2, budget=3),
+        Run(clients=4, classes_per_client=3, rounds=2, budget=3, seed=7),
+        Run(dataset="nothing"),
+    ]
+    tiny_result.make(runs[0].path(results))
+    found, missing = common.gather(runs, results)
+    assert [r.path for r in found] == [runs[0].path(results)]
+    assert missing[0] == (
+        f"missing: mpirun -n 8 python -m dpfl_mpi --classes_per_client 3 --clients 4 --rounds 2 --budget 3 --seed 7 --results {results}"
+    )
+    assert missing[1].startswith(
+        "not available in this version: mpirun -n 8 python -m dpfl_mpi --dataset nothing (--dataset is nothing"
+    )
+    monkeypatch.setattr(sys, "argv", ["sparsity", "--results", str(results), "--out", str(tmp_path / "out")])
+    common.main("sparsity", "", runs, module("sparsity").draw)
+    said = capsys.readouterr()
+    assert missing[0] in said.err and str(tmp_path / "out" / "sparsity.pdf") in said.out
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["nothing.h5"], "error: nothing.h5: there is no such result file"),
+        ([], "error: there is nothing to draw"),
+        (["FILE", "--out", "FILE"], "where nothing can be written"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, arguments, sentence):
+    file = str(made["dpfl", 42])
+    done = subprocess.run(
+        [sys.executable, str(ANALYSIS / "sparsity.py"), *(file if a == "FILE" else a for a in arguments)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rounds_and_budgets_of_the_graph_figure(made, capsys):
+    evolution = module("graph_evolution")
+    [result] = open_all(made, ("dpfl", 42))
+    assert evolution.rounds_to_show(result, None, several=False) == [0, 1, 2]
+    assert evolution.rounds_to_show(result, evolution.round_list("0,last"), several=False) == [0, 2]
+    with pytest.raises(UserError, match=r"--rounds has 3, but .* ends with round 2"):
+        evolution.rounds_to_show(result, [3], several=False)
+    with pytest.raises(UserError, match="--budgets is 5; none of the results has one of these"):
+        evolution.draw([result], budgets="5")
+    drawing = evolution.draw(open_all(made, ("dpfl", 42), "random"), budgets="3,2")
+    assert list(dict.fromkeys(drawing.data["budget"])) == ["3", "2"]
+
+
+def test_the_graph_figure_shows_the_matrix_in_class_order(made):
+    evolution = module("graph_evolution")
+    [result] = open_all(made, ("dpfl", 42))
+    # by most frequent class, then the second: client 0 (class 0 alone), 2 (class 0, then 1), 1, 3
+    expected = [
+        [3, 2, 1, 0],  # client 0 took 2; 1 is in Omega
+        [2, 3, 0, 1],  # client 2 took 0; 3 is in Omega
+        [1, 0, 3, 0],  # client 1 took nobody; 0 is in Omega
+        [0, 0, 0, 3],
+    ]
+    assert evolution.cells(result, 1).tolist() == expected
+    figure = evolution.draw([result]).figure
+    shown = [a.images[0].get_array() for a in figure.axes if a.images]
+    assert len(shown) == 3 and np.asarray(shown[1]).tolist() == expected
+    assert [a.get_title() for a in figure.axes][1] == "round 1\nsparsity 62.5 %"
+
+
+def test_graph_figures_by_hand(made):
+    data = module("graph_evolution").draw(open_all(made, ("dpfl", 42))).data
+    assert data["edges"].tolist() == [5, 2, 3]
+    assert data["sparsity"].tolist() == [1 - 9 / 16, 1 - 6 / 16, 1 - 7 / 16]
+    assert data["one_way_edges"].tolist() == pytest.approx([1 / 5, 0, 1 / 3])
+    assert data["one_way_pairs"].tolist() == pytest.approx([1 / 6, 0, 1 / 6])
+    assert data["edges_sharing_a_class"].tolist() == pytest.approx(
+        [2 / 5, 1, 2 / 3]
+    )  # clients 0 and 2, and 1 and 2, share one
+    assert data["pairs_sharing_a_class"].tolist() == pytest.approx([4 / 12] * 3)
+
+
+def test_sparsity_and_asymmetry_over_rounds(made):
+    results = open_all(made, ("dpfl", 42), ("dpfl", 52))  # the same graphs: the band is empty
+    data = module("sparsity").draw(results).data
+    assert data["value"].tolist() == pytest.approx([0.4375, 0.625, 0.5625]) and set(data["n"]) == {2}
+    data = module("asymmetry").draw(results).data
+    assert data["value"].tolist() == pytest.approx([1 / 5, 0, 1 / 3, 1 / 6, 0, 1 / 6])
+    with pytest.raises(UserError, match="none of these results has a collaboration graph"):
+        module("sparsity").draw(open_all(made, ("local", 42)))
+
+
+def test_the_accuracy_table_by_hand(made):
+    drawing = module("accuracy_table").draw(four(made))
+    dpfl, local = (drawing.data.set_index("method").loc[m] for m in ("DPFL (B_c = 0.75N)", "Local"))
+    assert dpfl["mean"] == pytest.approx(72.5) and dpfl["std"] == pytest.approx(5 / 2**0.5) and dpfl["n"] == 2
+    assert local["mean"] == pytest.approx(65) and local["std"] == pytest.approx(0)
+    # client by client: 20 0 20 -20 and 30 10 10 -10
+    assert dpfl["vs_local"] == pytest.approx(7.5)
+    assert dpfl["vs_local_half_interval"] == pytest.approx(2.365 * (1950 / 7 / 8) ** 0.5)
+    assert dpfl["below_local_percent"] == pytest.approx(25)
+    assert dpfl["worst_decile"] == pytest.approx(45)  # of four clients the lowest: 40 and 50
+    assert dpfl["client_std"] == pytest.approx((500**0.5 + 275**0.5) / 2)
+    assert dpfl["bold"] and local["bold"]  # 7.5 +- 14: the best does not beat Local
+    assert drawing.text.startswith("| method | Digits Patho(3) |")
+    assert "| Local | **65.00 ± 0.00 (2)** |" in drawing.text
+    assert r"DPFL ($B_c = 0.75N$) & \textbf{72.50 $\pm$ 3.54 (2)} \\" in drawing.latex
+
+
+def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
+    tables = module("_tables")
+    better = Result(tiny_result.make(tmp_path / "better.h5", best=(0.7, 0.7, 0.9, 0.71)))  # 10 10 10 11 above Local
+    [local] = open_all(made, ("local", 42))
+    assert tables.unbeaten([[better], [local]]) == [True, False]
+    assert tables.paired([better], [local]).tolist() == pytest.approx([10, 10, 10, 11])
+    [other] = open_all(made, ("local", 52))  # another partition: nothing to compare client by client
+    assert len(tables.paired([better], [other])) == 0
+
+
+def test_the_paper_beside_ours(made):
+    table = module("accuracy_table")
+    assert table.published("CIFAR-10 Patho(3)", "DPFL (B_c = inf)") == "83.04 ± 0.98"
+    assert table.published("FEMNIST fedrep", "Local") == "87.27 ± 0.27"
+    assert table.published("Digits Patho(3)", "Local") == ""
+    assert all(len(row.split()) == 10 for row in table.PAPER.values())
+
+
+def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_path):
+    tables = module("_tables")
+    results = open_all(made, ("dpfl", 42), ("dpfl", 42), ("dpfl", 52))
+    assert [len(g) for g in tables.repetitions(results)] == [2]
+    other = Result(tiny_result.make(tmp_path / "other.h5", tau_init=1))
+    names = [name for _, name, _ in tables.named(tables.repetitions([results[0], other]))]
+    assert names == ["DPFL (B_c = 0.75N), tau_init 10", "DPFL (B_c = 0.75N), tau_init 1"]
+
+
+@pytest.mark.parametrize("df, quantile", [(1, 12.706), (7, 2.365), (10, 2.228), (30, 2.042), (299, 1.968)])
+def test_students_quantile(df, quantile):
+    assert module("_tables").t95(df) == pytest.approx(quantile, abs=1e-3)
+
+
+def test_variance_and_what_test_sets_explain(made):
+    data = module("variance").draw(four(made)).data.set_index("method")
+    row = data.loc["DPFL (B_c = 0.75N)"]
+    assert row["accuracy"] == pytest.approx(72.5) and row["variance"] == pytest.approx((500 + 275) / 2)
+    # a (1 - a) / 4 with 5 test samples: seed 42 (.16 + .24 + 0 + .24) / 16, seed 52 (.09 + .21 + .09 + .25) / 16
+    assert row["sampling_variance"] == pytest.approx(400) and row["sampling_share"] == pytest.approx(400 / 387.5)
+
+
+def test_tables_by_budget(made, tmp_path):
+    one = Result(tiny_result.make(tmp_path / "one.h5", tau_init=1, best=(0.5, 0.5, 0.5, 0.5)))
+    drawing = module("tau_init_table").draw([*four(made), one])
+    assert drawing.data.set_index("tau_init")["mean"].to_dict() == pytest.approx({1: 50.0, 10: 72.5})
+    assert drawing.text.splitlines()[0] == "| tau_init | B_c = 3 |"
+    drawing = module("ggc_period_table").draw([Result(tiny_result.make(tmp_path / "p.h5", ggc_period=5))], paper=True)
+    assert drawing.data.to_dict("records")[0]["ggc_period"] == 5
+    assert module("_tables").paper_value(module("ggc_period_table").PAPER, 5, "20") == "84.01"
+
+
+def test_greedy_cases(made):
+    drawing = module("greedy_cases").draw(open_all(made, ("dpfl", 42)))
+    assert drawing.data["candidates"].tolist() == [12, 5, 5]
+    assert drawing.data["a > 0, b > 0: coin"].tolist() == pytest.approx([1 / 12, 0, 0])
+    assert "coin 4.55 % of 22 candidates" in drawing.text
+
+
+def test_label_flip(made):
+    flip = module("label_flip")
+    [result] = open_all(made, "flip")  # clients 1 and 3 are flipped; 0 takes {1, 2} and 2 takes {0} in round 2
+    assert flip.shares(result.graph(2), flip.flipped(result)).tolist() == [0.5, 0]
+    drawing = flip.draw([result])
+    assert drawing.data["edge_share_from_flipped"].tolist() == pytest.approx([2 / 4, 0, 1 / 3])
+    assert (
+        "25.0 % of their collaborators from flipped ones in round 2" in drawing.text
+        and "by chance 66.7 %" in drawing.text
+    )
+    with pytest.raises(UserError, match="none of these results has clients with flipped labels"):
+        flip.draw(open_all(made, ("dpfl", 42)))
+
+
+def test_clients_with_flipped_labels_are_in_no_average(made):
+    [result] = open_all(made, "flip")  # .8 and 1.0 are benign, .6 and .4 flipped
+    row = module("accuracy_table").draw([result]).data.iloc[0]
+    assert (
+        row["mean"] == pytest.approx(90)
+        and row["worst_decile"] == pytest.approx(80)
+        and row["last_round"] == pytest.approx(90)
+    )
+    assert result.mean("round/test_acc").tolist() == pytest.approx([0.7, 0.8, 0.9])
+
+
+def test_fine_tuned_runs_end_with_their_last_round(made, tmp_path):
+    import h5py
+
+    path = tiny_result.make(tmp_path / "tuned.h5")
+    with h5py.File(path, "a") as file:
+        file.attrs["rounds_done"] = 12  # tuning counts on after round 2
+    assert Result(path).last_round == 2
+    assert module("graph_evolution").draw([Result(path)]).data["round"].tolist() == [0, 1, 2]
+
+
+def test_motivation(made):
+    motivation = module("motivation")
+    [alone] = open_all(made, "alone")
+    assert motivation.draw([alone]).data["accuracy"].tolist() == [50]
+    pair, everyone = open_all(made, "pair", "all")
+    assert [motivation.partners(r) for r in (alone, pair, everyone)] == ["alone", "with 2", "with 2 and 3"]
+    with pytest.raises(UserError, match="three clients"):
+        motivation.draw(open_all(made, ("dpfl", 42)))
+
+
+def test_random_graph_and_learning_curves(made):
+    data = module("random_graph").draw(four(made)).data
+    assert data["accuracy"].tolist() == pytest.approx([52.5, 62.5, 72.5]) and data["std"].tolist() == pytest.approx(
+        [5 / 2**0.5] * 3
+    )
+    drawing = module("learning_curves").draw(four(made))
+    part = drawing.data[(drawing.data["method"] == "Local") & (drawing.data["measure"] == "round/val_loss")]
+    assert part["epochs"].tolist() == [10, 15, 20] and part["mean"].tolist() == pytest.approx([0.5, 0.4, 0.3])
+
+
+def test_traffic_and_time(made):
+    drawing = module("traffic_and_time").draw(open_all(made, ("dpfl", 42)))
+    data = drawing.data
+    assert data["received_mean"].tolist() == [2.5, 0.5, 0.75] and data["received_most"].tolist() == [4, 1, 2]
+    assert set(data["budget_others"]) == {2}
+    assert data["mpi_rma_mib"].tolist() == [1, 2, 3] and data["mpi_collective_mib"].tolist() == [0.5] * 3
+    assert data["seconds_graph"].tolist() == [4, 4, 4]  # the slowest rank
+    assert (
+        "0.62 models received a client and round (budget 2 others), 2.5 before round 1; MPI 3.00 MiB a round, 1.50 before"
+        in drawing.text
+    )
+
+
+def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
+    common = module("_common")
+    result = Result(tiny_result.make(tmp_path / "running.h5", finished=False))
+    assert common.has_rounds(result)
+    assert "is running, round 2 of 2: drawn as far as it is" in capsys.readouterr().err

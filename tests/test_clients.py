@@ -1,0 +1,178 @@
+"""Keyed streams, batches and augmentation, against plain loops over images."""
+
+import contextlib
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from launch import federation
+
+from dpfl_mpi import clients as streams
+
+BASE = {"dataset": "image_folder", "clients": 6, "batch_size": 8, "seed": 3, "classes_per_client": 2}
+
+
+@pytest.fixture(scope="module")
+def plain(digits_file):
+    fields = BASE | {"data": str(digits_file), "model": "mlp", "augment": False, "classes_per_client": 3}
+    with contextlib.closing(federation(fields)) as fed:
+        yield fed
+
+
+@pytest.fixture(scope="module")
+def augmented(colour_file):
+    with contextlib.closing(federation(BASE | {"data": str(colour_file), "augment": True})) as fed:
+        yield fed
+
+
+def test_a_stream_depends_on_its_key_alone():
+    """The same key gives the same numbers whatever was drawn before; another key in any place gives others."""
+    first = streams.stream(1, streams.ORDER, 2, 3).random(4)
+    streams.stream(1, streams.ORDER, 2, 4).random(1000)
+    assert np.array_equal(first, streams.stream(1, streams.ORDER, 2, 3).random(4))
+    for key in (
+        (0, streams.ORDER, 2, 3),
+        (1, streams.AUGMENT, 2, 3),
+        (1, streams.ORDER, 3, 3),
+        (1, streams.ORDER, 2, 2),
+    ):
+        assert not np.array_equal(first, streams.stream(*key).random(4))
+    purposes = [streams.INIT, streams.ORDER, streams.AUGMENT, streams.CANDIDATES, streams.COIN]
+    assert purposes == [1, 2, 3, 4, 5]  # part of every result's numbers: a purpose never changes its number
+
+
+def test_a_stream_is_numpys_philox():
+    """A pinned value: the generator behind all numbers has not changed."""
+    twin = np.random.Generator(np.random.Philox(np.random.SeedSequence((42, 2, 7, 0))))
+    assert np.array_equal(streams.stream(42, streams.ORDER, 7, 0).permutation(100), twin.permutation(100))
+    assert zlib.crc32(streams.stream(42, streams.ORDER, 7, 0).permutation(100).astype("<i8").tobytes()) == 0xE7612BC7
+
+
+def seen(fed, i, epochs, first):
+    """The batches of local client i from its local epoch `first` on, as (x, y, weight)."""
+    done = np.full(fed.k, first)
+    return [
+        (b.x[0], b.y[0], b.weight[0]) for b in fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
+    ]
+
+
+def test_every_sample_once_an_epoch(plain):
+    """Three epochs: each a permutation of the client's own samples, no two the same, the last batch shorter."""
+    source_images, source_labels = plain.clients.x, plain.clients.y
+    for i in range(plain.k):
+        n, start = int(plain.clients.n_train[i]), int(plain.clients.start[i])
+        own = plain.ensemble.normalise(source_images[start : start + n])
+        steps = -(-n // 8)
+        batches = seen(plain, i, 3, 0)
+        assert [len(y) for _, y, _ in batches] == 3 * ([8] * (steps - 1) + [n - 8 * (steps - 1)])
+        orders = []
+        for e in range(3):
+            part = batches[e * steps : (e + 1) * steps]
+            x, y = torch.cat([b[0] for b in part]), torch.cat([b[1] for b in part])
+            order = streams.stream(3, streams.ORDER, int(plain.ids[i]), e).permutation(n)
+            assert torch.equal(x, own[order])
+            assert torch.equal(y, source_labels[start : start + n][order])
+            assert sorted(order) == list(range(n))
+            orders.append(tuple(order))
+            assert all(torch.equal(w, torch.full((len(w),), 1 / len(w))) for _, _, w in part)
+        assert len(set(orders)) == 3
+
+
+def test_epochs_are_counted_from_the_common_row(augmented):
+    """Two epochs at once are the same batches as one and then another, whoever asks."""
+    for i in (0, augmented.k - 1):
+        together = seen(augmented, i, 2, 4)
+        apart = seen(augmented, i, 1, 4) + seen(augmented, i, 1, 5)
+        assert all(torch.equal(a, b) for x, y in zip(together, apart, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_samples_are_the_partitions(plain, digits_file):
+    """What a client trains, validates and tests on are its samples of the file."""
+    import h5py
+
+    with h5py.File(digits_file) as file:
+        stored = {part: (file[f"{part}/images"][:], file[f"{part}/labels"][:]) for part in ("train", "test")}
+    for i, k in enumerate(plain.ids):
+        n, v, t = (int(a[i]) for a in (plain.clients.n_train, plain.clients.n_val, plain.clients.n_test))
+        a, b = int(plain.clients.start[i]), int(plain.clients.scored[i])
+        for x, y, rows, part in (
+            (plain.clients.x[a : a + n], plain.clients.y[a : a + n], plain.partition.of("train", k), "train"),
+            (plain.clients.score_x[b : b + v], plain.clients.score_y[b : b + v], plain.partition.of("val", k), "train"),
+            (
+                plain.clients.score_x[b + v : b + v + t],
+                plain.clients.score_y[b + v : b + v + t],
+                plain.partition.of("test", k),
+                "test",
+            ),
+        ):
+            assert np.array_equal(x.numpy(), stored[part][0][rows])
+            assert np.array_equal(y.numpy(), stored[part][1][rows])
+
+
+def crop_and_flip(image, dy, dx, flip):
+    """One image, as anyone would write it: 4 zero pixels around, a window of the old size, mirrored or not."""
+    h, w, c = image.shape
+    padded = np.zeros((h + 8, w + 8, c), image.dtype)
+    padded[4 : 4 + h, 4 : 4 + w] = image
+    out = np.zeros_like(image)
+    for y in range(h):
+        for x in range(w):
+            out[y, x] = padded[dy + y, dx + (w - 1 - x if flip else x)]
+    return out
+
+
+def test_augmentation_against_a_plain_loop(augmented, colour_file):
+    import h5py
+
+    with h5py.File(colour_file) as file:
+        images = file["train/images"][:]
+    for i in (0, augmented.k - 1):
+        k, n = int(augmented.ids[i]), int(augmented.clients.n_train[i])
+        own = images[augmented.partition.of("train", k)]
+        order = streams.stream(3, streams.ORDER, k, 2).permutation(n)
+        rng = streams.stream(3, streams.AUGMENT, k, 2)
+        offsets, flips = rng.integers(0, 9, (2, n)), rng.integers(0, 2, n)
+        expected = np.stack([crop_and_flip(own[order[s]], *offsets[:, s], flips[s]) for s in range(n)])
+        got = torch.cat([x for x, _, _ in seen(augmented, i, 1, 2)])
+        assert torch.equal(got, augmented.ensemble.normalise(torch.from_numpy(expected)))
+        assert len(np.unique(offsets)) == 9 and set(flips) == {0, 1}  # all offsets and both flips occur
+
+
+def test_scoring_does_not_augment(augmented):
+    first = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[1]
+    again = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[1]
+    n = int(augmented.clients.n_val[0])
+    assert torch.equal(first, again)
+    assert torch.equal(first[0], augmented.ensemble.normalise(augmented.clients.score_x[:n]))
+
+
+@pytest.mark.parametrize("name", ["plain", "augmented"])
+def test_a_block_is_its_clients_padded(name, request):
+    """The batches of a block of all clients are those of each client alone, padding has weight 0, finished clients leave."""
+    fed = request.getfixturevalue(name)
+    alone = [seen(fed, i, 2, 1) for i in range(fed.k)]
+    widths = []
+    for step, batch in enumerate(fed.clients.batches(slice(0, fed.k), 2, np.ones(fed.k, np.int64), 8)):
+        widths.append(batch.k)
+        for i in range(batch.k):
+            x, y, weight = alone[i][step]
+            s = len(y)
+            assert torch.equal(batch.x[i, :s], x) and torch.equal(batch.y[i, :s], y)
+            assert torch.equal(batch.weight[i, :s], weight) and not batch.weight[i, s:].any()
+    assert widths == sorted(widths, reverse=True)
+    assert [sum(w > i for w in widths) for i in range(fed.k)] == [len(a) for a in alone]
+
+
+def test_numbers_do_not_name_the_method(digits_file):
+    """Local and DPFL with another budget and model see the same batches in the same epoch."""
+    fields = BASE | {"data": str(digits_file), "model": "mlp", "augment": False, "classes_per_client": 3}
+    with (
+        contextlib.closing(federation(fields | {"method": "local"})) as a,
+        contextlib.closing(federation(fields | {"budget": 2, "lr": 0.5})) as b,
+    ):
+        for i in range(a.k):
+            for x, y in zip(seen(a, i, 1, 7), seen(b, i, 1, 7), strict=True):
+                assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
+        assert torch.equal(a.common_row(), b.common_row())
+        assert torch.equal(a.common_row()[0], a.common_row()[-1])

@@ -1,0 +1,221 @@
+"""MPI: placement, plans and exact sums; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launch import mpirun
+from mpi4py import MPI
+
+from dpfl_mpi import comm as comm_module
+from dpfl_mpi.comm import Inbox, World, ids_of, place, plan
+from dpfl_mpi.config import UserError
+from dpfl_mpi.graph import CollaborationGraph
+
+WIDTH = 32  # of a row
+RANKS = [1, 2, 3]
+
+
+# placement and plans: every rank computes the same, without MPI -----------------------------------------------------------
+def test_place_by_hand():
+    """Heaviest first, each to the rank with least work: 9 | 7 | 5, then 4 to the 5, 3 to the 7, 2 to the 9 or the equal 9."""
+    assert place(np.array([2, 9, 4, 7, 3, 5]), 3).tolist() == [0, 0, 2, 1, 1, 2]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
+def test_place(work, ranks):
+    """Every client once, and no rank more than one client above the mean (the greedy rule's bound)."""
+    work = np.array(work)
+    owner = place(work, ranks)
+    loads = np.bincount(owner, work, minlength=ranks)
+    assert len(owner) == len(work) and owner.min() >= 0 and owner.max() < ranks
+    assert loads.max() <= work.sum() / ranks + work.max()
+    found = [ids_of(owner, work, r) for r in range(ranks)]
+    assert sorted(np.concatenate(found)) == list(range(len(work)))
+    assert all((np.diff(work[ids]) <= 0).all() for ids in found)
+
+
+def cast(n, ranks, density, seed):
+    """A random directed graph, and where its clients are: owner, row on the owner."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.random((n, n)) < density
+    np.fill_diagonal(matrix, False)
+    work = rng.integers(1, 50, n)
+    owner = place(work, ranks)
+    row = np.zeros(n, np.int64)
+    for r in range(ranks):
+        ids = ids_of(owner, work, r)
+        row[ids] = np.arange(len(ids))
+    return CollaborationGraph.from_lists([np.flatnonzero(line) for line in matrix]), owner, row, work
+
+
+@settings(deadline=None)
+@given(st.integers(1, 15), st.integers(1, 6), st.floats(0, 1), st.integers(0, 1000))
+def test_plan(n, ranks, density, seed):
+    """One slot a sender and rank, however many clients there want it; nothing inside a rank; both ends agree."""
+    graph, owner, row, _ = cast(n, ranks, density, seed)
+    plans = [plan(graph, owner, row, r, ranks) for r in range(ranks)]
+    sent = {}
+    for r, p in enumerate(plans):
+        for source, to, slot in p.puts:
+            sender = int(np.flatnonzero((owner == r) & (row == source))[0])
+            assert (to, slot) not in sent, "two rows put into one slot"
+            sent[to, slot] = sender
+    for r, p in enumerate(plans):
+        wanted = {int(s) for k in np.flatnonzero(owner == r) for s in graph.of(k) if owner[s] != r}
+        assert set(p.slot) == wanted
+        assert sorted(p.slot.values()) == list(range(len(wanted)))
+        assert {slot: s for s, slot in p.slot.items()} == {slot: s for (to, slot), s in sent.items() if to == r}
+        assert p.need.tolist() == [len(q.slot) for q in plans]
+
+
+# with ranks ---------------------------------------------------------------------------------------------------------------
+def rows(n, number):
+    """Every client's model in round `number`: all values tell who and when."""
+    return (np.arange(n)[:, None] * 1000 + number + np.arange(WIDTH)[None] / WIDTH).astype(np.float32)
+
+
+def exchange_equals_permutation(world, n, density, seed):
+    """Several rounds along one random graph through one window: slot by slot what numpy would index."""
+    graph, owner, row, work = cast(n, world.size, density, seed)
+    ids = ids_of(owner, work, world.rank)
+    step = plan(graph, owner, row, world.rank, world.size)
+    staging = np.zeros((len(ids), WIDTH), np.float32)
+    with Inbox(world, staging, int(step.need[world.rank])) as inbox:
+        for number in range(3):
+            everything = rows(n, number)
+            staging[:] = everything[ids]
+            inbox.exchange(step)
+            for k in ids:
+                for s in graph.of(k):
+                    got = staging[row[s]] if owner[s] == world.rank else inbox.take(step.slot[int(s)])
+                    assert np.array_equal(got, everything[s]), (k, s)
+        assert inbox.bytes_put == 3 * len(step.puts) * WIDTH * 4
+        kept = inbox.take(0) if inbox.slots else None
+    if kept is not None:  # a copy outlives the window
+        assert kept[0] % 1000 == 2
+
+
+def windows_one_after_the_other(world):
+    """Making and freeing windows in turn, a receiver with an empty window among them."""
+    for slots in (0, 3, 0, 5):
+        inbox = Inbox(world, np.zeros((1, WIDTH), np.float32), slots if world.rank else 0)
+        inbox.close()
+        inbox.close()  # twice is once
+        with pytest.raises(ValueError, match="closed"):
+            inbox.exchange(plan(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
+
+
+def a_graph_wider_than_the_window_is_refused(world):
+    """The window is the budget: what does not fit cannot be sent. On one rank nothing is sent, so all fits."""
+    n = 6
+    graph, owner, row, work = cast(n, world.size, 1.0, 0)
+    step = plan(graph, owner, row, world.rank, world.size)
+    staging = rows(n, 0)[ids_of(owner, work, world.rank)]
+    need = int(step.need[world.rank])
+    assert need == n - len(staging)
+    inbox = Inbox(world, staging, max(need - 1, 0))
+    if world.size == 1:
+        inbox.exchange(step)
+    else:
+        with pytest.raises(ValueError, match=f"needs {need} slots, the window has {need - 1}"):
+            inbox.exchange(step)
+    inbox.close()
+
+
+def too_much_memory_is_refused_on_every_rank(world):
+    """One rank asks for more than the node has, and all of them hear of it, with the need, the limit and the flag."""
+    last = world.rank == world.size - 1
+    slots = (comm_module.node_memory()[0] * 2) // (4 * WIDTH) if last else 1
+    with pytest.raises(
+        UserError, match=r"need \d+\.\d\d GiB on a node that has \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
+    ):
+        Inbox(world, np.zeros((1, WIDTH), np.float32), int(slots))
+    exchange_equals_permutation(world, 5, 0.5, 1)  # and they are still in step
+
+
+def the_ranks_of_a_node_are_added_up(world, monkeypatch):
+    """Each rank's window fits by itself, together they do not."""
+    monkeypatch.setattr(comm_module, "node_memory", lambda: (1000 * world.size - 1, "a test"))
+    with pytest.raises(UserError, match="a test"):
+        world.check_memory(1000, "flag")
+    world.check_memory(999, "flag")
+
+
+def collectives(world):
+    n = 7
+    work = np.arange(n)
+    owner = place(work, world.size)
+    order = np.concatenate([ids_of(owner, work, r) for r in range(world.size)])
+    ids = ids_of(owner, work, world.rank)
+    table = np.arange(n * 3, dtype=np.float64).reshape(n, 3)
+    everywhere, at_root = world.gather(table[ids], owner, everywhere=True), world.gather(table[ids], owner)
+    assert np.array_equal(everywhere, table[order])
+    assert np.array_equal(at_root, table[order]) if world.root else at_root is None
+    lengths = np.arange(world.size) * 2
+    ragged = world.gather_ragged(np.full(2 * world.rank, world.rank), lengths)
+    assert ragged.tolist() == [r for r in range(world.size) for _ in range(2 * r)]
+    assert world.agree(world.rank == world.size - 1) and not world.agree(False)
+    spread = world.spread(np.array([float(world.rank), 5.0]))
+    assert spread.tolist() == [[0.0, (world.size - 1) / 2, world.size - 1.0], [5.0, 5.0, 5.0]]
+    sent = [np.arange(6).reshape(2, 3), np.zeros((0, 4)), np.array([1, 2], np.uint8)]
+    for mine, theirs in zip(sent, world.from_root(lambda: sent), strict=True):
+        assert np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
+    hosts = world.hosts()
+    assert hosts == ([MPI.Get_processor_name()] * world.size if world.root else [])
+
+
+def a_mistake_found_by_root_is_raised_everywhere(world):
+
+    def make():
+        raise UserError("no such thing: größer")
+
+    with pytest.raises(UserError, match="no such thing: größer"):
+        world.from_root(make)
+    assert world.agree(True)
+
+
+def the_exact_sum_does_not_know_the_ranks(world):
+    """The fixed-point sum over ranks is the integer sum of all terms: Python's integers have the last word."""
+    n = 50
+    rng = np.random.default_rng(0)
+    w, p = rng.normal(0, 300, (n, 8)).astype(np.float32), rng.dirichlet(np.ones(n))
+    terms = np.rint(w.astype(np.float64) * (p * 2.0**50)[:, None]).astype(np.int64)
+    mine = terms[np.arange(n) % world.size == world.rank].sum(0)
+    expected = [sum(round(float(w[i, d]) * float(p[i] * 2.0**50)) for i in range(n)) for d in range(8)]
+    assert world.sum_int64(mine).tolist() == expected
+
+
+def exchanges(world):
+    """Sparse to complete graphs, also of fewer clients than ranks: a rank without clients joins every Fence."""
+    for n in (1, 2, 7, 20):
+        for seed, density in enumerate((0.0, 0.1, 0.5, 1.0)):
+            exchange_equals_permutation(world, n, density, seed)
+
+
+# one start of the ranks for each test below: starting them costs more than all they do
+@pytest.mark.parallel(RANKS)
+def test_inbox(monkeypatch):
+    world = World(MPI.COMM_WORLD)
+    exchanges(world)
+    windows_one_after_the_other(world)
+    a_graph_wider_than_the_window_is_refused(world)
+    too_much_memory_is_refused_on_every_rank(world)
+    the_ranks_of_a_node_are_added_up(world, monkeypatch)
+
+
+@pytest.mark.parallel(RANKS)
+def test_collectives():
+    world = World(MPI.COMM_WORLD)
+    collectives(world)
+    a_mistake_found_by_root_is_raised_everywhere(world)
+    the_exact_sum_does_not_know_the_ranks(world)
+
+
+@pytest.mark.skipif("mpich" not in MPI.Get_library_version().casefold(), reason="NOLOCAL is a setting of MPICH")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rma_without_shared_memory(ranks):
+    """As between nodes: MPICH told to use the network inside the node, where a Put from a temporary would crash."""
+    code = "import test_comm as t; w = t.World(t.MPI.COMM_WORLD); t.exchanges(w); t.windows_one_after_the_other(w); print('done')"
+    done = mpirun(ranks, "-c", code, env={"MPIR_CVAR_NOLOCAL": "1"})
+    assert (done.returncode, done.stdout.count("done")) == (0, ranks), done.stderr

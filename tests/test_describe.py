@@ -1,0 +1,183 @@
+"""`describe`: the partition and the plan it prints, what it saves, and what it refuses."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from making import folder, images, real
+
+from dpfl_mpi import describe
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.datasets import open_source
+from dpfl_mpi.describe import main, make_plan
+from dpfl_mpi.partition import deal
+from dpfl_mpi.placement import ids_of, place
+
+
+def shown(capsys, *flags, code=0):
+    """Return what describe prints, on stdout for code 0, else on stderr."""
+    assert (
+        main([*flags, "--no-measure"] if "--measure" not in flags else [f for f in flags if f != "--measure"]) == code
+    )
+    out, err = capsys.readouterr()
+    assert (err == "") == (code == 0)
+    return err if code else out
+
+
+def test_partition_and_plan(capsys):
+    text = shown(capsys, "--ranks", "3", "--rows", "32", "--measure")
+    run = Run().resolve()
+    dealt = deal(run, open_source(run))
+    assert f"sha256 {dealt.sha256()[:12]}" in text and "32 clients, seed 42" in text
+    for part in ("train", "val", "test"):
+        assert f"{part:<10} {dealt.sizes(part).sum()} samples" in text
+    owner = place(dealt.sizes("train"), 3)
+    for k, line in enumerate(re.findall(r"^ +\d+ +\d .*$", text, re.M)):
+        fields = line.split()
+        assert [int(f) for f in fields[:5]] == [k, owner[k], *(dealt.sizes(p)[k] for p in ("train", "val", "test"))]
+        assert [0 if c == "." else int(c) for c in fields[6:]] == dealt.class_counts[k].tolist()
+    for rank in range(3):
+        assert re.search(
+            rf"rank {rank} .*: {' '.join(map(str, sorted(ids_of(owner, dealt.sizes('train'), rank))[:12]))}", text
+        )
+    assert "at most 1984 received in preprocessing and 224 a round" in text
+    assert re.search(r"time +[\d.]+ s without choosing", text) and "ms a step" in text
+
+
+def test_plan_is_what_the_run_does(tmp_path):
+    """The plan's bounds against what a run records: steps exactly, models and evaluations never more."""
+    from mpi4py import MPI
+
+    from dpfl_mpi.comm import World
+    from dpfl_mpi.results import Result
+    from dpfl_mpi.train import train
+
+    run = Run(rounds=2, clients=8, budget=3, tau_init=1, tau_train=1).resolve()
+    source = open_source(run)
+    plan = make_plan(run, Job(), source, deal(run, source), describe.build(run, source), 1, 1)
+    path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
+    with Result(path) as result:
+        assert result["round/gradient_steps"][-1] == plan.steps.sum()
+        received, evaluated = result["traffic/models_received"].sum(1), result["graph/evaluations"].sum(1)
+        assert received[0] <= plan.received[0] and (received[1:] <= plan.received[1]).all()
+        assert evaluated[0] <= plan.evaluations[0] and (evaluated[1:] <= plan.evaluations[1]).all()
+        assert evaluated[0] > 0.2 * plan.evaluations[0]
+
+
+def test_window_of_a_rank():
+    run = Run(clients=30, budget=5, min_per_class=1).resolve()
+    source = open_source(run)
+    dealt = deal(run, source)
+    ensemble = describe.build(run, source)
+    plan = make_plan(run, Job(), source, dealt, ensemble, 4, 2)
+    assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
+    assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
+    narrow = make_plan(run, Job(window_gb=plan.clients.max() * plan.row * 2.01 / 2**30), source, dealt, ensemble, 4, 2)
+    assert narrow.passes == 2 and (narrow.window < plan.window).all()
+    more = make_plan(run, Job(), source, dealt, ensemble, 40, 2)
+    assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
+    alone = make_plan(Run(method="local", clients=30, min_per_class=1).resolve(), Job(), source, dealt, ensemble, 4, 1)
+    assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
+
+
+def test_saves_what_a_run_reads(tmp_path, capsys):
+    path = tmp_path / "p.json"
+    text = shown(capsys, "--clients", "6", "--save", str(path))
+    sha = re.search(r"seed 42, sha256 (\w+)", text).group(1)
+    assert f"--partition file:{path}" in text
+    assert f"sha256 {sha}" in shown(capsys, "--partition", f"file:{path}")
+    stored = json.loads(path.read_text())
+    assert len(stored["clients"]) == 6 and stored["partition_sha256"].startswith(sha)
+    assert "holds 6 clients; --clients is 7" in shown(capsys, "--partition", f"file:{path}", "--clients", "7", code=2)
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_plot(tmp_path, capsys, suffix):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"p.{suffix}"
+    shown(capsys, "--plot", str(path))
+    assert path.stat().st_size > 5000 and [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert "cannot be written" in shown(capsys, "--plot", str(tmp_path / "p.nonsense"), code=2)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--clients", "1000"], "--clients is 1000; 1437 training samples allow at most 718"),
+        (["--min_per_class", "60"], "--min_per_class is 60; class"),
+        (["--window_gb", "0.00001", "--ranks", "2"], "--window_gb is 1e-05; a pass needs one row"),
+        (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
+        (["--partition", "natural"], "needs a data set with clients of its own"),
+        (["--model", "cnn"], "--model cnn needs images of at least 16x16"),
+        (
+            ["--dataset", "cinic10", "--data", "nowhere.h5"],
+            "there is no such file: make it with `python -m dpfl_mpi.prepare cinic10",
+        ),
+    ],
+)
+def test_refuses_what_cannot_run(capsys, flags, text):
+    error = shown(capsys, *flags, code=2)
+    assert text in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
+    monkeypatch.setattr(
+        describe, "node_memory", lambda shared=True: (2**20, "/dev/shm") if shared else (2**40, "available memory")
+    )
+    assert "the RMA windows need" in shown(capsys, "--budget", "inf", "--ranks", "64", code=2)
+    monkeypatch.setattr(describe, "node_memory", lambda shared=True: (2**30, "available memory"))
+    assert "use more --nodes" in shown(capsys, "--ranks", "64", code=2)
+    shown(capsys, "--ranks", "64", "--nodes", "32")
+
+
+def test_wrong_flag_is_a_sentence(capsys):
+    with pytest.raises(SystemExit):
+        main(["--client", "3"])
+    assert capsys.readouterr().err.startswith("error: ")
+    assert main(["--help"]) == 0
+    assert "--ranks" in capsys.readouterr().out
+
+
+def test_many_classes_and_many_clients(tmp_path, capsys):
+    from dpfl_mpi.prepare import prepare
+
+    names = [f"c{i:02}" for i in range(15)]
+    prepare(
+        "image_folder", folder(tmp_path / "i", images(("train", "test"), names, 20, (16, 16))), tmp_path / "i.h5", {}
+    )
+    flags = [
+        "--dataset",
+        "image_folder",
+        "--data",
+        str(tmp_path / "i.h5"),
+        "--dirichlet_alpha",
+        "5",
+        "--clients",
+        "20",
+        "--classes_per_client",
+        "15",
+    ]
+    text = shown(capsys, *flags, "--min_per_class", "0", "--ranks", "20", "--rows", "3")
+    assert "largest classes" in text and "... and 17 more (--rows 20)" in text and "and 8 more ranks" in text
+
+
+@pytest.mark.data
+def test_real_cifar10(capsys, tmp_path):
+    from dpfl_mpi.prepare import prepare
+
+    prepare("cinic10", real("cinic10-sample.tar"), tmp_path / "c.h5", {})
+    flags = [
+        "--dataset",
+        "cinic10",
+        "--data",
+        str(tmp_path / "c.h5"),
+        "--clients",
+        "20",
+        "--min_per_class",
+        "2",
+        "--ranks",
+        "4",
+    ]
+    assert "1500 training and 500 test images of 32x32x3" in shown(capsys, *flags)

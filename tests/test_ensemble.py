@@ -1,0 +1,303 @@
+"""Rows against plain PyTorch: one nn.Module and one torch.optim.SGD a client."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpfl_mpi.config import UserError
+from dpfl_mpi.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point, sgd_step
+from dpfl_mpi.models import cnn, mlp
+from dpfl_mpi.models._cnn_stacked import fold, phases, unphase, windows
+
+CPU = torch.device("cpu")
+SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: both pools floor
+
+
+class Plain(nn.Module):
+    """A user's module: no stacked kernels, layers in an order of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 6 * 6, 5)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).tanh().flatten(1))
+
+
+def build(kind):
+    if kind == "plain":
+        return Plain(), (8, 8, 3), 5
+    if kind == "mlp":
+        return mlp.build((8, 8, 1), 10), (8, 8, 1), 10
+    return cnn.build(SHAPES[kind], 10), SHAPES[kind], 10
+
+
+def row_from(module, width):
+    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    return torch.nn.functional.pad(flat, (0, width - len(flat)))
+
+
+def setup(kind, k, seed=0):
+    """k clients' modules with weights of their own, and the same as rows."""
+    torch.manual_seed(seed)
+    module, shape, classes = build(kind)
+    ensemble = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU)
+    modules = [copy.deepcopy(module) for _ in range(k)]
+    for m in modules:
+        for p in m.parameters():
+            nn.init.uniform_(p, -0.15, 0.15)
+    w = torch.stack([row_from(m, ensemble.width) for m in modules])
+    return ensemble, modules, w, shape, classes
+
+
+def images(rng, k, s, shape, constant=False):
+    """Random uint8 images; `constant`: most of each is one grey, so that all four phases of a pool tie."""
+    x = rng.integers(0, 256, (k, s, *shape), dtype=np.uint8)
+    if constant:
+        x[:, :, 4:, :] = 100
+    return torch.from_numpy(x)
+
+
+def channels_first(x_SHWC):
+    return ((x_SHWC.float() / 255 - 0.5) / 0.25).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["noise", "ties"])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", ["cifar", "femnist", "odd", "mlp", "plain"])
+def test_loss_gradient_and_logits(kind, k, constant):
+    ensemble, modules, w, shape, classes = setup(kind, k)
+    rng = np.random.default_rng(1)
+    x = images(rng, k, 7, shape, constant)
+    y = torch.from_numpy(rng.integers(0, classes, (k, 7)))
+    weight = torch.full((k, 7), 1 / 7)
+    if k > 1:  # padding: the last two samples of client 2 do not exist
+        weight[2] = torch.tensor([0.2] * 5 + [0.0] * 2)
+    block = Block(ensemble, w)
+    with torch.no_grad():
+        losses = ensemble.gradient(block, ensemble.normalise(x), y, weight)
+        logits = ensemble.logits(w, ensemble.prepare(ensemble.normalise(x)))
+    for i, m in enumerate(modules):
+        real = int((weight[i] > 0).sum())
+        out = m(channels_first(x[i]))
+        loss = nn.functional.cross_entropy(out[:real], y[i, :real])
+        loss.backward()
+        g = row_from_grads(m, ensemble.width)
+        torch.testing.assert_close(losses[i], loss.detach(), rtol=2e-6, atol=2e-7)
+        torch.testing.assert_close(logits[i], out.detach(), rtol=2e-5, atol=3e-6)
+        assert float((block.g[i] - g).abs().max()) <= 3e-6 * max(1.0, float(g.abs().max()))
+        assert float(g.abs().max()) > 1e-3
+
+
+def row_from_grads(module, width):
+    flat = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    return torch.nn.functional.pad(flat, (0, width - len(flat)))
+
+
+@pytest.mark.parametrize("kind", ["cifar", "femnist", "odd"])
+def test_many_models_on_one_client(kind):
+    """Rows are client-major: m consecutive rows are scored on one client's images, which are prepared once."""
+    ensemble, modules, w, shape, _ = setup(kind, 6)
+    x = images(np.random.default_rng(2), 2, 5, shape)
+    with torch.no_grad():
+        logits = ensemble.logits(w, ensemble.prepare(ensemble.normalise(x)))
+        for i, m in enumerate(modules):
+            torch.testing.assert_close(logits[i], m(channels_first(x[i // 3])), rtol=2e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "mlp"])
+def test_many_models_without_kernels(kind):
+    ensemble, modules, w, shape, _ = setup(kind, 4)
+    with torch.no_grad():
+        for clients in (1, 2):
+            x = images(np.random.default_rng(3), clients, 5, shape)
+            logits = ensemble.logits(w, ensemble.prepare(ensemble.normalise(x)))
+            for i, m in enumerate(modules):
+                torch.testing.assert_close(logits[i], m(channels_first(x[i * clients // 4])), rtol=2e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_once", "clip", "tolerance"),
+    [
+        ("mlp", 1, 20.0, 1e-6),
+        ("mlp", 1, 0.5, 1e-6),  # clips in most steps
+        ("plain", 1, 0.5, 1e-6),
+        ("odd", 1, 20.0, 1e-6),
+        ("odd", 1, 0.5, 1e-6),
+        ("femnist", 1, 20.0, 1e-6),
+        ("cifar", 1, 20.0, 1e-6),
+        ("mlp", 4, 0.5, 1e-5),
+        ("plain", 4, 0.5, 1e-5),
+        ("odd", 4, 0.5, 1e-5),
+        ("cifar", 4, 20.0, 1e-5),
+    ],
+)
+def test_fifty_steps_of_sgd(kind, at_once, clip, tolerance):
+    """Ragged clients, 50 steps each as torch.optim.SGD after clip_grad_norm_ does them.
+
+    Steps of a wider block are padded in the sample axis; clients that have finished leave the block, and a client's
+    last batch is shorter.
+    """
+    sizes = [40, 33, 17, 5]  # samples of the clients, in decreasing order
+    ensemble, modules, w, shape, classes = setup(kind, 4)
+    rng = np.random.default_rng(4)
+    x, y = images(rng, 4, 40, shape), torch.from_numpy(rng.integers(0, classes, (4, 40)))
+    batches = []  # of each client: 50 lists of samples
+    for n in sizes:
+        flat = [b for _ in range(50) for b in np.array_split(rng.permutation(n), range(8, n, 8))]
+        batches.append(flat[:50])
+    lr, momentum, decay = 0.01, 0.9, 1e-3
+    for i, m in enumerate(modules):
+        optimiser = torch.optim.SGD(m.parameters(), lr, momentum=momentum, weight_decay=decay)
+        for b in batches[i]:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(m(channels_first(x[i][b])), y[i][b]).backward()
+            nn.utils.clip_grad_norm_(m.parameters(), clip)
+            optimiser.step()
+    momenta = ensemble.zeros(4)
+    before = w.clone()
+    with torch.no_grad():
+        for first in range(0, 4, at_once):
+            rows = slice(first, first + at_once)
+            block = Block(ensemble, w[rows])
+            for step in range(50):
+                s = max(len(batches[i][step]) for i in range(first, first + at_once))
+                index, weight = np.zeros((at_once, s), np.int64), np.zeros((at_once, s), np.float32)
+                for i in range(at_once):
+                    b = batches[first + i][step]
+                    index[i, : len(b)], weight[i, : len(b)] = b, 1 / len(b)
+                own = torch.arange(first, first + at_once)[:, None]
+                batch = ensemble.normalise(x[own, torch.from_numpy(index)])
+                labels = y[own, torch.from_numpy(index)]
+                ensemble.gradient(block, batch, labels, torch.from_numpy(weight))
+                sgd_step(block.w, block.g, momenta[rows], lr, momentum, decay, clip)
+    for i, m in enumerate(modules):
+        error = float((w[i] - row_from(m, ensemble.width)).abs().max())
+        assert error <= tolerance, error
+        assert float((w[i] - before[i]).abs().max()) > 1e-3  # it did train
+    assert bool((w[:, ensemble.size :] == 0).all()), "the padding of a row must stay zero"
+
+
+def test_sgd_step_by_hand():
+    """Clip to norm 1, then decay, momentum and step, on numbers a person can follow."""
+    w, g, m = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2, 2)
+    sgd_step(w, g, m, lr=0.5, momentum=0.5, weight_decay=0.1, clip_norm=1.0)
+    # row 0: norm 5, so g = (0.6, 0.8); + 0.1 w = (0.7, 1.0); m = 0.5 + g = (1.2, 1.5); w - 0.5 m = (0.4, 1.25)
+    # row 1: norm 0.5, not clipped: m = (0.8, 0.9), w = (-0.4, -0.45)
+    torch.testing.assert_close(w, torch.tensor([[0.4, 1.25], [-0.4, -0.45]]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(m, torch.tensor([[1.2, 1.5], [0.8, 0.9]]), rtol=1e-6, atol=1e-6)
+
+
+def test_no_clipping_at_zero():
+    w, g, m = torch.zeros(1, 2), torch.tensor([[3e3, 4e3]]), torch.zeros(1, 2)
+    sgd_step(w, g, m, lr=1.0, momentum=0.0, weight_decay=0.0, clip_norm=0.0)
+    assert w.tolist() == [[-3e3, -4e3]]
+
+
+def test_a_tie_goes_to_the_first_of_the_window():
+    """All images one grey: the gradient of a max-pool goes where torch.max_pool2d sends it, to the bit of its place."""
+    ensemble, (module,), w, shape, _ = setup("odd", 1)
+    x = torch.full((1, 3, *shape), 77, dtype=torch.uint8)
+    y, weight = torch.tensor([[1, 2, 3]]), torch.full((1, 3), 1 / 3)
+    block = Block(ensemble, w)
+    with torch.no_grad():
+        ensemble.gradient(block, ensemble.normalise(x), y, weight)
+    nn.functional.cross_entropy(module(channels_first(x[0])), y[0]).backward()
+    torch.testing.assert_close(block.g[0], row_from_grads(module, ensemble.width), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16, 1), (1, 2, 19, 22, 3), (1, 1, 17, 16, 6)])
+def test_windows_and_fold(shape):
+    """`windows` is a plain loop over pooled pixels; `fold` is its transpose: <windows(x), d> = <x, fold(d)>."""
+    k, s, h, w, c = shape
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(shape, generator=rng, dtype=torch.float64)
+    p, q = (h - 4) // 2, (w - 4) // 2
+    got = windows(x)
+    assert got.shape == (k, s * p * q, 36 * c)
+    for i in range(k):
+        for j in range(s):
+            for a in range(p):
+                for b in range(q):
+                    patch = x[i, j, 2 * a : 2 * a + 6, 2 * b : 2 * b + 6]
+                    assert torch.equal(got[i, (j * p + a) * q + b], patch.reshape(-1))
+    d = torch.rand(got.shape, generator=rng, dtype=torch.float64)
+    folded = fold(d, shape)
+    assert folded.shape == x.shape
+    assert float((got * d).sum()) == pytest.approx(float((x * folded).sum()), rel=1e-12)
+
+
+def test_phases_and_unphase():
+    rng = torch.Generator().manual_seed(0)
+    f = torch.rand(2, 3, 4, 5, 5, generator=rng, dtype=torch.float64)
+    spread = phases(f)
+    g = torch.rand(spread.shape, generator=rng, dtype=torch.float64)
+    back = torch.empty_like(f)
+    unphase(g, 4, back)
+    assert float((spread * g).sum()) == pytest.approx(float((f * back).sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cifar", "mlp"])
+@pytest.mark.parametrize(("init", "numerator"), [("kaiming", 6), ("torch", 1)])
+def test_initial_row(kind, init, numerator):
+    """Every weight in U(+-sqrt(numerator / fan_in)), reaching close to the bounds; Kaiming's biases are 0."""
+    module, shape, _ = build(kind)
+    ensemble = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU)
+    row = ensemble.initial_row(init, np.random.default_rng(0))
+    assert bool((row[ensemble.size :] == 0).all())
+    for name, values in ensemble.layers(row[None]).items():
+        weight = dict(module.named_parameters())[name.rsplit(".", 1)[0] + ".weight"]
+        bound = math.sqrt(numerator / math.prod(weight.shape[1:]))
+        if name.endswith("bias") and init == "kaiming":
+            assert bool((values == 0).all())
+            continue
+        assert float(values.abs().max()) <= bound
+        if values.numel() > 200:
+            assert float(values.max()) > 0.97 * bound
+            assert float(values.min()) < -0.97 * bound
+            assert abs(float(values.mean())) < 5 * bound / math.sqrt(3 * values.numel())
+
+
+def test_parameter_counts_of_the_paper():
+    assert Ensemble(cnn.build((32, 32, 3), 10), (0.5,) * 3, (0.5,) * 3, CPU).size == 62_006
+    grey = Ensemble(cnn.build((28, 28, 1), 10), (0.5,), (0.5,), CPU)
+    assert grey.size == 37_586
+    assert grey.width % 16 == 0 and 0 <= grey.width - grey.size < 16
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.InstanceNorm2d(4, track_running_stats=True)]
+)
+def test_batch_statistics_are_refused(layer):
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), layer)
+    with pytest.raises(UserError, match=f"layer 1 \\({type(layer).__name__}\\) keeps batch statistics"):
+        Ensemble(module, (0.5,) * 3, (0.5,) * 3, CPU)
+
+
+def test_small_images_are_refused():
+    with pytest.raises(UserError, match="at least 16x16, these are 15x20"):
+        cnn.build((15, 20, 1), 10)
+    x = torch.zeros(2, 1, 16, 16)
+    assert cnn.build((16, 16, 1), 10)(x).shape == (2, 10)
+
+
+def test_fixed_point():
+    """p w in units of 2^-50: exact in any order, and within half a unit of the float64 product."""
+    rng = np.random.default_rng(0)
+    w = torch.from_numpy(rng.normal(0, 10, (50, 33)).astype(np.float32))
+    p = torch.from_numpy(rng.dirichlet(np.ones(50)))
+    terms = fixed_point(w, p)
+    assert terms.dtype == torch.int64
+    assert torch.equal(terms.sum(0), terms.flip(0)[:20].sum(0) + terms.flip(0)[20:].sum(0))
+    expected = (w.double() * p[:, None]).sum(0)
+    assert float((from_fixed_point(terms.sum(0)) - expected).abs().max()) <= 50 * 2.0**-51 + 1e-14
+    check_fixed_point(torch.full((1, 4), 4095.9))
+    check_fixed_point(torch.zeros(0, 4))
+    with pytest.raises(UserError, match="beyond 4096"):
+        check_fixed_point(torch.tensor([[0.0, -4096.0]]))

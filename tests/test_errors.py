@@ -1,0 +1,295 @@
+"""A mistake is one sentence on stderr, printed once, with an exit code that is not 0, and no rank is left behind."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+from launch import mpirun, run_here
+
+from dpfl_mpi.__main__ import main
+from dpfl_mpi.config import UserError
+from dpfl_mpi.results import Result
+
+SMALL = {
+    "dataset": "image_folder",
+    "model": "mlp",
+    "augment": False,
+    "clients": 6,
+    "rounds": 2,
+    "tau_init": 1,
+    "tau_train": 1,
+}
+
+
+def flags(fields):
+    """A Run's fields as a command line."""
+    switches = [f"--{'' if v else 'no-'}{k}" for k, v in fields.items() if isinstance(v, bool)]
+    return [*switches, *(f"--{k}={v}" for k, v in fields.items() if not isinstance(v, bool))]
+
+
+def refused(capfd, *arguments):
+    """Run the command line in this process and return its one sentence."""
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    out, err = capfd.readouterr()
+    assert end.value.code == 2
+    assert out == ""
+    return one_sentence(err)
+
+
+def one_sentence(err):
+    assert err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert "Traceback" not in err and len(err) < 400
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--budget 0", ["--budget is 0", "at least 1", "0.1N", "inf"]),
+        ("--budget -3", ["--budget is -3", "at least 1"]),
+        ("--budget=-0.1N", ["--budget is -0.1N"]),
+        ("--budget half", ["--budget is half"]),
+        ("--budget 2.5", ["--budget is 2.5"]),
+        ("--clients 0", ["--clients is 0", "at least 1"]),
+        ("--clients many", ["clients", "many"]),
+        ("--clients 2.5", ["clients", "2.5"]),
+        ("--rounds -1", ["--rounds is -1", "at least 0"]),
+        ("--tau_init -1", ["--tau_init is -1", "at least 0"]),
+        ("--tau_train 0", ["--tau_train is 0", "at least 1"]),
+        ("--ggc_period 0", ["--ggc_period is 0", "at least 1"]),
+        ("--ggc_repeats 0", ["--ggc_repeats is 0", "at least 1"]),
+        ("--batch_size 0", ["--batch_size is 0", "at least 1"]),
+        ("--classes_per_client 0", ["--classes_per_client is 0", "at least 1"]),
+        ("--min_per_class -1", ["--min_per_class is -1", "at least 0"]),
+        ("--partition dirichlet --min_samples 1", ["--min_samples is 1", "at least 2"]),
+        ("--lr 0", ["--lr is 0", "above 0"]),
+        ("--lr nan", ["--lr is nan", "a number"]),
+        ("--lr fast", ["lr", "fast"]),
+        ("--lr_decay 1.5", ["--lr_decay is 1.5", "at most 1"]),
+        ("--dirichlet_alpha 0", ["--dirichlet_alpha is 0", "above 0"]),
+        ("--momentum 1", ["--momentum is 1", "below 1"]),
+        ("--weight_decay -1", ["--weight_decay is -1", "at least 0"]),
+        ("--clip_norm -1", ["--clip_norm is -1", "at least 0"]),
+        ("--seed -1", ["--seed is -1", "0 to 4294967295"]),
+        ("--partition_seed 4294967296", ["--partition_seed is 4294967296", "0 to 4294967295"]),
+        ("--dataset cifar11", ["--dataset is cifar11", "allowed are", "cifar10", "digits"]),
+        ("--method dpfk", ["--method is dpfk", "allowed are", "dpfl", "local"]),
+        ("--model resnet", ["--model is resnet", "allowed are", "cnn", "mlp"]),
+        ("--partition iid", ["partition", "iid", "pathological", "dirichlet"]),
+        ("--preset mine", ["preset", "mine", "paper", "authors_code"]),
+        ("--init zeros", ["init", "zeros", "kaiming", "torch"]),
+        ("--momentum_state drop", ["momentum_state", "drop", "keep", "reset"]),
+        ("--ggc_off_rounds no", ["ggc_off_rounds", "reuse", "skip"]),
+        ("--tie random", ["tie", "random", "latest", "earliest"]),
+        ("--on_divergence ignore", ["on_divergence", "ignore", "stop", "exclude"]),
+        ("--device tpu", ["device", "tpu", "auto", "cpu", "cuda"]),
+        ("--block -1", ["--block is -1", "at least 0"]),
+        ("--window_gb 0", ["--window_gb is 0", "above 0"]),
+        ("--options.depth 3", ["depth"]),
+        ("--clints 8", ["clints"]),
+        ("--client 8", ["--client"]),  # no abbreviations
+        ("digits", ["digits"]),
+        ("--config /nowhere/run.yaml", ["/nowhere/run.yaml"]),
+    ],
+)
+def test_a_bad_field(capfd, arguments, words):
+    sentence = refused(capfd, *arguments.split())
+    for word in words:
+        assert word in sentence, sentence
+
+
+def test_a_bad_config_file(capfd, tmp_path):
+    for text, words in (
+        ("clients: 8\nclints: 9\n", ["clints"]),
+        ("clients: [1\n", []),
+        ("budget: 0\n", ["--budget is 0"]),
+        ("rounds: ten\n", ["rounds", "ten"]),
+    ):
+        (tmp_path / "run.yaml").write_text(text)
+        sentence = refused(capfd, "--config", tmp_path / "run.yaml")
+        assert all(word in sentence for word in words), sentence
+
+
+def test_a_missing_foreign_or_truncated_data_file(capfd, tmp_path, digits_file):
+    import h5py
+
+    def data(path, *more):
+        return refused(capfd, *flags(SMALL), "--quiet", "--results", tmp_path, "--data", path, *more)
+
+    missing = data(tmp_path / "no.h5")
+    assert "--data is" in missing and "no such file" in missing and "dpfl_mpi.prepare" in missing
+    (tmp_path / "text.h5").write_text("not HDF5")
+    assert "text.h5" in data(tmp_path / "text.h5")
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["train/images"] = np.zeros(3)
+    assert "not made by dpfl_mpi" in data(tmp_path / "foreign.h5")
+    whole = digits_file.read_bytes()
+    for part in (2 / 3, 1 / 100):
+        (tmp_path / "truncated.h5").write_bytes(whole[: int(len(whole) * part)])
+        assert "truncated.h5" in data(tmp_path / "truncated.h5")
+    other = data(digits_file, "--dataset", "cifar10")
+    assert "holds image_folder; --dataset says cifar10" in other
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--clients 800", ["--clients is 800", "1437 training samples allow at most 718"]),
+        ("--clients 300", ["--min_per_class is 2", "class"]),
+        ("--classes_per_client 11", ["--classes_per_client is 11", "10 classes"]),
+        ("--model cnn", ["--model cnn needs images of at least 16x16, these are 8x8", "mlp"]),
+        ("--partition natural", ["natural", "pathological, dirichlet"]),
+        ("--device cuda", ["--device is cuda", "cpu"]),
+        ("--out /proc/no/result.h5", ["/proc/no/result.h5", "cannot be written"]),
+    ],
+)
+def test_what_the_data_do_not_allow(capfd, tmp_path, digits_file, more, words):
+    if "cuda" in more and os.path.exists("/dev/nvidia0"):
+        pytest.skip("this machine has a GPU")
+    common = [*flags(SMALL), "--quiet", "--results", tmp_path, "--data", digits_file]
+    sentence = refused(capfd, *common, *more.split())
+    for word in words:
+        assert word in sentence, sentence
+
+
+def test_another_runs_file_is_not_overwritten(capfd, tmp_path, digits_file):
+    fields = SMALL | {"data": str(digits_file), "rounds": 0}
+    run_here(tmp_path / "a.h5", fields)
+    sentence = refused(capfd, *flags(fields), "--quiet", "--out", tmp_path / "a.h5", "--seed", "1", "--lr", "0.5")
+    assert "another Run (different: lr, partition_seed, seed)" in sentence and "--fresh" in sentence
+    (tmp_path / "b.h5").write_text("something of the user's")
+    assert "not a result" in refused(capfd, *flags(fields), "--quiet", "--out", tmp_path / "b.h5")
+    assert (tmp_path / "b.h5").read_text() == "something of the user's"
+
+
+@pytest.mark.parametrize("method", ["dpfl", "local"])
+def test_divergence_stops(capfd, tmp_path, digits_file, method):
+    """The first client that diverged and its round are named; with one rank, in this process."""
+    common = [*flags(SMALL | {"method": method}), "--quiet", "--results", tmp_path, "--data", digits_file]
+    sentence = refused(capfd, *common, "--lr", "1e6")
+    assert "client " in sentence and f"diverged in round {0 if method == 'dpfl' else 1}" in sentence
+    assert "--lr" in sentence and "--on_divergence exclude" in sentence
+    (path,) = tmp_path.glob("*.h5")
+    with Result(path) as result:
+        assert result.state.startswith("stopped")
+
+
+def test_divergence_excludes(tmp_path, digits_file, monkeypatch):
+    """One client's model is broken in round 1: it is named, scored with its last finite best, and no one averages with it."""
+    from dpfl_mpi.federation import Federation
+
+    train = Federation.local_opt
+
+    def breaks(self, w, epochs, *rest, **named):
+        w = train(self, w, epochs, *rest, **named)
+        if self.round == 1:
+            w[int(self.row_of[2]), 5] = float("nan")
+        if self.round == 2:
+            w[int(self.row_of[4]), 7] = 5000.0  # finite, but beyond what exact sums hold
+        return w
+
+    monkeypatch.setattr(Federation, "local_opt", breaks)
+    fields = SMALL | {"data": str(digits_file), "rounds": 3, "on_divergence": "exclude", "budget": "inf"}
+    with Result(run_here(tmp_path / "a.h5", fields, save_models=True)) as result:
+        assert result.finished
+        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, 2, -1]
+        assert result.graph(0)[:, 2].any() and result.graph(0)[:, 4].any()  # they had been chosen
+        for t in (1, 2, 3):
+            assert not result.graph(t)[2].any() and not result.graph(t)[:, 2].any()
+        for t in (2, 3):
+            assert not result.graph(t)[4].any() and not result.graph(t)[:, 4].any()
+        assert result.graph(3).any()
+        assert result["best/round"][2] == 0 and result["best/round"][4] <= 1
+        assert result["best/test_acc"][2] == result["round/test_acc"][0, 2]
+        assert np.isnan(result["round/val_acc"][1:, 2]).all() and np.isnan(result["round/val_acc"][2:, 4]).all()
+        healthy = np.delete(result["round/val_loss"], [2, 4], 1)
+        assert np.isfinite(healthy).all()
+        assert np.isfinite(result["model/best"]).all() and np.isfinite(result["best/test_acc"]).all()
+
+
+# with several ranks ---------------------------------------------------------------------------------------------------------
+def stops(done, seconds, began):
+    """All ranks gone, an exit code that is not 0, in time (starting Python on a busy machine is most of it)."""
+    assert done.returncode != 0
+    assert time.monotonic() - began < seconds
+
+
+def test_ranks_print_once(tmp_path, digits_file):
+    """A mistake in the command line, one in the data, and a divergence: three ranks, one sentence each."""
+    common = ["-m", "dpfl_mpi", "--quiet", "--results", tmp_path]
+    for words, arguments in (
+        ("--budget is 0", ["--budget=0"]),
+        ("no such file", [*flags(SMALL), f"--data={tmp_path}/no.h5"]),
+        ("diverged in round 0", [*flags(SMALL), f"--data={digits_file}", "--lr=1e6"]),
+    ):
+        began = time.monotonic()
+        done = mpirun(3, *common, *arguments)
+        stops(done, 60, began)
+        assert words in one_sentence(done.stderr)
+        assert done.stdout == ""
+
+
+INJECT = """
+import sys
+from dpfl_mpi import federation, config
+from dpfl_mpi.__main__ import main
+train = federation.Federation.local_opt
+def broken(self, *args, **named):
+    if self.world.rank == 1:
+        raise {error}
+    return train(self, *args, **named)
+federation.Federation.local_opt = broken
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("ZeroDivisionError('a bug')", "ZeroDivisionError: a bug"),
+        ("config.UserError('rank 1 alone')", "error: rank 1 alone"),
+    ],
+    ids=["bug", "mistake"],
+)
+def test_an_exception_on_one_rank_ends_all(tmp_path, digits_file, error, expected):
+    """Rank 0 waits in a collective; it must not wait for ever."""
+    (tmp_path / "inject.py").write_text(INJECT.format(error=error))
+    began = time.monotonic()
+    done = mpirun(2, tmp_path / "inject.py", *flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path)
+    stops(done, 60, began)
+    assert done.stderr.count(expected) == 1
+
+
+def test_singletons_under_srun_stop(tmp_path):
+    """srun says two tasks and MPI sees one rank: each task would train alone and overwrite the other's result."""
+    done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})
+    assert done.returncode == 3
+    assert "srun started 2 tasks, but MPI sees one" in one_sentence(done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_refuses_in_one_sentence(tmp_path, capfd):
+    from dpfl_mpi import prepare
+
+    (tmp_path / "a.tar.gz").write_bytes(b"no archive")
+    (tmp_path / "empty").mkdir()
+    for source, words in (
+        (tmp_path / "no", "no such file"),
+        (tmp_path / "a.tar.gz", "truncated or no tar or zip archive"),
+        (tmp_path / "empty", "train holds no image"),
+    ):
+        assert prepare.main(["cifar10", "--source", str(source), "--out", str(tmp_path / "x.h5")]) == 2
+        assert words in one_sentence(capfd.readouterr().err)
+    assert not (tmp_path / "x.h5").exists()
+
+
+def test_results_that_are_none(tmp_path):
+    (tmp_path / "text.h5").write_text("no")
+    for path, words in (
+        (tmp_path / "no.h5", "no such result file"),
+        (tmp_path / "text.h5", "not a result of dpfl_mpi"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Result(path)

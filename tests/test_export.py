@@ -1,0 +1,185 @@
+"""Results in other tools' formats, in the terminal, and their models scored."""
+
+import csv
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import tiny_result
+
+from dpfl_mpi import evaluate, export, show
+from dpfl_mpi.config import find
+from dpfl_mpi.results import Result
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    return {m: tiny_result.make(folder / f"{m}.h5", m) for m in ("dpfl", "local")}
+
+
+def test_csv_is_long_and_exact(made, tmp_path, capsys):
+    out = tmp_path / "new" / "run.csv"
+    assert export.main([str(made["dpfl"]), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert list(rows[0]) == ["client_id", "round", "set", "loss", "accuracy"]
+    assert len(rows) == 3 * 3 * 4  # rounds, sets, clients
+    picked = next(r for r in rows if (r["client_id"], r["round"], r["set"]) == ("1", "2", "test"))
+    assert float(picked["accuracy"]) == 0.6 and float(picked["loss"]) == 0.5 - 0.1 * 2
+    assert {r["accuracy"] for r in rows if r["set"] == "train"} == {""}  # training accuracy is not recorded
+
+
+def test_several_runs_in_one_csv_are_named(made, tmp_path):
+    out = tmp_path / "both.csv"
+    assert export.main([str(made["dpfl"]), str(made["local"]), "--out", str(out)]) == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert {r["run"] for r in rows} == {"dpfl", "local"} and len(rows) == 72
+
+
+def test_pfllib_layout_is_weighted_by_samples(tmp_path):
+    path = tiny_result.make(tmp_path / "run.h5")
+    with h5py.File(path, "a") as file:
+        file["client/n_test"][...] = [10, 0, 30, 0]
+        file["round/train_loss"][2, 0] = np.nan  # a client that left: the mean is over the others
+    assert export.main([str(path), "--format", "pfllib"]) == 0
+    with h5py.File(tmp_path / "run-pfllib.h5") as file:
+        assert set(file) == {"rs_test_acc", "rs_test_auc", "rs_train_loss"}
+        assert file["rs_test_acc"][:] == pytest.approx(
+            [0.75, 0.85, 0.95]
+        )  # .8 a quarter, 1.0 three quarters, less .1 a round
+        assert file["rs_train_loss"][:] == pytest.approx([0.5, 0.4, 0.3])
+
+
+def test_several_results_in_pfllibs_layout(made, tmp_path):
+    assert export.main([*map(str, made.values()), "--format", "pfllib", "--out", str(tmp_path / "out")]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dpfl-pfllib.h5", "local-pfllib.h5"]
+
+
+def test_export_never_overwrites_a_result(made, capsys):
+    before = made["dpfl"].read_bytes()
+    assert export.main([str(made["dpfl"]), "--out", str(made["dpfl"])]) == 2
+    assert "which is one of the results" in capsys.readouterr().err
+    assert made["dpfl"].read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [export.main, evaluate.main, show.main])
+def test_a_missing_file_is_one_sentence(command, capsys):
+    assert command(["nothing.h5"]) == 2
+    assert capsys.readouterr().err == "error: nothing.h5: there is no such result file\n"
+
+
+def test_show_prints_the_run(made, capsys):
+    assert show.main([str(made["dpfl"]), "--clients", "1", "--last", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "dpfl on digits, finished of 2" in out
+    assert (
+        "test accuracy 70.00 % (mean over 4 clients of their best model by validation), std over clients 22.36, lowest 40.0 %"
+        in out
+    )
+    lines = [line.split() for line in out.splitlines()]
+    assert ["1", "15", "0.4000", "60.00", "60.00", "2", "0.5", "21.00"] in lines
+    assert ["2", "20", "0.3000", "70.00", "70.00", "3", "0.8", "21.00"] in lines and not any(
+        w[:2] == ["0", "10"] for w in lines
+    )
+    best, worst = (next(w for w in lines if w[:2] == c) for c in (["2", "100.0"], ["3", "40.0"]))
+    assert best[-2:] == ["0(4)", "1(1)"] and worst[-1] == "2(8)"
+    assert ["Omega", "5", "43.8", "0", "/", "1.2", "/", "2", "20.0", "16.7"] in lines
+    assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in lines
+
+
+def test_show_of_a_run_without_a_graph_and_of_a_running_one(made, tmp_path, capsys):
+    assert show.main([str(made["local"])]) == 0
+    assert "no edges: every client receives from nobody" in capsys.readouterr().out
+    assert show.main([str(tiny_result.make(tmp_path / "r.h5", finished=False))]) == 0
+    assert "running, round 2 of 2" in capsys.readouterr().out
+
+
+def test_compare_says_what_differs(made, capsys):
+    assert show.main(["--compare", str(made["local"]), str(made["dpfl"])]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["method", "local", "dpfl"] in lines and ["budget", "1", "3"] in lines
+    assert ["test", "accuracy,", "%", "65.00", "70.00"] in lines
+    assert "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1" in out
+    assert show.main(["--compare", str(made["dpfl"]), str(made["dpfl"])]) == 0
+    out = capsys.readouterr().out
+    assert "the settings are the same" in out and "all recorded numbers are the same to the last bit" in out
+
+
+def test_cite_prints_the_bibtex_of_the_methods(made, capsys):
+    assert show.main(["--cite", *map(str, made.values())]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("@inproceedings{kharrat2025dpfl,") and out.count("arXiv:2406.06520") == 1
+    assert not hasattr(find("method", "local"), "CITATION")
+
+
+@pytest.mark.parametrize("arguments", [[], ["x", "--last", "0"]])
+def test_show_without_sense_says_how(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        show.main(arguments)
+    assert end.value.code == 2 and "usage" in capsys.readouterr().err
+
+
+def test_show_and_export_need_neither_torch_nor_mpi(made, tmp_path):
+    code = (
+        "import sys; sys.modules.update(torch=None, mpi4py=None)\n"
+        "from dpfl_mpi import export, show\n"
+        f"sys.exit(show.main([{str(made['dpfl'])!r}]) or export.main([{str(made['dpfl'])!r}, '--out', {str(tmp_path / 'o.csv')!r}]))"
+    )
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_state_dict_by_layer(tmp_path):
+    path = tiny_result.make(tmp_path / "run.h5")
+    with pytest.raises(Exception, match="holds no models; run with --save_models"):
+        Result(path).state_dict(0)
+    tiny_result.save_models(path, np.arange(20).reshape(4, 5))
+    layers = Result(path).state_dict(1)
+    assert layers["w"].tolist() == [[5, 6], [7, 8]] and layers["b"].tolist() == [9]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A real run of four clients and one round with its models."""
+    pytest.importorskip("torch")
+    path = tmp_path_factory.mktemp("trained") / "run.h5"
+    command = "--clients 4 --rounds 1 --tau_init 1 --tau_train 1 --budget 2 --save_models --quiet --out"
+    subprocess.run([sys.executable, "-m", "dpfl_mpi", *command.split(), str(path)], check=True, timeout=120)
+    return path
+
+
+def test_evaluate_finds_the_recorded_scores(trained, tmp_path, capsys):
+    out = tmp_path / "scores.csv"
+    assert evaluate.main([str(trained), "--out", str(out), "--device", "cpu"]) == 0
+    assert "the same for 4 of 4 clients" in capsys.readouterr().out
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    with Result(trained) as result:
+        assert [float(r["accuracy"]) for r in rows] == pytest.approx(result["best/test_acc"].tolist())
+        assert [int(r["samples"]) for r in rows] == result["client/n_test"].tolist()
+    assert evaluate.main([str(trained), "--set", "val", "--device", "cpu"]) == 0
+    assert "the same for 4 of 4 clients" in capsys.readouterr().out
+
+
+def test_evaluate_on_other_data(trained, digits_file, colour_file, capsys):
+    assert evaluate.main([str(trained), "--data", str(digits_file), "--on", "all"]) == 0
+    everyone = capsys.readouterr().out
+    assert evaluate.main([str(trained), "--on", "all"]) == 0  # the embedded digits are the same images
+    assert capsys.readouterr().out == everyone and everyone.startswith("4 models on the whole test set: mean")
+    assert evaluate.main([str(trained), "--data", str(colour_file), "--on", "all"]) == 2
+    assert "the saved models do not fit these data (images 17x18x3, 4 classes)" in capsys.readouterr().err
+    assert evaluate.main([str(trained), "--data", str(colour_file)]) == 2
+    assert "these are not the data of the run" in capsys.readouterr().err
+
+
+def test_a_state_dict_loads_into_the_module(trained):
+    torch = pytest.importorskip("torch")
+    from dpfl_mpi.models import mlp
+
+    with Result(trained) as result:
+        module = mlp.build((8, 8, 1), 10)
+        module.load_state_dict({name: torch.from_numpy(values) for name, values in result.state_dict(2).items()})
+        row = torch.cat([p.detach().flatten() for p in module.parameters()]).numpy()
+        np.testing.assert_array_equal(np.sort(row), np.sort(result["model/best"][2]))

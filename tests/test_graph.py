@@ -1,0 +1,235 @@
+"""The greedy search: `decide` by hand, ggc and bggc against Algorithms 2 and 3 in plain Python, Theorem 1 as a property."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from launch import federation
+
+from dpfl_mpi.graph import CollaborationGraph, bggc, decide, ggc
+
+N = 7
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["block1", "block3"])
+def fed(request, digits_file):
+    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": N, "augment": False}
+    with contextlib.closing(federation(fields, block=request.param)) as fed:
+        yield fed
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "coin", "added"),
+    [
+        (0.0, 0.0, 0.0, True),  # neither gains: add, whatever the coin says
+        (0.0, 0.0, 0.999999, True),
+        (0.3, 0.0, 0.999999, True),
+        (0.0, 0.3, 0.0, False),  # p = 0 is never, a coin of exactly 0 included
+        (0.1, 0.3, 0.24, True),  # p = 1/4
+        (0.1, 0.3, 0.25, False),
+        (0.1, 0.3, 0.26, False),
+        (1e-300, 1e-300, 0.49, True),
+        (1e-300, 1e-300, 0.51, False),
+    ],
+)
+def test_decide(a, b, coin, added):
+    assert decide(a, b, coin) is added
+    assert (coin < reference.probability(a, b)) is added
+
+
+def rows_of(fed, seed, scale=0.3, spread=1.0):
+    """Random models in the federation's row order and in client order: a common part and a part of their own."""
+    rng = np.random.default_rng(seed)
+    size = fed.ensemble.size
+    models = (rng.normal(0, scale, size) + rng.normal(0, scale * spread, (N, size))).astype(np.float32)
+    w = fed.ensemble.zeros(fed.k)
+    w[:, :size] = torch.from_numpy(models[fed.ids])
+    return w, models
+
+
+def reward_of(fed, k):
+    """R of client k by a plain module: the twin of `Federation.reward`."""
+    i = int(fed.row_of[k])
+    first, n = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
+    x = (fed.clients.score_x[first : first + n].float() / 255 - 0.305) / 0.376
+    y = fed.clients.score_y[first : first + n]
+    sizes = [(name, shape, int(np.prod(shape))) for name, shape in fed.ensemble.shapes.items()]
+
+    def R(w):
+        layers, start = {}, 0
+        for name, shape, size in sizes:
+            layers[name] = torch.from_numpy(w[start : start + size].astype(np.float32)).view(shape)
+            start += size
+        with torch.no_grad():
+            h = (x.flatten(1) @ layers["fc1.weight"].T + layers["fc1.bias"]).relu()
+            logits = h @ layers["head.weight"].T + layers["head.bias"]
+            return -float(torch.nn.functional.cross_entropy(logits, y, reduction="none").double().mean())
+
+    return R
+
+
+def complete(n=N):
+    return CollaborationGraph.from_lists([j for j in range(n) if j != k] for k in range(n))
+
+
+def draws(fed, k, candidates, repeats):
+    """The order and the coins of client k in this round."""
+    i = int(fed.row_of[k])
+    orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
+    return orders, [fed.coins(slice(i, i + 1), r)[0] for r in range(repeats)]
+
+
+def start(fed, number, others, repeats=1):
+    fed.begin_round(number)
+    fed.budget = np.broadcast_to(np.asarray(others), N).copy()
+    fed.run = dataclasses.replace(fed.run, ggc_repeats=repeats)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 4, N - 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_bggc_is_algorithm_3(fed, others, seed):
+    start(fed, seed, others)
+    w, models = rows_of(fed, seed)
+    omega = bggc(fed, w)
+    for k in range(N):
+        (order,), (coins,) = draws(fed, k, np.array([j for j in range(N) if j != k]), 1)
+        X = reference.bggc(k, order, models, fed.p, reward_of(fed, k), others + 1, coins)
+        assert list(omega.of(k)) == sorted(X - {k})
+        assert len(omega.of(k)) <= others
+
+
+@pytest.mark.parametrize("others", [0, 1, 3, N - 1])
+@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_ggc_is_algorithm_2(fed, others, seed, repeats):
+    start(fed, seed, others, repeats)
+    w, models = rows_of(fed, seed)
+    rng = np.random.default_rng(seed)
+    omega = CollaborationGraph.from_lists(
+        rng.choice([j for j in range(N) if j != k], min(others + 1, N - 1), replace=False) for k in range(N)
+    )
+    chosen = ggc(fed, w, fed.exchange(w, omega))
+    for k in range(N):
+        orders, coins = draws(fed, k, omega.of(k), repeats)
+        X = reference.ggc_repeated(k, orders, models, fed.p, reward_of(fed, k), others + 1, coins)
+        assert list(chosen.of(k)) == sorted(X - {k})
+        assert len(chosen.of(k)) <= others
+
+
+def test_repeats_differ_and_the_best_counts(fed):
+    """Some client's repeats end in different sets, and it keeps the one with the largest reward."""
+    w, models = rows_of(fed, 5)
+    alone = []
+    for repeat in range(4):
+        start(fed, 5, 2, 1)
+        orders = [draws(fed, k, complete().of(k), 4) for k in range(N)]
+        alone.append(
+            [
+                reference.ggc(k, orders[k][0][repeat], models, fed.p, reward_of(fed, k), 3, orders[k][1][repeat])
+                for k in range(N)
+            ]
+        )
+    start(fed, 5, 2, 4)
+    chosen = ggc(fed, w, fed.exchange(w, complete()))
+    different = 0
+    for k in range(N):
+        R = reward_of(fed, k)
+        values = [R(reference.average(fed.p, models, alone[r][k])) for r in range(4)]
+        different += len({frozenset(alone[r][k]) for r in range(4)}) > 1
+        assert set(chosen.of(k)) | {k} == alone[int(np.argmax(values))][k]
+    assert different
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6),
+    number=st.integers(0, 99),
+    others=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
+    twins=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
+    shares=st.lists(st.integers(1, 1000), min_size=N, max_size=N),
+    spread=st.sampled_from([1e-6, 1e-3, 1.0]),
+)
+def test_theorem_1(fed, seed, number, others, twins, shares, spread):
+    """GGC with all models at hand and BGGC in batches choose the same set: any budget, client, order, weights.
+
+    Clients with equal models (`twins`) make gains that are exactly or nearly zero, where one rounding would decide.
+    """
+    fed.p = np.array(shares) / sum(shares)
+    w, _ = rows_of(fed, seed, spread=spread)
+    w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
+    start(fed, number, others)
+    together = ggc(fed, w, fed.exchange(w, complete()))
+    evaluations = fed.notes["evaluations"].copy()
+    start(fed, number, others)
+    batched = bggc(fed, w)
+    assert np.array_equal(together.indptr, batched.indptr)
+    assert np.array_equal(together.senders, batched.senders)
+    assert np.array_equal(evaluations, fed.notes["evaluations"])
+    assert (batched.degrees() <= others).all()
+
+
+def test_both_searches_start_from_the_same_bits(fed):
+    """w^Y and the sum of p over Y, through one reduction over ranks (bggc) and summed by each client (ggc)."""
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        fed.p = rng.dirichlet(np.ones(N))
+        start(fed, 0, N - 1)
+        w, _ = rows_of(fed, seed)
+        once, p_once = fed.sum_of_all(w)
+        each, p_each = fed.exchange(w, complete()).start_sums()
+        assert torch.equal(once.expand(N, -1), each)
+        assert np.array_equal(p_once, p_each)
+
+
+def test_a_client_of_budget_one_evaluates_nothing(fed):
+    start(fed, 0, [0] * (N - 1) + [3])
+    w, _ = rows_of(fed, 0)
+    omega = bggc(fed, w)
+    assert omega.degrees()[:-1].tolist() == [0] * (N - 1)
+    others = np.array([int(fed.row_of[k]) for k in range(N - 1)])
+    assert (fed.notes["evaluations"][others] == 0).all()
+    assert (fed.notes["models_received"][others] == 0).all()
+    assert fed.notes["evaluations"][fed.row_of[N - 1]] > 0
+    mixed = fed.average(w, omega)
+    assert torch.equal(mixed[others], w[others])
+
+
+def test_two_evaluations_a_candidate(fed):
+    """R(X) and R(Y) are carried over: 2 to start with and 2 a candidate, one case counted a candidate."""
+    start(fed, 0, N - 1)
+    w, _ = rows_of(fed, 0)
+    bggc(fed, w)
+    decided = fed.notes["cases"].sum(1)
+    assert np.array_equal(fed.notes["evaluations"], 2 + 2 * decided)
+    assert decided.max() == N - 1
+
+
+def test_average_is_equation_4(fed):
+    start(fed, 0, N - 1)
+    w, models = rows_of(fed, 8)
+    rng = np.random.default_rng(8)
+    graph = CollaborationGraph.from_lists(
+        rng.choice([j for j in range(N) if j != k], k % 4, replace=False) for k in range(N)
+    )
+    mixed = fed.average(w, graph).numpy()
+    for k in range(N):
+        got = mixed[fed.row_of[k], : fed.ensemble.size]
+        if k % 4 == 0:
+            assert np.array_equal(got, models[k])  # nobody sends: the row is untouched
+        else:  # summed in another order in float64: the same float32, or its neighbour
+            expected = reference.average(fed.p, models, {k, *map(int, graph.of(k))}).astype(np.float32)
+            np.testing.assert_array_max_ulp(got, expected, 1)
+
+
+def test_graph_by_hand():
+    graph = CollaborationGraph.from_lists([[2, 1], [], [0]])
+    assert graph.indptr.tolist() == [0, 2, 2, 3]
+    assert graph.senders.tolist() == [1, 2, 0]
+    assert graph.degrees().tolist() == [2, 0, 1]
+    assert graph.matrix().tolist() == [[False, True, True], [False, False, False], [True, False, False]]
+    assert CollaborationGraph.empty(3).matrix().sum() == 0

@@ -1,0 +1,111 @@
+"""The launch line, on faked launchers: the first that makes one world of two, or a sentence."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import starts
+
+from dpfl_mpi import launcher
+from dpfl_mpi.config import UserError
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Return a function that puts fake launchers first, and alone, in the path."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        launcher.shutil, "which", lambda name: str(tmp_path / name) if (tmp_path / name).exists() else None
+    )
+    for name in [n for n in os.environ if n.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+
+    def put(name: str, text: str) -> None:
+        path: Path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    return put
+
+
+GOOD = "echo 'world of 2'; echo 'world of 2'"
+SINGLETONS = "echo 'world of 1'; echo 'world of 1'"
+
+
+def srun(**kinds: str) -> str:
+    """Return a fake srun that offers these --mpi kinds."""
+    cases = " ".join(f"--mpi={kind}) {text};;" for kind, text in kinds.items())
+    return f"case $1 in --mpi=list) echo {' '.join(kinds)};; {cases} esac"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        ({"pmi2": GOOD, "pmix": "exit 16"}, "srun --mpi=pmi2"),
+        ({"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
+        ({"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
+        ({"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
+    ],
+)
+def test_inside_slurm_the_truth_is_tried(place, monkeypatch, kinds, line):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    place("srun", srun(**kinds))
+    place("mpirun", GOOD)
+    assert " ".join(launcher.find_line()).startswith(line)
+
+
+def test_a_launcher_that_hangs_is_passed_over(place, monkeypatch):
+    monkeypatch.setattr(launcher, "SECONDS", 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    place("srun", srun(pmi2="exec sleep 60"))
+    place("mpirun", GOOD)
+    assert launcher.find_line()[0] == "mpirun"
+
+
+def test_outside_slurm_it_is_mpirun(place):
+    place("srun", srun(pmi2=GOOD))
+    place("mpirun", "exit 1")
+    assert launcher.find_line() == ["mpirun"]
+
+
+def test_no_launcher_is_a_sentence(place, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    place("mpirun", SINGLETONS)
+    with pytest.raises(UserError, match="neither srun nor mpirun starts one MPI world"):
+        launcher.find_line()
+    assert launcher.main() == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_real_mpirun_makes_a_world(monkeypatch):
+    for name, value in starts.environment().items():
+        monkeypatch.setenv(name, value)
+    assert launcher.works(["mpirun"], 2)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cinic10", "femnist"])
+def test_the_sbatch_files(name):
+    path = starts.ROOT / "slurm" / f"{name}.sbatch"
+    text = path.read_text()
+    for part in (
+        '"$@"',
+        "--signal=B:USR1@",
+        "--requeue",
+        "--open-mode=append",
+        "SLURM_SUBMIT_DIR",
+        "SRUN_CPUS_PER_TASK",
+        "OMP_NUM_THREADS",
+        "dpfl_mpi.launcher",
+        "scontrol requeue",
+        f"--dataset {name} ",
+    ):
+        assert part in text, part
+    assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
+    assert subprocess.run(["bash", "-n", path]).returncode == 0

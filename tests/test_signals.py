@@ -1,0 +1,178 @@
+"""Signals, the end of an allocation, the grace time, hangs and locks: how a run leaves, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import starts
+
+from dpfl_mpi import signals
+from dpfl_mpi.config import Job, UserError
+from dpfl_mpi.lock import Lock, myself
+from dpfl_mpi.results import Result
+
+SLOW = """
+import sys, time
+from dpfl_mpi import __main__
+from dpfl_mpi.methods import dpfl
+whole, slow = dpfl.round, {slow}
+def round(fed, state, t):
+    if t == 3 and fed.world.rank in slow:
+        time.sleep(600)
+    return whole(fed, state, t)
+dpfl.round = round
+__main__.main(sys.argv[1:])
+"""
+
+
+def hanging(out: Path, ranks: tuple[int, ...], **job: object) -> list[str]:
+    """Return the command line of a run whose round 3 never ends on these ranks."""
+    return [sys.executable, "-c", SLOW.format(slow=ranks), *starts.command(out, checkpoint_every=1, **job)[3:]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
+    if (
+        number == signal.SIGTERM
+        and "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    ):
+        pytest.skip("Open MPI's mpirun does not pass TERM on to the ranks; USR1 reaches them under every MPI")
+    out, fields = tmp_path / "run.h5", starts.small(rounds=500)
+    process = starts.start(2, starts.command(out, fields, checkpoint_every="5min"))
+    starts.wait_for(out.exists, process)
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)  # Slurm does: the flag stays up
+    message = starts.finish(process, signals.REQUEUE)
+    assert f"({number.name}); the same command goes on from there" in message
+    assert len(starts.checkpoint_rounds(out)) == 1
+    assert not out.with_name("run.h5.lock").exists()
+    with Result(out) as result:
+        assert result.state == f"stopped after round {starts.checkpoint_rounds(out)[0]}"
+
+
+def test_a_round_that_would_outlast_the_grace_is_replayed(tmp_path, undisturbed):
+    out = tmp_path / "run.h5"
+    process = starts.start(2, hanging(out, (0, 1), grace=1))
+    starts.wait_for(lambda: 2 in starts.checkpoint_rounds(out), process)
+    process.send_signal(signal.SIGUSR1)
+    message = starts.finish(process, signals.REQUEUE)
+    assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in message
+    starts.here(out)
+    assert starts.same(out, undisturbed)
+
+
+def begun(out: Path) -> int:
+    """Return how often this run was started, as its results file says."""
+    if not out.exists():
+        return 0
+    with Result(out) as result:
+        return len(result.starts())
+
+
+def test_two_starts_without_progress_are_not_requeued(tmp_path):
+    out = tmp_path / "run.h5"
+    for number, code in enumerate((signals.REQUEUE, signals.REQUEUE, signals.STALLED), 1):  # the first keeps round 2
+        process = starts.start(1, hanging(out, (0,), grace=1))
+        starts.wait_for(lambda n=number: begun(out) == n and 2 in starts.checkpoint_rounds(out), process)
+        process.send_signal(signal.SIGUSR1)
+        message = starts.finish(process, code)
+    assert "two starts in a row kept no new checkpoint" in message
+
+
+def test_the_end_of_the_allocation_counts_as_a_signal(tmp_path, undisturbed):
+    out = tmp_path / "run.h5"
+    end = str(int(time.time()) + 60)
+    process = starts.start(1, hanging(out, (0,), grace=45), {"SLURM_JOB_END_TIME": end})
+    message = starts.finish(process, signals.REQUEUE)
+    assert message.startswith("end of the allocation: round 3 would outlast")
+    assert time.time() < int(end) + 1
+    starts.here(out)
+    assert starts.same(out, undisturbed)
+
+
+def test_no_round_is_begun_that_could_not_end(monkeypatch):
+    class World:
+        root, rank, size = True, 0, 1
+
+    monkeypatch.setattr(signals.Heard, "at", 0.0)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
+    watch = signals.Watch(Job(), World())
+    watch.started = time.monotonic() - 300
+    assert not watch.stop(more=True, spare=5)
+    watch.started = time.monotonic() - 1100
+    assert not watch.stop(more=False, spare=5)  # nothing follows: finish
+    assert watch.stop(more=True, spare=5)
+    assert signals.Heard.name == "end of the allocation"
+
+
+def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
+    out = tmp_path / "run.h5"
+    process = starts.start(3, hanging(out, (1,), watchdog=20))
+    message = starts.finish(process, 1)
+    for rank in range(3):
+        assert f"rank {rank} of 3 has not finished round 3 in 20 s" in message
+    assert "time.sleep" in message or "in round" in message
+    assert starts.checkpoint_rounds(out) == [1, 2]
+
+
+# the lock ------------------------------------------------------------------------------------------------------------------
+def owned_by(path: Path, **changes: object) -> None:
+    path.with_name(path.name + ".lock").write_text(json.dumps(myself() | changes))
+
+
+def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
+    first, out = Lock(tmp_path / "run.h5"), tmp_path / "run.h5"
+    first.acquire()
+    with pytest.raises(
+        UserError, match=rf"run.h5 is being written by another run \(process {os.getpid()} on .*\); wait"
+    ):
+        Lock(out).acquire(patience=0.2)
+    first.release()
+    Lock(out).acquire()
+
+
+def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
+    out = tmp_path / "run.h5"
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    other = {"host": "elsewhere", "pid": 1}
+
+    def taken(**changes: object) -> bool:
+        owned_by(out, **changes)
+        lock = Lock(out)
+        try:
+            lock.acquire(patience=0.3)
+        except UserError:
+            return False
+        lock.release()
+        return True
+
+    assert taken(pid=gone.pid, born="1")  # a dead process on this host
+    assert taken(pid=os.getpid(), born="1")  # its number is used again
+    assert not taken(**other)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert taken(**other, slurm_job="7", restarts=1)  # this job, before it was requeued
+    assert not taken(**other, slurm_job="7", restarts=2)  # another step of this very job
+    assert not taken(**other, slurm_job="8", restarts=1)
+    owned_by(out, **other)
+    os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)  # long untouched
+    Lock(out).acquire(patience=0.3)
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the lock file .* cannot be written"):
+        Lock(tmp_path / "file" / "run.h5").acquire()

@@ -1,0 +1,189 @@
+"""Sweeps: which Runs are wanted and missing, what sbatch gets (with a faked Slurm), and a real one on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import starts
+
+from dpfl_mpi import sweep
+from dpfl_mpi.config import Job, Run, UserError
+from dpfl_mpi.results import Result
+
+
+def rest(folder: Path, **changes: object) -> list[str]:
+    """Return the flags that make every Run of a sweep small."""
+    return [*starts.command(folder, starts.small(**changes))[4:], f"--results={folder}"]
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch) -> Path:
+    """A Slurm that only writes down what it is given, in the folder returned."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    scripts = {
+        "sbatch": f'cp "$1" {folder}/script; echo "Submitted batch job 41"',
+        "srun": "exit 1",
+        "squeue": f"cat {folder}/queue 2>/dev/null",
+        "scontrol": "exit 0",
+        "sacct": "exit 0",
+        "scancel": "exit 0",
+    }
+    for name, text in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def test_flags_name_the_same_run():
+    from dpfl_mpi.__main__ import parse
+
+    for run in (Run(), Run(method="local", seed=3), Run(**starts.small(budget="0.5N", lr=0.25))):
+        run = run.resolve()
+        back, job = parse(sweep.flags(run, Job(mixed=True, results="elsewhere")))
+        assert back.key() == run.key() and back.slug() == run.slug()
+        assert job.mixed and job.results == "elsewhere"
+
+
+def test_time_limits():
+    assert [sweep.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
+    with pytest.raises(UserError, match="--time is soon"):
+        sweep.minutes("soon")
+
+
+def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
+    file = tmp_path / "figure.py"
+    file.write_text(
+        "from neighbour import SEEDS\nfrom dpfl_mpi.config import Run\nRUNS = [Run(seed=s) for s in SEEDS]\n"
+    )
+    (tmp_path / "neighbour.py").write_text("SEEDS = (1, 2)\n")
+    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "-s1-" in out and "-s2-" in out and "2 missing of 2" in out
+    assert sweep.main([str(tmp_path / "none.py"), "--list"]) == 2
+    (tmp_path / "empty.py").touch()
+    assert sweep.main([str(tmp_path / "empty.py"), "--list"]) == 2
+    assert "has no list RUNS" in capsys.readouterr().err
+
+
+def test_what_sbatch_would_get(tmp_path, slurm, capsys):
+    words = ["--seeds", "1,2,3", "--cluster", "slurm", "--dry_run", "--partition", "long", "--account", "me"]
+    words += [
+        "--nodes",
+        "2",
+        "--ranks",
+        "4",
+        "--cpus",
+        "2",
+        "--gpus",
+        "1",
+        "--time",
+        "1-00:00:00",
+        "--max_parallel",
+        "2",
+    ]
+    assert sweep.main([*words, "--sbatch", "qos=low", "--sbatch", "exclusive", *rest(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "--array=0-2%2",
+        "--partition=long",
+        "--account=me",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=2",
+        "--gpus-per-node=1",
+        "--time=1440",
+        "--qos=low",
+        "--exclusive",
+        "--requeue",
+        "--open-mode=append",
+    ):
+        assert f"#SBATCH {line}\n" in out, line
+    assert "--mpi=pmi2" in out and "OMP_NUM_THREADS=2" in out
+    assert out.count("# task: python -m dpfl_mpi") == 3
+    assert not (slurm / "script").exists()
+
+
+def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, slurm, capsys, monkeypatch):
+    words = ["--seeds", "1,2", "--cluster", "slurm", *rest(tmp_path)]
+    (slurm / "queue").write_text("41 41_0\n42 41_1\n")
+    assert sweep.main(words) == 0
+    assert "2 waiting of 2" in capsys.readouterr().out
+    (slurm / "script").unlink()
+    assert sweep.main(words) == 0  # both are in the queue
+    assert not (slurm / "script").exists()
+    (slurm / "queue").write_text("")
+    monkeypatch.setattr(sweep, "BLIND_S", 0)
+    folder = next(tmp_path.glob("sweeps/*"))
+    (folder / "41_1_0_log.err").write_text("line\n" * 50 + "error: it broke\n")
+    assert sweep.main([*words, "--list"]) == 1
+    out = capsys.readouterr().out
+    assert "2 failed of 2" in out and "job 41_1, --retry submits it again" in out and "error: it broke" in out
+    assert sweep.main(words) == 1
+    assert not (slurm / "script").exists()  # only on request
+    sweep.main([*words, "--retry"])
+    assert (slurm / "script").exists()
+    assert len(list(tmp_path.glob("sweeps/*/jobs.json"))) == 2
+
+
+def test_what_is_pickled_is_a_function_and_strings():
+    from submitit.helpers import DelayedSubmission
+
+    same = sweep.again(["--seed", "1"])
+    assert isinstance(same, DelayedSubmission)
+    assert same.function is sweep.compute and same.args == (["--seed", "1"],)
+    assert sweep.compute.checkpoint is sweep.again
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, dpfl_mpi.sweep; print('torch' in sys.modules, 'mpi4py' in sys.modules)"],
+        cwd=starts.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "False False\n", done.stderr
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_on_this_machine(tmp_path, capsys):
+    words = ["--seeds", "1,2", "--cluster", "local", "--ranks", "2", *rest(tmp_path, rounds=2)]
+    assert sweep.main(words) == 0
+    assert "2 finished of 2" in capsys.readouterr().out
+    for path in tmp_path.glob("*.h5"):
+        with Result(path) as result:
+            assert result.finished and len(result.starts()) == 1
+    assert sweep.main(words) == 0  # nothing is computed twice
+    assert len(list(tmp_path.glob("sweeps/*"))) == 1
+
+
+def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):
+    fields = starts.small(rounds=1)
+    values = sweep.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
+    job = Job(results=str(tmp_path))
+    assert "not finished" in sweep.choose(values, job, "dpfl.lr=0.001,0.05")
+    scores = {}
+    for value, (run,) in values.items():
+        path = starts.here(run.path(tmp_path), fields | {"lr": float(value)})
+        with Result(path) as result:
+            scores[value] = result["best/val_acc"].mean()
+    read = []
+    whole = Result.__getitem__
+    monkeypatch.setattr(Result, "__getitem__", lambda self, name: read.append(name) or whole(self, name))
+    best = max(scores, key=scores.get)
+    assert f"best by validation: dpfl.lr={best}" in sweep.choose(values, job, "dpfl.lr=0.001,0.05")
+    assert set(read) == {"best/val_acc"}
+    assert len(list(tmp_path.glob("*.h5"))) == 2  # every trial is kept
+    for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr"):
+        with pytest.raises(UserError, match="--tune"):
+            sweep.trials([Run()], wrong)
+
+
+def test_the_record_of_a_sweep_is_readable(tmp_path):
+    sweep.remember(tmp_path, {"a.h5": "7"}, "slurm")
+    assert json.loads((tmp_path / "jobs.json").read_text())["jobs"] == {"a.h5": "7"}

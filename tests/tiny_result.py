@@ -1,0 +1,96 @@
+"""A result of four clients, three classes and two rounds whose every number was chosen by hand: figures are tested against sums on paper."""
+
+import json
+
+import numpy as np
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.results import Recorder
+
+GRAPHS = (  # senders of receiver 0, 1, 2, 3
+    [[1, 2], [0], [0, 3], []],  # Omega: 5 edges, one of them (3 to 2) without its reverse
+    [[2], [], [0], []],  # round 1: 2 edges, both ways
+    [[1, 2], [], [0], []],  # round 2: 3 edges, one (1 to 0) without its reverse
+)
+CASES = ((3, 6, 2, 1), (2, 2, 1, 0), (2, 1, 2, 0))  # of all clients, a round
+BEST = {  # test accuracy of the best models, by method and seed
+    ("dpfl", 42): (0.8, 0.6, 1.0, 0.4),
+    ("dpfl", 52): (0.9, 0.7, 0.9, 0.5),
+    ("local", 42): (0.6, 0.6, 0.8, 0.6),
+    ("local", 52): (0.6, 0.6, 0.8, 0.6),
+}
+COUNTS = np.array([[6, 0, 0], [0, 5, 0], [4, 1, 0], [0, 0, 8]])
+
+
+def make(path, method="dpfl", seed=42, clients=4, flipped=None, best=None, graphs=None, finished=True, **fields):
+    """Write the result and return its path."""
+    budget = {} if method == "local" else {"budget": fields.pop("budget", 3)}
+    run = Run(
+        dataset="digits", classes_per_client=3, method=method, clients=clients, rounds=2, seed=seed, **budget, **fields
+    ).resolve()
+    graphs = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
+    best = np.array(best if best is not None else BEST[method, seed][:clients])
+    meta = {"data_sha256": "d", "partition_sha256": f"p{seed}", "parameters": 10}
+    start = {
+        "time": "2025-05-03T12:00:00+0000",
+        "ranks": 2,
+        "hosts": ["a"],
+        "device": "cpu",
+        "cpu": "c",
+        "commit": "",
+        "versions": {},
+    }
+    recorder = Recorder(path, run, meta, start)
+    full = np.ones(clients)
+    recorder.once(
+        {
+            "client/p": full / clients,
+            "client/budget": 3 * full.astype(int),
+            "client/class_counts": COUNTS[:clients],
+            **{f"client/n_{part}": n * full.astype(int) for part, n in (("train", 10), ("val", 2), ("test", 5))},
+        }
+    )
+    if flipped is not None and "client/flipped" not in recorder.file:
+        recorder.file["client/flipped"] = np.array(flipped)
+    omega = CollaborationGraph.from_lists(graphs[0])
+    recorder.once({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
+    for t, lists in enumerate(graphs):
+        graph = CollaborationGraph.from_lists(lists)
+        recorder.append({"round/number": t, "round/epochs": 10 + 5 * t, "round/gradient_steps": 100 * t})
+        recorder.append({f"round/{n}": full * (0.5 - 0.1 * t) for n in ("train_loss", "val_loss", "test_loss")})
+        recorder.append({f"round/{n}": best - 0.1 * (2 - t) for n in ("val_acc", "test_acc")})
+        recorder.append_graph(graph)
+        cases = np.zeros((clients, 4), np.int32)
+        cases[0] = CASES[t] if method == "dpfl" else 0
+        recorder.append({"graph/cases": cases, "graph/evaluations": 2 * cases.sum(1)})
+        recorder.append(
+            {
+                "traffic/models_received": (graph.degrees() * (2 if t == 0 else 1)).astype(np.int32),
+                "traffic/bytes_rma": np.int64(2**20 * (t + 1)),
+                "traffic/bytes_collective": np.int64(2**19),
+            }
+        )
+        for i, phase in enumerate(("train", "exchange", "wait", "graph", "evaluate", "write")):
+            recorder.append({f"seconds/{phase}": np.array([0.5, 0.75, 1.0]) * (i + 1)})
+        recorder.flush(t, float(best.mean()))
+    recorder.once(
+        {
+            "best/round": 2 * full.astype(np.int32),
+            "best/val_acc": best,
+            "best/test_acc": best,
+            "last/test_acc": best,
+            "client/diverged_round": -full.astype(int),
+        }
+    )
+    recorder.close("finished" if finished else "running")
+    return path
+
+
+def save_models(path, values):
+    """Add saved models of one layer `w` [2, 2] and one `b` [1] a client to a result."""
+    import h5py
+
+    with h5py.File(path, "a") as file:
+        file["model/best"] = np.asarray(values, np.float32)
+        file["model"].attrs.update(names=json.dumps(["w", "b"]), shapes=json.dumps([[2, 2], [1]]))
