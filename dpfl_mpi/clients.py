@@ -157,14 +157,18 @@ class Clients:
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, val_only: bool, chunk: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Yield `(first, x, y, mask)`: normalised images of the block's validation (then test) sets, `chunk` at a time.
+        """Yield `(first, x, y, mask)`: normalised images of the block's validation (then test) sets, in equal parts of at most `chunk`.
 
         x is `[k, S, H, W, C]`; a client with fewer samples is padded, mask `[k, S]` false.
         """
         counts = (self.n_val if val_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
-        for first in range(0, int(counts.max(initial=0)), chunk):
-            s = min(chunk, int(counts.max()) - first)
+        most = int(counts.max(initial=0))
+        part = -(
+            -most // max(1, -(-most // chunk))
+        )  # a last part of a few images would cost nearly as much as a full one
+        for first in range(0, most, max(part, 1)):
+            s = min(part, most - first)
             at = first + np.arange(s)
             mask = at < counts[:, None]
             index = torch.from_numpy(np.where(mask, starts[:, None] + at, starts[:, None])).to(self.x.device)

@@ -357,7 +357,7 @@ def measure(run: Run, source: Source, ensemble: Any) -> Cost:
     prepared = ensemble.prepare(ensemble.normalise(x[:, :32]))
 
     def score() -> None:
-        logits = ensemble.logits(pair, prepared)
+        logits = ensemble.logits(ensemble.ready(pair), prepared)
         torch.nn.functional.cross_entropy(logits.transpose(1, 2), y[:, :32].expand(2, -1), reduction="none").sum()
 
     source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)

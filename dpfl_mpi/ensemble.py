@@ -120,12 +120,17 @@ class Ensemble:
         return x_kSHWC.permute(0, 1, 4, 2, 3)  # nn.Module's order: channels first
 
     # models -----------------------------------------------------------------------------------------------------------
-    def logits(self, w_rW: Tensor, prepared: Any) -> Tensor:
-        """Return `[r, S, classes]`; r = k * m rows, client-major: m consecutive rows are scored on one client's images."""
+    def ready(self, w_rW: Tensor) -> Any:
+        """Return what `logits` needs of rows: work shared by all images that they are scored on."""
         layers = self.layers(w_rW)
+        return self.kernels.ready(layers) if self.kernels else layers
+
+    def logits(self, ready: Any, prepared: Any) -> Tensor:
+        """Return `[r, S, classes]`; r = k * m rows, client-major: m consecutive rows are scored on one client's images."""
         if self.kernels:
-            return self.kernels.logits(layers, prepared)
-        models = len(w_rW) // len(prepared)
+            return self.kernels.logits(ready, prepared)
+        layers = ready
+        models = len(layers[self.names[0]]) // len(prepared)
         if len(prepared) == 1:
             return torch.stack(
                 [

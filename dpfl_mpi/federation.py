@@ -39,7 +39,7 @@ from dpfl_mpi.partition import Partition, deal
 
 PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
 Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (block, rows [k, W], images [k, S, H, W, C]) -> logits [k, S, C]
-SCORE_CHUNK = 32  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
+SCORE_CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 
 
 class Federation:
@@ -313,8 +313,9 @@ class Federation:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
         out = []
+        ready = None if predict else self.ensemble.ready(w_kW)
         for _, x, y, _ in self.clients.scoring(b, False, SCORE_CHUNK):
-            logits = predict(b, w_kW, x) if predict else self.ensemble.logits(w_kW, self.ensemble.prepare(x))
+            logits = predict(b, w_kW, x) if predict else self.ensemble.logits(ready, self.ensemble.prepare(x))
             out.append(
                 (torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none"), logits.argmax(2), y)
             )
@@ -336,8 +337,9 @@ class Federation:
             ]
         total = torch.zeros(len(models), dtype=torch.float64, device=self.device)
         with torch.no_grad():
+            ready = self.ensemble.ready(models)
             for prepared, y, mask in self._reward_sets[b.start]:
-                logits = self.ensemble.logits(models, prepared)
+                logits = self.ensemble.logits(ready, prepared)
                 losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
                 total += torch.where(mask, losses, 0).double().sum(1)
         self.notes["evaluations"][b] += 2 * np.array(active)

@@ -16,6 +16,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable
@@ -287,8 +288,9 @@ def minutes(text: str) -> int:
 
 def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]) -> None:
     """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for."""
-    folder = Path(job.results) / "sweeps" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder.mkdir(parents=True)
+    sweeps = Path(job.results) / "sweeps"
+    sweeps.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
     jobs = executor(args, folder)
     lines = [flags(k.run, dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))) for k in todo]
     if args.cluster == "slurm":

@@ -112,8 +112,20 @@ def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
 
 
 def checkpoint_rounds(out: Path) -> list[int]:
-    """Return the rounds of which there is a checkpoint, oldest first."""
-    return sorted(int(p.name[:6]) for p in out.with_name(out.name + ".checkpoint").glob("*.manifest.h5"))
+    """Return the rounds of which there is a checkpoint, oldest first; none where the run removes the folder at its end meanwhile."""
+    try:
+        names = os.listdir(f"{out}.checkpoint")
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[:6]) for name in names if name.endswith(".manifest.h5"))
+
+
+def being_written(out: Path) -> bool:
+    """Return whether a file of a checkpoint is being written at this moment."""
+    try:
+        return any(name.endswith(".part") for name in os.listdir(f"{out}.checkpoint"))
+    except FileNotFoundError:
+        return False
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, timeout: float = 240) -> None:

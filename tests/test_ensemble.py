@@ -82,7 +82,7 @@ def test_loss_gradient_and_logits(kind, k, constant):
     block = Block(ensemble, w)
     with torch.no_grad():
         losses = ensemble.gradient(block, ensemble.normalise(x), y, weight)
-        logits = ensemble.logits(w, ensemble.prepare(ensemble.normalise(x)))
+        logits = ensemble.logits(ensemble.ready(w), ensemble.prepare(ensemble.normalise(x)))
     for i, m in enumerate(modules):
         real = int((weight[i] > 0).sum())
         out = m(channels_first(x[i]))
@@ -106,7 +106,7 @@ def test_many_models_on_one_client(kind):
     ensemble, modules, w, shape, _ = setup(kind, 6)
     x = images(np.random.default_rng(2), 2, 5, shape)
     with torch.no_grad():
-        logits = ensemble.logits(w, ensemble.prepare(ensemble.normalise(x)))
+        logits = ensemble.logits(ensemble.ready(w), ensemble.prepare(ensemble.normalise(x)))
         for i, m in enumerate(modules):
             torch.testing.assert_close(logits[i], m(channels_first(x[i // 3])), rtol=2e-5, atol=3e-6)
 
@@ -117,71 +117,75 @@ def test_many_models_without_kernels(kind):
     with torch.no_grad():
         for clients in (1, 2):
             x = images(np.random.default_rng(3), clients, 5, shape)
-            logits = ensemble.logits(w, ensemble.prepare(ensemble.normalise(x)))
+            logits = ensemble.logits(ensemble.ready(w), ensemble.prepare(ensemble.normalise(x)))
             for i, m in enumerate(modules):
                 torch.testing.assert_close(logits[i], m(channels_first(x[i * clients // 4])), rtol=2e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "at_once", "clip", "tolerance"),
-    [
-        ("mlp", 1, 20.0, 1e-6),
-        ("mlp", 1, 0.5, 1e-6),  # clips in most steps
-        ("plain", 1, 0.5, 1e-6),
-        ("odd", 1, 20.0, 1e-6),
-        ("odd", 1, 0.5, 1e-6),
-        ("femnist", 1, 20.0, 1e-6),
-        ("cifar", 1, 20.0, 1e-6),
-        ("mlp", 4, 0.5, 1e-5),
-        ("plain", 4, 0.5, 1e-5),
-        ("odd", 4, 0.5, 1e-5),
-        ("cifar", 4, 20.0, 1e-5),
-    ],
-)
-def test_fifty_steps_of_sgd(kind, at_once, clip, tolerance):
+SIZES = [40, 37, 33, 26, 17, 9, 8, 5]  # samples of the clients, in decreasing order
+
+
+def torch_trains(module, x_SHWC, y, batches, clip, dtype):
+    """The weights `[W]` after torch.optim.SGD and clip_grad_norm_ took the batches, in this precision."""
+    m = copy.deepcopy(module).to(dtype)
+    optimiser = torch.optim.SGD(m.parameters(), 0.01, momentum=0.9, weight_decay=1e-3)
+    for b in batches:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(m(x_SHWC[b].permute(0, 3, 1, 2).to(dtype)), y[b]).backward()
+        nn.utils.clip_grad_norm_(m.parameters(), clip)
+        optimiser.step()
+    return torch.cat([p.detach().reshape(-1) for p in m.parameters()]).double()
+
+
+def rows_train(ensemble, w, x_kSHWC, y, batches, at_once, clip):
+    """The same for the rows `w` in place, `at_once` in a block; shorter batches are padded in the sample axis."""
+    momenta = torch.zeros_like(w)
+    for first in range(0, len(w), at_once):
+        block = Block(ensemble, w[first : first + at_once])
+        for step in range(len(batches[first])):
+            now = [batches[i][step] for i in range(first, first + at_once)]
+            s = max(map(len, now))
+            index, weight = np.zeros((at_once, s), np.int64), np.zeros((at_once, s))
+            for i, b in enumerate(now):
+                index[i, : len(b)], weight[i, : len(b)] = b, 1 / len(b)
+            own = torch.arange(first, first + at_once)[:, None]
+            at = (own, torch.from_numpy(index))
+            ensemble.gradient(block, x_kSHWC[at].to(w.dtype), y[at], torch.from_numpy(weight).to(w.dtype))
+            sgd_step(block.w, block.g, momenta[first : first + at_once], 0.01, 0.9, 1e-3, clip)
+
+
+@pytest.mark.parametrize("clip", [0.5, 20.0])  # 0.5 clips in most steps
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("kind", ["mlp", "plain", "odd", "femnist", "cifar"])
+def test_fifty_steps_of_sgd(kind, at_once, clip):
     """Ragged clients, 50 steps each as torch.optim.SGD after clip_grad_norm_ does them.
 
-    Steps of a wider block are padded in the sample axis; clients that have finished leave the block, and a client's
-    last batch is shorter.
+    In float64 every client agrees to 1e-9. In float32 the last bit decides where two of a pool's four values
+    nearly tie, and from there two exact programs part by up to 0.1 (PyTorch in float32 from PyTorch in float64 as well, for about
+    one client in six of cifar). So most clients must agree to 1e-6 (blocks: 1e-5) with PyTorch in float32 or float64.
     """
-    sizes = [40, 33, 17, 5]  # samples of the clients, in decreasing order
-    ensemble, modules, w, shape, classes = setup(kind, 4)
+    ensemble, modules, w, shape, classes = setup(kind, len(SIZES))
     rng = np.random.default_rng(4)
-    x, y = images(rng, 4, 40, shape), torch.from_numpy(rng.integers(0, classes, (4, 40)))
-    batches = []  # of each client: 50 lists of samples
-    for n in sizes:
+    x = ensemble.normalise(images(rng, len(SIZES), 40, shape))
+    y = torch.from_numpy(rng.integers(0, classes, (len(SIZES), 40)))
+    batches = []  # of each client: 50 lists of samples, the last of an epoch shorter
+    for n in SIZES:
         flat = [b for _ in range(50) for b in np.array_split(rng.permutation(n), range(8, n, 8))]
         batches.append(flat[:50])
-    lr, momentum, decay = 0.01, 0.9, 1e-3
-    for i, m in enumerate(modules):
-        optimiser = torch.optim.SGD(m.parameters(), lr, momentum=momentum, weight_decay=decay)
-        for b in batches[i]:
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(m(channels_first(x[i][b])), y[i][b]).backward()
-            nn.utils.clip_grad_norm_(m.parameters(), clip)
-            optimiser.step()
-    momenta = ensemble.zeros(4)
-    before = w.clone()
+    twins = {
+        dtype: torch.stack([torch_trains(m, x[i], y[i], batches[i], clip, dtype) for i, m in enumerate(modules)])
+        for dtype in (torch.float32, torch.float64)
+    }
+    before, exact = w.clone(), w.double()
     with torch.no_grad():
-        for first in range(0, 4, at_once):
-            rows = slice(first, first + at_once)
-            block = Block(ensemble, w[rows])
-            for step in range(50):
-                s = max(len(batches[i][step]) for i in range(first, first + at_once))
-                index, weight = np.zeros((at_once, s), np.int64), np.zeros((at_once, s), np.float32)
-                for i in range(at_once):
-                    b = batches[first + i][step]
-                    index[i, : len(b)], weight[i, : len(b)] = b, 1 / len(b)
-                own = torch.arange(first, first + at_once)[:, None]
-                batch = ensemble.normalise(x[own, torch.from_numpy(index)])
-                labels = y[own, torch.from_numpy(index)]
-                ensemble.gradient(block, batch, labels, torch.from_numpy(weight))
-                sgd_step(block.w, block.g, momenta[rows], lr, momentum, decay, clip)
-    for i, m in enumerate(modules):
-        error = float((w[i] - row_from(m, ensemble.width)).abs().max())
-        assert error <= tolerance, error
-        assert float((w[i] - before[i]).abs().max()) > 1e-3  # it did train
-    assert bool((w[:, ensemble.size :] == 0).all()), "the padding of a row must stay zero"
+        rows_train(ensemble, w, x, y, batches, at_once, clip)
+        rows_train(ensemble, exact, x, y, batches, at_once, clip)
+    size = ensemble.size
+    assert float((exact[:, :size] - twins[torch.float64]).abs().max()) <= 1e-9
+    errors = torch.stack([(w[:, :size].double() - twin).abs().amax(1) for twin in twins.values()]).amin(0)
+    assert int((errors <= (1e-6 if at_once == 1 else 1e-5)).sum()) > len(SIZES) // 2, errors
+    assert float((w - before).abs().amax(1).min()) > 1e-3  # all did train
+    assert bool((w[:, size:] == 0).all()), "the padding of a row must stay zero"
 
 
 def test_sgd_step_by_hand():

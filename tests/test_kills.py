@@ -55,7 +55,7 @@ def alive(pid: int) -> bool:
 def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segments: set[str]) -> str:
     """Start (or continue) the run and kill something of it at a random moment; return what was killed, "" where it finished."""
     process = starts.start(RANKS, starts.command(out, fields, checkpoint_every=1, quiet=True))
-    lock, folder = Path(f"{out}.lock"), Path(f"{out}.checkpoint")
+    lock = Path(f"{out}.lock")
     end = time.monotonic() + 120
     while not lock.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.005)
@@ -68,7 +68,7 @@ def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segme
         while process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
             time.sleep(0.002)
         writing = rng.random() < 0.5
-        while writing and process.poll() is None and not list(folder.glob("*.part")):
+        while writing and process.poll() is None and not starts.being_written(out):
             pass
         time.sleep(rng.random() * 0.01 if writing else rng.random() * 0.3)
     pid = {"rank": rng.choice(victims or [process.pid]), "root": (victims or [process.pid])[0], "mpirun": process.pid}

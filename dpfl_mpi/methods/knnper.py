@@ -60,7 +60,7 @@ def mixture(fed: Federation) -> Predict:
     ] = {}  # of the block being scored: representations [M, F] and labels [M] a client
 
     def predict(block, w_kW, x_kSHWC):
-        log_p = fed.ensemble.logits(w_kW, fed.ensemble.prepare(x_kSHWC)).log_softmax(2)
+        log_p = fed.ensemble.logits(fed.ensemble.ready(w_kW), fed.ensemble.prepare(x_kSHWC)).log_softmax(2)
         if block.start not in held:
             held.clear()
             held[block.start] = [fed.memory(block.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]

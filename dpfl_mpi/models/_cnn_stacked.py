@@ -96,16 +96,23 @@ class StackedCNN:
         _, s, h, w, _ = x_kSHWC.shape
         return windows(x_kSHWC), (s, (h - 4) // 2, (w - 4) // 2)
 
-    def logits(self, layers: dict[str, Tensor], prepared: tuple[Tensor, tuple[int, int, int]]) -> Tensor:
+    def ready(self, layers: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return the layers and the filters of both convolutions at their four places."""
+        return layers, phases(layers["conv1.weight"]), phases(layers["conv2.weight"])
+
+    def logits(
+        self, ready: tuple[dict[str, Tensor], Tensor, Tensor], prepared: tuple[Tensor, tuple[int, int, int]]
+    ) -> Tensor:
         """Return `[rows, S, classes]`; with more rows than clients, consecutive rows share one client's images."""
-        return self._forward(layers, prepared)[0]
+        return self._forward(ready, prepared)[0]
 
     def gradient(
         self, layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, grads: dict[str, Tensor]
     ) -> Tensor:
         """Write the gradient of `sum_s weight_s * cross_entropy_s` of every row into `grads`; return the losses `[k]`."""
         prepared = self.prepare(x_kSHWC)
-        logits, (z1, a1, cols2, w2, z2, flat, h1, h2) = self._forward(layers, prepared)
+        _, _, w2 = ready = self.ready(layers)
+        logits, (z1, a1, cols2, z2, flat, h1, h2) = self._forward(ready, prepared)
         cols1, (s, _, _) = prepared
         k = logits.shape[0]
         log_p = logits.log_softmax(2)
@@ -133,16 +140,15 @@ class StackedCNN:
         unphase(torch.bmm(d, cols1), x_kSHWC.shape[-1], grads["conv1.weight"])
         return loss
 
-    def _forward(self, layers, prepared):
+    def _forward(self, ready, prepared):
+        layers, w1, w2 = ready
         cols1, (s, h, w) = prepared
-        w1 = phases(layers["conv1.weight"])
         k, r, f = w1.shape
         clients = cols1.shape[0]  # rows of one client share its windows in one product, 4*O*rows wide
         z1 = torch.bmm(w1.view(clients, k // clients * r, f), cols1.transpose(1, 2)).view(k, 4, r // 4, -1)
         a1 = (pool(z1) + layers["conv1.bias"][:, :, None]).relu_()
         a1 = a1.view(k, r // 4, s, h, w).permute(0, 2, 3, 4, 1).contiguous()
         cols2 = windows(a1)
-        w2 = phases(layers["conv2.weight"])
         o = w2.shape[1] // 4
         z2 = torch.bmm(w2, cols2.transpose(1, 2)).view(k, 4, o, -1)
         a2 = (pool(z2) + layers["conv2.bias"][:, :, None]).relu_()
@@ -150,4 +156,4 @@ class StackedCNN:
         h1 = torch.baddbmm(layers["fc1.bias"][:, None], flat, layers["fc1.weight"].transpose(1, 2)).relu_()
         h2 = torch.baddbmm(layers["fc2.bias"][:, None], h1, layers["fc2.weight"].transpose(1, 2)).relu_()
         out = torch.baddbmm(layers["head.bias"][:, None], h2, layers["head.weight"].transpose(1, 2))
-        return out, (z1, a1, cols2, w2, z2, flat, h1, h2)
+        return out, (z1, a1, cols2, z2, flat, h1, h2)
