@@ -30,8 +30,10 @@ from dpfl_mpi.ensemble import (
     Ensemble,
     Gradient,
     check_fixed_point,
+    cross_entropy,
     fixed_point,
     from_fixed_point,
+    one_hot,
     sgd_step,
 )
 from dpfl_mpi.graph import CollaborationGraph, Senders
@@ -243,6 +245,10 @@ class Federation:
         """Return the representation `[k, S, F]` of images: what the model's head reads."""
         return self.ensemble.features(w_kW, x_kSHWC, self.head)
 
+    def one_hot(self, y: Tensor) -> Tensor:
+        """Return float32 `[..., C]`: 1 at each label."""
+        return one_hot(y, self.classes)
+
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
         x, y = self.clients.training(i, most)
@@ -316,9 +322,7 @@ class Federation:
         ready = None if predict else self.ensemble.ready(w_kW)
         for _, x, y, _ in self.clients.scoring(b, False, SCORE_CHUNK):
             logits = predict(b, w_kW, x) if predict else self.ensemble.logits(ready, self.ensemble.prepare(x))
-            out.append(
-                (torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none"), logits.argmax(2), y)
-            )
+            out.append((cross_entropy(logits, y), logits.argmax(2), y))
         losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
         return losses.astype(np.float64), predicted, labels
 
@@ -340,8 +344,7 @@ class Federation:
             ready = self.ensemble.ready(models)
             for prepared, y, mask in self._reward_sets[b.start]:
                 logits = self.ensemble.logits(ready, prepared)
-                losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
-                total += torch.where(mask, losses, 0).double().sum(1)
+                total += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
         self.notes["evaluations"][b] += 2 * np.array(active)
         return -total.cpu().numpy().reshape(-1, 2) / self.clients.n_val[b, None]
 
@@ -397,13 +400,8 @@ class Federation:
                 total[b] = w_KW[b].double() * self.column(self.p[self.ids[b]])
             for held, now in received.in_order(local):  # ascending: the order of the sum does not depend on passes
                 for b in self.blocks:
-                    for position in range(max((len(s) for s in now[b]), default=0)):
-                        j = [
-                            int(s[position]) if position < len(s) else int(k)
-                            for s, k in zip(now[b], self.ids[b], strict=True)
-                        ]
-                        p = [self.p[i] if position < len(s) else 0.0 for s, i in zip(now[b], j, strict=True)]
-                        total[b] += held.rows(j).double() * self.column(np.array(p))
+                    for rows, p_k in held.one_by_one(b, now[b]):
+                        total[b] += rows.double() * p_k[:, None]
             for i, senders in enumerate(local):
                 if len(senders):
                     out[i] = total[i] / float(self.p[self.ids[i]] + self.p[senders].sum())
@@ -660,13 +658,28 @@ class Received:
         """Return the models of these senders, `[k, W]` on the device: a local row, or a copy out of the window."""
         fed = self.fed
         assert self.now is not None and fed.inbox is not None
-        out = []
-        for j in senders:
-            if fed.owner[j] == fed.world.rank:
-                out.append(self.w[fed.row_of[j]])
-            else:
-                out.append(torch.from_numpy(fed.inbox.take(self.now.slot[j])).to(fed.device))
-        return out[0][None] if len(out) == 1 else torch.stack(out)
+        remote = [i for i, j in enumerate(senders) if fed.owner[j] != fed.world.rank]
+        if len(remote) == len(senders):
+            rows = np.stack([fed.inbox.take(self.now.slot[j]) for j in senders])
+            return torch.from_numpy(rows).to(fed.device)
+        own = np.where(fed.owner[senders] == fed.world.rank, fed.row_of[senders], 0)
+        if len(senders) == 1:
+            return self.w[own[0]][None]
+        out = self.w[torch.from_numpy(own).to(fed.device)]
+        for i in remote:
+            out[i] = torch.from_numpy(fed.inbox.take(self.now.slot[senders[i]]))
+        return out
+
+    def one_by_one(self, b: slice, lists: Sequence[Senders]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each position of the block's lists of senders: one model a client, `[k, W]`, and its p, float64 `[k]`.
+
+        Where a client's list has ended it is its own model with p = 0.
+        """
+        fed = self.fed
+        for position in range(max((len(s) for s in lists), default=0)):
+            here = [position < len(s) for s in lists]
+            j = [int(s[position]) if on else int(k) for s, k, on in zip(lists, fed.ids[b], here, strict=True)]
+            yield self.rows(j), fed.column(fed.p[j] * here)[:, 0]
 
     def in_order(self, orders: Sequence[Senders]) -> Iterator[tuple[Received, list[Senders]]]:
         """Yield, pass by pass, the next senders of each local client in its given order, all present while they are used.
@@ -692,12 +705,11 @@ class Received:
         total = torch.zeros(fed.k, fed.ensemble.width, dtype=torch.int64, device=fed.device)
         check_fixed_point(self.w[np.flatnonzero(fed.active[fed.ids])])
         for held, now in self.in_order(lists):
-            for i, senders in enumerate(now):
-                for j in senders:
-                    total[i] += fed.term(j, held.rows([int(j)])[0])
-        for i, k in enumerate(fed.ids):
-            if fed.active[k]:
-                total[i] += fed.term(k, self.w[i])
+            for b in fed.blocks:
+                for rows, p_k in held.one_by_one(b, now[b]):
+                    total[b] += fixed_point(rows, p_k)
+        for b in fed.blocks:
+            total[b] += fixed_point(self.w[b], fed.column(fed.p[fed.ids[b]] * fed.active[fed.ids[b]])[:, 0])
         return from_fixed_point(total), np.array(
             [math.fsum([fed.p[k], *fed.p[s]]) for k, s in zip(fed.ids, lists, strict=True)]
         )

@@ -69,7 +69,7 @@ def mixture(fed: Federation) -> Predict:
         for vote, z, (remembered, labels) in zip(votes, z_kSF, held[block.start], strict=True):
             d2, index = neighbours(z, remembered, k)
             weight = (-d2).softmax(1)  # exp(-d^2), normalised: far neighbours must not underflow
-            vote.scatter_add_(1, labels[index], weight)
+            vote += (fed.one_hot(labels[index]) * weight[:, :, None]).sum(1)
         return (log_p + log(1 - share)).logaddexp(votes.log() + log(share))
 
     return predict
