@@ -85,11 +85,13 @@ class Clients:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batches(self, block: Rows, epochs: int, first_epoch: np.ndarray, batch_size: int) -> Iterator[Batch]:
+    def batches(
+        self, block: Rows, epochs: int, first_epoch: np.ndarray, batch_size: int, pad: bool = False
+    ) -> Iterator[Batch]:
         """Yield the steps of `epochs` local epochs of the block's clients (rows, ascending), each client at its own pace.
 
         `first_epoch` [K] counts the local epochs each client has behind it. Clients that have finished leave the block from its end.
-        A block of one client has batches of their true size; a wider one pads them, with weight 0.
+        A block of one client has batches of their true size; a wider one, or with `pad`, has them padded with weight 0.
         """
         plans = [self._plan(i, epochs, int(first_epoch[i]), batch_size) for i in np.arange(len(self))[block]]
         steps = np.array([len(p[1]) for p in plans])
@@ -108,7 +110,7 @@ class Clients:
             x, y = self._gather(sample[:k, now], crop[:, :k, now])
             for j, step in enumerate(range(now.start, now.stop)):
                 k = int((steps > step).sum())
-                s = int(plans[0][1][step]) if len(plans) == 1 else batch_size
+                s = int(plans[0][1][step]) if len(plans) == 1 and not pad else batch_size
                 yield Batch(k, step, self.ensemble.normalise(x[:k, j, :s]), y[:k, j, :s], w[:k, step, :s])
 
     def _plan(

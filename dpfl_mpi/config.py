@@ -53,6 +53,7 @@ class Run:
     partition_seed: int | None = field(None, "data", "seed of the partition (that of --seed)")
 
     model: str | None = field(None, "model", "{names}; cnn is the paper's")
+    precision: Literal["float32", "tf32", "bf16"] = field("float32", "model", "of matrix products; tf32: a GPU only")
     init: Literal["kaiming", "torch"] = field("kaiming", "model", "initial weights w: fan-in gain sqrt 2, or PyTorch's")
 
     method: str = field("dpfl", "method", "{names}")
@@ -260,6 +261,7 @@ class Job:
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
     block: int = field(0, "job", "clients a tensor program (0: 1 on a CPU, all on a GPU)")
+    cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB")
     checkpoint_every: str = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never")
     grace: float = field(25.0, "job", "seconds to live after a signal (USR1, TERM, INT)")

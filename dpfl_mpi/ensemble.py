@@ -61,7 +61,15 @@ class Block:
 class Ensemble:
     """The numerics of one architecture on one device."""
 
-    def __init__(self, module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device):
+    def __init__(
+        self,
+        module: nn.Module,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        device: torch.device,
+        precision: str = "float32",
+    ):
+        """Take the layers of a module; with precision "bf16" the factors of its matrix products are rounded to bfloat16."""
         for name, part in module.named_modules():
             if isinstance(part, nn.modules.batchnorm._NormBase) or list(part.buffers(recurse=False)):
                 raise UserError(
@@ -76,7 +84,8 @@ class Ensemble:
         self.scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=device)
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=device)
         self._trunks: dict[str, nn.Module] = {}
-        self.kernels: Any = module.stacked() if hasattr(module, "stacked") else None  # type: ignore[operator]
+        self.bf16 = precision == "bf16"
+        self.kernels: Any = module.stacked(self.bf16) if hasattr(module, "stacked") else None  # type: ignore[operator]
 
     # rows -------------------------------------------------------------------------------------------------------------
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -132,13 +141,8 @@ class Ensemble:
         layers = ready
         models = len(layers[self.names[0]]) // len(prepared)
         if len(prepared) == 1:
-            return torch.stack(
-                [
-                    functional_call(self.module, {n: v[i] for n, v in layers.items()}, (prepared[0],))
-                    for i in range(models)
-                ]
-            )
-        return vmap(lambda p, x: functional_call(self.module, p, (x,)))(layers, prepared.repeat_interleave(models, 0))
+            return torch.stack([self._module({n: v[i] for n, v in layers.items()}, prepared[0]) for i in range(models)])
+        return vmap(self._module)(layers, prepared.repeat_interleave(models, 0))
 
     def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
         """Return what the layer named `head` would read, `[k, S, F]`: the representation of each row's images."""
@@ -169,8 +173,13 @@ class Ensemble:
             g.copy_(grads[name])
         return losses
 
+    def _module(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Return one model's logits, float32 `[S, classes]`."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            return functional_call(self.module, layers, (x,)).float()
+
     def _loss(self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        logits = functional_call(self.module, layers, (x,))
+        logits = self._module(layers, x)
         return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
 
 
@@ -188,7 +197,7 @@ def sgd_step(
     w: Tensor,
     g: Tensor,
     m: Tensor,
-    lr: float,
+    lr: float | Tensor,
     momentum: float,
     weight_decay: float,
     clip_norm: float,
@@ -196,7 +205,8 @@ def sgd_step(
 ) -> None:
     """One step of SGD on rows `[k, W]`, in place, as `torch.optim.SGD` after `clip_grad_norm_` for each row by itself.
 
-    Columns where `trained` (bool `[W]`) is false are frozen: weights, momentum, decay and their part of the clipped norm.
+    Where `trained` (bool, `[W]` or `[k, 1]`) is false, columns or rows are frozen: weights, momentum, decay and their part of the
+    clipped norm. `lr` as a tensor may change in a recorded step.
     """
     if trained is not None:
         g.mul_(trained)
@@ -206,11 +216,15 @@ def sgd_step(
     if trained is None:
         g.add_(w, alpha=weight_decay)
         m.mul_(momentum).add_(g)
-        w.add_(m, alpha=-lr)
+        step = m
     else:  # the same operations on every trained column, so that a mask of ones changes no bit
         g.add_(w * trained, alpha=weight_decay)
         torch.where(trained, (m * momentum).add_(g), m, out=m)
-        w.add_(m * trained, alpha=-lr)
+        step = m * trained
+    if isinstance(lr, Tensor):
+        w.sub_(step * lr)
+    else:
+        w.add_(step, alpha=-lr)
 
 
 def fixed_point(w_kW: Tensor, p_k: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Axes: N clients in all, K on this rank, k in a block, W row width, S images, T r
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from dpfl_mpi.ensemble import (
 )
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.partition import Partition, deal
+from dpfl_mpi.recorded import RecordedSteps
 
 PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
 Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (block, rows [k, W], images [k, S, H, W, C]) -> logits [k, S, C]
@@ -56,7 +58,7 @@ class Federation:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._inside = 0.0  # seconds that phases inside the running one have counted
         self.round = 0
-        self.device = pick_device(job, world)
+        self.device = pick_device(run, job, world)
         source = open_source(run)
         self.classes = source.classes
         self.partition = Partition.from_arrays(world.from_root(lambda: deal(run, source).arrays()))
@@ -74,7 +76,7 @@ class Federation:
         module = find_model(str(run.model), source.shape, source.classes)
         self.head = find_head(str(run.model))
         self.options: dict[str, Any] = run.options or {}
-        self.ensemble = Ensemble(module, source.mean, source.std, self.device)
+        self.ensemble = Ensemble(module, source.mean, source.std, self.device, run.precision)
         self.flipped = reach.flipped(run)
         self.clients = Clients(
             source, self.partition, self.ids, run.seed, bool(run.augment), self.ensemble, self.flipped
@@ -98,6 +100,8 @@ class Federation:
         self.staging = staging
         self.on_window: Callable[[], None] = lambda: None  # called after a window was made
         self.inbox: Inbox | None = None
+        # recorded training steps by the first row of their block; None: steps are launched kernel by kernel
+        self.recorded: dict[int, RecordedSteps] | None = {} if job.cuda_graphs and self.device.type == "cuda" else None
         self._plans: list[tuple[CollaborationGraph, list[Any]]] = []
         self._reward_sets: dict[int, list[tuple[Any, Tensor, Tensor]]] = {}
         self.begin_round(0)
@@ -182,9 +186,46 @@ class Federation:
         name of its own. Columns where `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same
         batches again: for the second model.
         """
+        if gradient is None and trained is None and self.recorded is not None:
+            return self._replay(w_KW, int(epochs or 0), momentum, advance)
         gradient = gradient or self.ensemble.gradient
         for batch, w in self.batches(epochs, {momentum: w_KW}, advance=advance):
             self.step(w, gradient(w, batch.x, batch.y, batch.weight), trained)
+        return w_KW
+
+    def _replay(self, w_KW: Tensor, epochs: int, momentum: str, advance: bool) -> Tensor:
+        """Do what `local_opt` does without options, by recorded steps."""
+        run, size = self.run, int(self.run.batch_size or 1)
+        m_KW = self.momentum.setdefault(momentum, self.ensemble.zeros(self.k))
+        with self.clock("train"), torch.no_grad():
+            for b in self.blocks:
+                here = b.start + np.flatnonzero(self.active[self.ids[b]])
+                if len(here) == 0:
+                    continue
+                assert self.recorded is not None
+                if b.start not in self.recorded:
+                    self.recorded[b.start] = RecordedSteps(
+                        self.ensemble,
+                        -(-self.clients.n_train[b] // size),
+                        size,
+                        self.clients.shape,
+                        run.momentum,
+                        float(run.weight_decay or 0),
+                        run.clip_norm,
+                    )
+                rec = self.recorded[b.start]
+                rec.load(w_KW[here], m_KW[here], self.lr)
+                steps = np.zeros(len(here), np.int64)
+                for batch in self.clients.batches(here, epochs, self.epochs, size, pad=True):
+                    rec.step(batch)
+                    steps[: batch.k] += 1
+                w_KW[here], m_KW[here] = rec.block.w[: len(here)], rec.block.momentum[: len(here)]
+                self.steps[here] += steps
+                if steps.any():
+                    loss = rec.loss[: len(here)].double().cpu().numpy()
+                    self.notes["train_loss"][here] = loss / np.maximum(steps, 1)
+        if advance:
+            self.epochs[self.active[self.ids]] += epochs
         return w_KW
 
     def batches(
@@ -715,19 +756,26 @@ class Received:
         )
 
 
-def pick_device(job: Job, world: World) -> torch.device:
+def pick_device(run: Run, job: Job, world: World) -> torch.device:
     """Return this rank's device: its local rank modulo the GPUs seen, set before anything else touches CUDA."""
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # cuBLAS is deterministic only with a workspace of its own
     available = torch.cuda.is_available() if job.device != "cpu" else False
     if job.device == "cuda" and not available:
         raise UserError(
             "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu, or a node with a GPU and a CUDA build of torch)"
         )
     if not available:
+        if run.precision == "tf32":
+            raise UserError("--precision is tf32; only a GPU has it (on a CPU: float32 or bf16)")
         return torch.device("cpu")
     device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32
+    tf32 = run.precision == "tf32"  # cuDNN's default is True: float32 must mean float32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # each is written first
     return device
 
 

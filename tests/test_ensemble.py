@@ -305,3 +305,25 @@ def test_fixed_point():
     check_fixed_point(torch.zeros(0, 4))
     with pytest.raises(UserError, match="beyond 4096"):
         check_fixed_point(torch.tensor([[0.0, -4096.0]]))
+
+
+@pytest.mark.parametrize("kind", ["cifar", "plain"])
+def test_bfloat16_rounds_the_products_only(kind):
+    """Loss and gradient differ from float32 by about bfloat16's 2^-8, not by nothing and not by much; rows stay float32."""
+    ensemble, _, w, shape, classes = setup(kind, 2)
+    module, _, _ = build(kind)
+    rounded = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU, precision="bf16")
+    rng = np.random.default_rng(1)
+    x = ensemble.normalise(images(rng, 2, 16, shape))
+    y, weight = torch.from_numpy(rng.integers(0, classes, (2, 16))), torch.full((2, 16), 1 / 16)
+    exact, near = Block(ensemble, w), Block(rounded, w.clone())
+    with torch.no_grad():
+        losses = ensemble.gradient(exact, x, y, weight), rounded.gradient(near, x, y, weight)
+    assert near.g.dtype == torch.float32 and not torch.equal(exact.g, near.g)
+    torch.testing.assert_close(losses[1], losses[0], rtol=2e-2, atol=0)
+    assert (
+        float((exact.g - near.g).norm() / exact.g.norm()) < 0.1
+    )  # a flipped maximum of a pool moves a gradient elsewhere
+    with torch.no_grad():
+        logits = [e.logits(e.ready(w), e.prepare(x)) for e in (ensemble, rounded)]
+    assert 0 < float((logits[0] - logits[1]).abs().max()) < 0.05 * float(logits[0].abs().max())

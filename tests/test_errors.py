@@ -86,6 +86,8 @@ def one_sentence(err):
         ("--on_divergence ignore", ["on_divergence", "ignore", "stop", "exclude"]),
         ("--device tpu", ["device", "tpu", "auto", "cpu", "cuda"]),
         ("--block -1", ["--block is -1", "at least 0"]),
+        ("--precision tf32", ["--precision is tf32", "only a GPU"]),
+        ("--precision fp8", ["precision", "fp8", "float32", "tf32", "bf16"]),
         ("--window_gb 0", ["--window_gb is 0", "above 0"]),
         ("--options.depth 3", ["depth"]),
         ("--clints 8", ["clints"]),

@@ -91,7 +91,25 @@ def pool_backward(z_k4OP: Tensor, d_kOP: Tensor) -> Tensor:
 
 
 class StackedCNN:
-    """Logits and gradients of rows of `models.cnn.CNN`; `layers` are the named views of `[k, ...]` rows that `Ensemble.layers` returns."""
+    """Logits and gradients of rows of `models.cnn.CNN`; `layers` are the named views of `[k, ...]` rows that `Ensemble.layers` returns.
+
+    With `bf16` the factors of every matrix product are rounded to bfloat16 first, and the product after; the rest stays float32.
+    """
+
+    def __init__(self, bf16: bool = False):
+        self.bf16 = bf16
+
+    def product(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the matrix products `[k, ...]` of a and b, in `out` where it is given."""
+        if not self.bf16:
+            return torch.bmm(a, b, out=out)
+        ab = torch.bmm(a.bfloat16(), b.bfloat16())
+        return ab.float() if out is None else out.copy_(ab)
+
+    def dense(self, x_kSI: Tensor, layers: dict[str, Tensor], name: str) -> Tensor:
+        """Return a fully connected layer's outputs `[k, S, O]`."""
+        w_kIO, b_k1O = layers[f"{name}.weight"].transpose(1, 2), layers[f"{name}.bias"][:, None]
+        return self.product(x_kSI, w_kIO).add_(b_k1O) if self.bf16 else torch.baddbmm(b_k1O, x_kSI, w_kIO)
 
     def prepare(self, x_kSHWC: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
         """Return the windows of the images and `(S, pooled height, pooled width)`: scoring many models unfolds the images once."""
@@ -121,9 +139,9 @@ class StackedCNN:
         loss = -(log_p.gather(2, y_kS[:, :, None])[:, :, 0] * weight_kS).sum(1)
         d = log_p.exp_().sub_(one_hot(y_kS, logits.shape[2])).mul_(weight_kS[:, :, None])
         for name, inputs, masked in (("head", h2, True), ("fc2", h1, True), ("fc1", flat, False)):
-            torch.bmm(d.transpose(1, 2), inputs, out=grads[f"{name}.weight"])
+            self.product(d.transpose(1, 2), inputs, grads[f"{name}.weight"])
             torch.sum(d, 1, out=grads[f"{name}.bias"])
-            d = torch.bmm(d, layers[f"{name}.weight"])
+            d = self.product(d, layers[f"{name}.weight"])
             if masked:
                 d = where_positive(d, inputs)
         d = where_positive(d, flat)
@@ -132,13 +150,13 @@ class StackedCNN:
         torch.sum(d, 2, out=grads["conv2.bias"])
         d = pool_backward(z2, d).view(k, 4 * o, -1)
         c = a1.shape[-1]
-        unphase(torch.bmm(d, cols2), c, grads["conv2.weight"])
-        d = fold(torch.bmm(d.transpose(1, 2), w2), a1.shape)
+        unphase(self.product(d, cols2), c, grads["conv2.weight"])
+        d = fold(self.product(d.transpose(1, 2), w2), a1.shape)
         d = where_positive(d, a1)
         d = d.permute(0, 4, 1, 2, 3).reshape(k, c, -1)
         torch.sum(d, 2, out=grads["conv1.bias"])
         d = pool_backward(z1, d).view(k, 4 * c, -1)
-        unphase(torch.bmm(d, cols1), x_kSHWC.shape[-1], grads["conv1.weight"])
+        unphase(self.product(d, cols1), x_kSHWC.shape[-1], grads["conv1.weight"])
         return loss
 
     def _forward(self, ready, prepared):
@@ -146,15 +164,14 @@ class StackedCNN:
         cols1, (s, h, w) = prepared
         k, r, f = w1.shape
         clients = cols1.shape[0]  # rows of one client share its windows in one product, 4*O*rows wide
-        z1 = torch.bmm(w1.view(clients, k // clients * r, f), cols1.transpose(1, 2)).view(k, 4, r // 4, -1)
+        z1 = self.product(w1.view(clients, k // clients * r, f), cols1.transpose(1, 2)).view(k, 4, r // 4, -1)
         a1 = (pool(z1) + layers["conv1.bias"][:, :, None]).relu_()
         a1 = a1.view(k, r // 4, s, h, w).permute(0, 2, 3, 4, 1).contiguous()
         cols2 = windows(a1)
         o = w2.shape[1] // 4
-        z2 = torch.bmm(w2, cols2.transpose(1, 2)).view(k, 4, o, -1)
+        z2 = self.product(w2, cols2.transpose(1, 2)).view(k, 4, o, -1)
         a2 = (pool(z2) + layers["conv2.bias"][:, :, None]).relu_()
         flat = a2.view(k, o, s, -1).transpose(1, 2).reshape(k, s, -1)  # channel, y, x: torch's flatten order
-        h1 = torch.baddbmm(layers["fc1.bias"][:, None], flat, layers["fc1.weight"].transpose(1, 2)).relu_()
-        h2 = torch.baddbmm(layers["fc2.bias"][:, None], h1, layers["fc2.weight"].transpose(1, 2)).relu_()
-        out = torch.baddbmm(layers["head.bias"][:, None], h2, layers["head.weight"].transpose(1, 2))
-        return out, (z1, a1, cols2, z2, flat, h1, h2)
+        h1 = self.dense(flat, layers, "fc1").relu_()
+        h2 = self.dense(h1, layers, "fc2").relu_()
+        return self.dense(h2, layers, "head"), (z1, a1, cols2, z2, flat, h1, h2)

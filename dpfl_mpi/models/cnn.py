@@ -34,11 +34,11 @@ class CNN(nn.Module):
         x = self.fc2(x).relu()
         return self.head(x)
 
-    def stacked(self):
+    def stacked(self, bf16: bool):
         """Return kernels that compute many rows of this model at once."""
         from dpfl_mpi.models._cnn_stacked import StackedCNN
 
-        return StackedCNN()
+        return StackedCNN(bf16)
 
 
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -1,0 +1,111 @@
+"""Choosing the graph: this package's search against Algorithm 2 written down as it stands.
+
+    OMP_NUM_THREADS=1 python benchmarks/graph_construction.py --data data/cifar10.h5 [--clients 100] [--budget 10] [--measured 10]
+
+Both search the first graph of `--measured` of N clients on the same trained models, in the same order of candidates and with the same
+coins, on one thread. The twin averages its sets anew for each evaluation and evaluates R(X), R(X and j), R(Y) and R(Y without j) for every
+candidate, one model at a time through `nn.Module`; it stops at a full budget as well. Printed: seconds and evaluations a client of both,
+whether they chose the same sets, and the ratio. A last line says what the twin would take without stopping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from dpfl_mpi.comm import World
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.federation import Federation
+from dpfl_mpi.graph import bggc
+
+
+class Twin:
+    """Algorithm 2 for one client after another, each average made anew."""
+
+    def __init__(self, fed: Federation, w_KW: torch.Tensor):
+        self.fed, self.w, self.evaluations = fed, w_KW, 0
+        self.module = copy.deepcopy(fed.ensemble.module)
+        self.row_of = {int(k): i for i, k in enumerate(fed.ids)}
+
+    def reward(self, k: int, members: set[int]) -> float:
+        """Return R = -validation loss of the average over the members on client k."""
+        fed, i = self.fed, self.row_of[k]
+        ids = sorted(members)
+        p = torch.from_numpy(fed.p[ids])
+        rows = self.w[[self.row_of[j] for j in ids]].double()
+        average = ((rows * p[:, None]).sum(0) / p.sum()).float()
+        torch.nn.utils.vector_to_parameters(average[: fed.ensemble.size], self.module.parameters())
+        self.evaluations += 1
+        return -float(torch.nn.functional.cross_entropy(self.module(self.x[i]), self.y[i]))
+
+    def images(self, i: int) -> None:
+        """Keep local client i's validation images in the module's order of channels."""
+        fed = self.fed
+        rows = slice(int(fed.clients.scored[i]), int(fed.clients.scored[i] + fed.clients.n_val[i]))
+        x = fed.ensemble.normalise(fed.clients.score_x[rows])
+        self.x, self.y = {i: x.permute(0, 3, 1, 2).contiguous()}, {i: fed.clients.score_y[rows]}
+
+    def search(self, i: int) -> list[int]:
+        """Return the set that local client i chooses (lines 1-13)."""
+        fed, k = self.fed, int(self.fed.ids[i])
+        self.images(i)
+        order = fed.shuffle(k, fed.reachable(k), 0)
+        coins = fed.coins(slice(i, i + 1), 0)[0]
+        x, y = {k}, {k, *map(int, order)}
+        for j, coin in zip(map(int, order), coins, strict=False):
+            if len(x) - 1 >= fed.budget[k]:
+                break
+            a = max(self.reward(k, x | {j}) - self.reward(k, x), 0.0)
+            b = max(self.reward(k, y - {j}) - self.reward(k, y), 0.0)
+            if a + b == 0 or coin < a / (a + b):
+                x.add(j)
+            else:
+                y.remove(j)
+        return sorted(x - {k})
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", default="data/cifar10.h5")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--budget", default="10")
+    parser.add_argument("--epochs", type=int, default=1, help="local epochs before the first graph")
+    parser.add_argument("--measured", type=int, default=10, help="clients that the twin searches")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    run = Run(dataset="cifar10", data=args.data, clients=args.clients, budget=args.budget, tau_init=args.epochs)
+    fed = Federation(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF))
+    w = fed.local_opt(fed.common_row(), epochs=args.epochs)
+    start = time.perf_counter()
+    omega = bggc(fed, w)
+    ours = (time.perf_counter() - start) / fed.k
+    evaluations = fed.notes["evaluations"]
+    twin, same = Twin(fed, w), 0
+    measured = np.linspace(0, fed.k - 1, min(args.measured, fed.k)).astype(int)
+    start = time.perf_counter()
+    with torch.no_grad():
+        for i in measured:
+            same += twin.search(int(i)) == omega.of(int(fed.ids[i])).tolist()
+    theirs = (time.perf_counter() - start) / len(measured)
+    print(f"one thread, torch {torch.__version__}, N = {args.clients}, B_c = {args.budget}, "
+          f"{fed.clients.n_val.mean():.0f} validation images a client")  # fmt: skip
+    print(
+        f"ours   {ours:.3f} s a client, {evaluations.mean():.1f} evaluations, {1e3 * ours / evaluations.mean():.2f} ms each"
+    )
+    print(f"twin   {theirs:.3f} s a client, {twin.evaluations / len(measured):.1f} evaluations, "
+          f"{1e3 * theirs * len(measured) / twin.evaluations:.2f} ms each ({len(measured)} clients measured)")  # fmt: skip
+    print(f"the same sets for {same} of {len(measured)} clients")
+    own = evaluations[measured].mean()
+    print(f"ratio graph: {theirs / ours * evaluations.mean() / own:.2f}x (for equal shares of evaluations)")
+    full = 4 * (args.clients - 1) * theirs * len(measured) / twin.evaluations
+    print(f"without stopping at a full budget the twin would take about {full:.2f} s a client")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The training step of a block of clients, recorded for a few block sizes and replayed: a GPU launches it as one CUDA graph.
+
+A step of the CNN is some seventy kernels of a few microseconds each, and launching them one by one takes longer than running them. A
+recording has fixed shapes and addresses. So rows, momentum and mini-batches pass through buffers that stay, and a step of k clients runs
+in the smallest recorded size that holds them; the rows behind are masked. On a CPU nothing is recorded and the same calls are made.
+
+Axes: k rows of the block, W row width, S mini-batch, H W C image.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.clients import Batch
+from dpfl_mpi.config import UserError
+from dpfl_mpi.ensemble import Block, Ensemble, sgd_step
+
+SIZES = 8  # most block sizes recorded: each takes memory of its own
+WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate in their first calls
+
+
+def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
+    """Return at most `most` block sizes, ascending, that cost the fewest row-steps.
+
+    `steps` `[k]`, descending, says how many steps each client takes; a step with n clients left costs the smallest size >= n.
+    """
+    k = len(steps)
+    ending = steps - np.append(steps[1:], 0)  # steps taken with exactly n = 1..k clients left
+    sizes = [n for n in range(1, k + 1) if ending[n - 1] or n == k]
+    before = np.concatenate([[0], np.cumsum(ending)])  # [n]: steps with at most n clients left
+    cost = {n: n * float(before[n]) for n in sizes}  # of the sizes up to n, one recording
+    chosen = {n: [n] for n in sizes}
+    for _ in range(min(most, len(sizes)) - 1):
+        new_cost, new_chosen = {}, {}
+        for n in sizes:
+            options = [(cost[m] + n * float(before[n] - before[m]), m) for m in sizes if m < n]
+            best = min(options, default=(cost[n], n))
+            new_cost[n], new_chosen[n] = (best[0], [*chosen[best[1]], n]) if best[0] < cost[n] else (cost[n], chosen[n])
+        cost, chosen = new_cost, new_chosen
+    return chosen[k]
+
+
+class RecordedSteps:
+    """Buffers for a block of up to k clients, and the recorded step of each size; `seconds` and `bytes` say what recording took."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        steps: np.ndarray,
+        batch_size: int,
+        shape: tuple[int, int, int],
+        momentum: float,
+        weight_decay: float,
+        clip_norm: float,
+    ):
+        """Record every size, on rows of zeros. `steps` `[k]` is what each client of the block takes in an epoch, descending.
+
+        Raises:
+            UserError: the model cannot be recorded.
+        """
+        k, device = len(steps), ensemble.device
+        self.settings = momentum, weight_decay, clip_norm
+        self.lr = torch.zeros((), device=device)
+        self.block = Block(ensemble, ensemble.zeros(k), ensemble.zeros(k), slice(0, k))
+        self.loss = torch.zeros(k, device=device)
+        self.x = torch.zeros(k, batch_size, *shape, device=device)
+        self.y = torch.zeros(k, batch_size, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(k, batch_size, device=device)
+        self.mask = torch.zeros(k, 1, dtype=torch.bool, device=device)
+        self.sizes = block_sizes(steps)
+        self.ensemble = ensemble
+        start, used = time.perf_counter(), torch.cuda.memory_reserved() if device.type == "cuda" else 0
+        self.graphs: dict[int, Any] = {n: self._record(n) for n in self.sizes}
+        self.seconds = time.perf_counter() - start
+        self.bytes = torch.cuda.memory_reserved() - used if device.type == "cuda" else 0
+
+    def _record(self, n: int) -> Any:
+        """Return the graph of a step of the first n rows; on a CPU the function itself."""
+        block = self.block.first(self.ensemble, n)
+
+        def step() -> None:
+            self.loss[:n] += self.ensemble.gradient(block, self.x[:n], self.y[:n], self.weight[:n])
+            sgd_step(block.w, block.g, block.momentum, self.lr, *self.settings, self.mask[:n])
+
+        if self.ensemble.device.type != "cuda":
+            return step
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+        except RuntimeError as error:
+            raise UserError(
+                f"a training step of this model cannot be recorded ({str(error).splitlines()[0]}); use --no-cuda_graphs"
+            ) from error
+        return graph.replay
+
+    def load(self, w_kW: Tensor, momentum_kW: Tensor, lr: float) -> None:
+        """Take over the rows of the clients that train now: the first ones of the block."""
+        n = len(w_kW)
+        self.block.w[:n].copy_(w_kW)
+        self.block.momentum[:n].copy_(momentum_kW)
+        self.loss.zero_()
+        self.lr.fill_(lr)
+
+    def step(self, batch: Batch) -> None:
+        """Train the first `batch.k` rows on a mini-batch; the others keep every bit."""
+        n = next(size for size in self.sizes if size >= batch.k)
+        self.x[: batch.k].copy_(batch.x)
+        self.y[: batch.k].copy_(batch.y)
+        self.weight[: batch.k].copy_(batch.weight)
+        self.weight[batch.k : n].zero_()
+        self.mask[: batch.k].fill_(True)
+        self.mask[batch.k : n].fill_(False)
+        self.graphs[n]()
