@@ -1,0 +1,262 @@
+"""All clients of a rank as one tensor program: training against a loop over clients, the kernels to choose from, and the roofline.
+
+    python benchmarks/gpu.py [--device cuda] [--clients 100] [--seconds 3]
+
+The paper's CNN on random 32x32 colour images, batches of 16, float32 without TF32. Clients have ragged sizes (lognormal, mean 400 samples).
+Everything is timed on one device in one run, after a warm-up, each contender until `--seconds` are over:
+
+- training: client-steps a second of a plain loop over clients (one `nn.Module` and one fused `torch.optim.SGD` each, data on the device), of ours
+  step by step, and of ours recorded (`recorded.py`; on a CPU the same calls without a recording). Ours includes drawing, cropping and copying the batches.
+- kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped convolutions, and `torch.func.vmap`.
+- layout: the same products and SGD on views of rows (used) and on one contiguous tensor a layer.
+- roofline: operations and bytes of a step, what large products and copies reach on this device, and the share of the nearer ceiling that a step reaches.
+
+The paper's whole run is `python -m dpfl_mpi --dataset cifar10 --device cuda`; its summary and /seconds say where the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpfl_mpi.clients import Clients
+from dpfl_mpi.datasets import Source
+from dpfl_mpi.datasets.cifar10 import MEAN, STD
+from dpfl_mpi.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.models._cnn_stacked import phases, windows
+from dpfl_mpi.models.cnn import build
+from dpfl_mpi.partition import Partition
+from dpfl_mpi.recorded import RecordedSteps
+
+S, SGD = 16, (0.9, 1e-3, 20.0)  # mini-batch; momentum, weight decay, clipping norm
+
+
+class Bench:
+    """The device, the clients and a clock that waits for the device."""
+
+    def __init__(self, device: str, k: int, seconds: float):
+        self.device, self.k, self.seconds = torch.device(device), k, seconds
+        rng = np.random.default_rng(0)
+        self.sizes = np.sort(np.clip(rng.lognormal(6, 0.5, k).astype(int), 32, None))[::-1].copy()
+        n = int(self.sizes.sum())
+        images, labels = rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, n)
+        ends, few = np.concatenate([[0], np.cumsum(self.sizes)]), np.arange(k + 1)
+        partition = Partition(
+            {"train": ends, "val": few, "test": few},
+            {"train": np.arange(n), "val": np.arange(k), "test": np.arange(k)},
+            np.ones((k, 10), np.int64),
+            np.full(k, 1 / k),
+        )
+        source = Source((32, 32, 3), 10, MEAN, STD, {"train": labels, "test": labels}, "", lambda _, rows: images[rows])
+        self.ensemble = Ensemble(build((32, 32, 3), 10), MEAN, STD, self.device)
+        self.clients = Clients(source, partition, np.arange(k), 0, True, self.ensemble)
+        self.w = self.ensemble.initial_row("kaiming", np.random.default_rng(0)).repeat(k, 1)
+
+    def sync(self) -> None:
+        """Wait until the device has finished."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def rate(self, action: Callable[[], int], seconds: float = 0.0) -> float:
+        """Return units a second of an action that returns how many it did."""
+        action()
+        self.sync()
+        done, start = 0, time.perf_counter()
+        while time.perf_counter() - start < (seconds or self.seconds):
+            done += action()
+            self.sync()
+        return done / (time.perf_counter() - start)
+
+    def ms(self, action: Callable[[], object]) -> float:
+        """Return milliseconds of an action."""
+
+        def ten() -> int:
+            for _ in range(10):
+                action()
+            return 10
+
+        return 1e3 / self.rate(ten, self.seconds / 3)
+
+
+def plain_loop(bench: Bench) -> Callable[[], int]:
+    """Return some steps of each of a few clients, one after another, as everybody writes it."""
+    few = 4
+    models = [build((32, 32, 3), 10).to(bench.device) for _ in range(few)]
+    fused = [torch.optim.SGD(m.parameters(), 0.01, momentum=0.9, weight_decay=1e-3, fused=True) for m in models]
+    x = torch.randn(few, 8 * S, 3, 32, 32, device=bench.device)
+    y = torch.randint(10, (few, 8 * S), device=bench.device)
+
+    def run() -> int:
+        for i, (model, sgd) in enumerate(zip(models, fused, strict=True)):
+            for first in range(0, 8 * S, S):
+                sgd.zero_grad()
+                F.cross_entropy(model(x[i, first : first + S]), y[i, first : first + S]).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 20.0)
+                sgd.step()
+        return few * 8
+
+    return run
+
+
+def ours(bench: Bench, recorded: RecordedSteps | None) -> Callable[[], int]:
+    """Return one epoch of all clients, drawn and cropped; its client-steps are the sum over clients."""
+    everyone, epoch = slice(0, bench.k), np.zeros(bench.k, np.int64)
+    total = int((-(-bench.sizes // S)).sum())
+    w, momentum = bench.w.clone(), torch.zeros_like(bench.w)
+
+    def run() -> int:
+        with torch.no_grad():
+            if recorded:
+                recorded.load(w, momentum, 0.01)
+                for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
+                    recorded.step(batch)
+                return total
+            block = Block(bench.ensemble, w, momentum, everyone)
+            for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
+                block = block.first(bench.ensemble, batch.k)
+                bench.ensemble.gradient(block, batch.x, batch.y, batch.weight)
+                sgd_step(block.w, block.g, block.momentum, 0.01, *SGD)
+        return total
+
+    return run
+
+
+def grouped(layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor) -> Tensor:
+    """Return the summed loss with the clients as groups of one convolution, differentiable."""
+    k, s, h, w, c = x_kSHWC.shape
+    x = x_kSHWC.permute(1, 0, 4, 2, 3).reshape(s, k * c, h, w)
+    for name in ("conv1", "conv2"):
+        weight = layers[f"{name}.weight"].flatten(0, 1)
+        x = F.max_pool2d(F.conv2d(x, weight, layers[f"{name}.bias"].flatten(), groups=k).relu(), 2)
+    z = x.view(s, k, -1).transpose(0, 1)
+    for name in ("fc1", "fc2", "head"):
+        z = torch.baddbmm(layers[f"{name}.bias"][:, None], z, layers[f"{name}.weight"].transpose(1, 2))
+        z = z if name == "head" else z.relu()
+    return F.cross_entropy(z.flatten(0, 1), y_kS.flatten(), reduction="sum") / s
+
+
+def kernels(bench: Bench) -> dict[str, float]:
+    """Return milliseconds of one gradient of all clients by each way to compute it; they are checked to agree."""
+    ensemble, k = bench.ensemble, bench.k
+    x = torch.randn(k, S, 32, 32, 3, device=bench.device)
+    y = torch.randint(10, (k, S), device=bench.device)
+    weight = torch.full((k, S), 1 / S, device=bench.device)
+    stacked, mapped = Block(ensemble, bench.w.clone()), Block(ensemble, bench.w.clone())
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in stacked.layers.items()}
+
+    def by_groups() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(grouped(leaves, x, y), list(leaves.values()))
+
+    def by_vmap() -> None:
+        kernels, ensemble.kernels = ensemble.kernels, None
+        with torch.no_grad():
+            ensemble.gradient(mapped, x, y, weight)
+        ensemble.kernels = kernels
+
+    def by_stacks() -> None:
+        with torch.no_grad():
+            ensemble.gradient(stacked, x, y, weight)
+
+    by_stacks(), by_vmap()
+    for name, g in zip(leaves, by_groups(), strict=True):
+        assert float((g - stacked.grads[name]).abs().max()) < 1e-3, name
+    assert float((mapped.g - stacked.g).abs().max()) < 1e-3
+    return {
+        "stacked matrix products (used)": bench.ms(by_stacks),
+        "grouped convolutions": bench.ms(by_groups),
+        "torch.func.vmap": bench.ms(by_vmap),
+    }
+
+
+def layout(bench: Bench) -> dict[str, float]:
+    """Return milliseconds of the first dense layer's product, and of SGD, on rows and on a tensor a layer."""
+    k, ensemble = bench.k, bench.ensemble
+    rows = ensemble.layers(bench.w)
+    x = torch.randn(k, S, rows["fc1.weight"].shape[2], device=bench.device)
+    alone = rows["fc1.weight"].contiguous()
+    flat = [bench.w.clone(), torch.zeros_like(bench.w), torch.zeros_like(bench.w)]
+    parts = [[v.contiguous().flatten(1) for v in ensemble.layers(t).values()] for t in flat]
+
+    def sgd_by_layer() -> None:
+        for w, g, m in zip(*parts, strict=True):
+            sgd_step(w, g, m, 0.01, *SGD)
+
+    return {
+        "product, views of rows (used)": bench.ms(lambda: torch.bmm(x, rows["fc1.weight"].transpose(1, 2))),
+        "product, a tensor a layer": bench.ms(lambda: torch.bmm(x, alone.transpose(1, 2))),
+        "SGD, rows (used)": bench.ms(lambda: sgd_step(flat[0], flat[1], flat[2], 0.01, *SGD)),
+        "SGD, a tensor a layer (clips by layer)": bench.ms(sgd_by_layer),
+    }
+
+
+def work_of_a_step(ensemble: Ensemble) -> tuple[float, float]:
+    """Return operations and bytes of one client-step: products forward, by weights and by inputs; bytes as if each array moved once a use."""
+    named = {n: v[0] for n, v in ensemble.layers(ensemble.zeros(1)).items()}
+    x = torch.zeros(1, S, 32, 32, 3, device=ensemble.device)
+    cols1 = windows(x)
+    a1 = torch.zeros(1, S, 14, 14, 6, device=ensemble.device)
+    cols2 = windows(a1)
+    operations = bytes_moved = 0.0
+    for cols, name, passes in ((cols1, "conv1", 2), (cols2, "conv2", 3)):  # images need no gradient
+        filters = phases(named[f"{name}.weight"][None])
+        outputs = filters.shape[1] * cols.shape[1]
+        operations += passes * 2 * outputs * cols.shape[2]
+        bytes_moved += 4 * (2 * passes * cols.numel() + 6 * outputs)  # windows, products, pool and its way back
+    for name in ("fc1", "fc2", "head"):
+        operations += 3 * 2 * S * named[f"{name}.weight"].numel()
+    bytes_moved += 4 * 10 * ensemble.width  # weights three times, gradient, clipping, decay, momentum, update
+    return operations, bytes_moved
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender")
+    args = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_num_threads(1)
+    bench = Bench(args.device, args.clients, args.seconds)
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "one CPU thread"
+    print(f"{name}, torch {torch.__version__}, {args.clients} clients, batch {S}, float32")
+
+    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), S, (32, 32, 3), *SGD)
+    print(f"recorded {len(recorded.sizes)} block sizes in {recorded.seconds:.2f} s, {recorded.bytes / 2**20:.0f} MiB")
+    rates = {
+        "plain loop": bench.rate(plain_loop(bench)),
+        "ours, step by step": bench.rate(ours(bench, None)),
+        "ours, recorded": bench.rate(ours(bench, recorded)),
+    }
+    for title, value in rates.items():
+        print(f"training   {title:34s} {value:12,.0f} client-steps/s")
+    best = max(rates["ours, step by step"], rates["ours, recorded"])
+    for title, value in kernels(bench).items():
+        print(f"kernels    {title:34s} {value:12.3f} ms")
+    for title, value in layout(bench).items():
+        print(f"layout     {title:38s} {value:8.3f} ms")
+
+    a = torch.randn(
+        4096 if args.device == "cuda" else 1024, 4096 if args.device == "cuda" else 1024, device=bench.device
+    )
+    big = torch.zeros(2**28 if args.device == "cuda" else 2**24, device=bench.device)
+    copy = torch.empty_like(big)
+    flops = 2 * a.shape[0] ** 3 / bench.ms(lambda: a @ a) * 1e3
+    bandwidth = 2 * 4 * big.numel() / bench.ms(lambda: copy.copy_(big)) * 1e3
+    operations, moved = work_of_a_step(bench.ensemble)
+    ceiling = min(flops / operations, bandwidth / moved)
+    print(f"roofline   a client-step is {operations / 1e6:.1f} MFLOP and {moved / 1e6:.1f} MB; products reach {flops / 1e12:.2f} TFLOP/s, "
+          f"copies {bandwidth / 1e9:.0f} GB/s")  # fmt: skip
+    print(f"roofline   ceilings {flops / operations:,.0f} (arithmetic) and {bandwidth / moved:,.0f} (memory) client-steps/s; "
+          f"ours reaches {100 * best / ceiling:.0f} % of the nearer")  # fmt: skip
+    print(f"ratio plain: {best / rates['plain loop']:.2f}x")
+
+
+if __name__ == "__main__":
+    main()
