@@ -462,3 +462,18 @@ def test_period(off, tmp_path):
             assert [received[t] for t in (1, 3, 5)] == [result.graph(t).sum() for t in (1, 3, 5)]
             assert np.array_equal(result.graph(1), omega.matrix())
             assert np.array_equal(result.graph(3), result.graph(2)) and np.array_equal(result.graph(5), result.graph(4))
+
+
+# preprocessing ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tau_init", [1, 5, 10])
+def test_epochs_before_the_first_graph(tau_init, tmp_path):
+    """Row 0 is the common row after tau_init epochs of every client, as Local trains them; rounds add tau_train."""
+    fields = SMALL | {"tau_init": tau_init, "tau_train": 2, "rounds": 1}
+    path = run_here(tmp_path / "dpfl.h5", fields)
+    alone = run_here(tmp_path / "local.h5", SMALL | {"method": "local", "tau_train": tau_init, "rounds": 1})
+    with Result(path) as a, Result(alone) as b:
+        assert a["round/epochs"].tolist() == [tau_init, tau_init + 2]
+        one_epoch = sum(-(-n // a.run.batch_size) for n in a["client/n_train"])
+        assert a["round/gradient_steps"].tolist() == [tau_init * one_epoch, (tau_init + 2) * one_epoch]
+        assert np.array_equal(a["round/val_loss"][0], b["round/val_loss"][1])
+        assert a.graph(0).any()
