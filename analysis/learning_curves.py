@@ -42,6 +42,13 @@ def draw(results: Sequence[Result]) -> Drawing:
                 label=text_label(name),
                 **look,
             )
+            if array == "round/test_acc" and getattr(
+                group[0].run, "finetune_epochs", 0
+            ):  # goes on from the best models
+                _, tuned, _ = over_rounds(group, lambda r: r.mean("finetune/test_acc"))
+                axes.plot(
+                    epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0], factor * tuned, **look
+                )
             rows += [
                 {
                     "setting": where,
