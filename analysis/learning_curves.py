@@ -47,7 +47,10 @@ def draw(results: Sequence[Result]) -> Drawing:
             ):  # goes on from the best models
                 _, tuned, _ = over_rounds(group, lambda r: r.mean("finetune/test_acc"))
                 axes.plot(
-                    epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0], factor * tuned, **look
+                    epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0],
+                    factor * tuned,
+                    label=text_label(name),
+                    **look,
                 )
             rows += [
                 {
