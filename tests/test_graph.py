@@ -81,7 +81,7 @@ def draws(fed, k, candidates, repeats):
     """The order and the coins of client k in this round."""
     i = int(fed.row_of[k])
     orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
-    return orders, [fed.coins(slice(i, i + 1), r)[0] for r in range(repeats)]
+    return orders, [fed.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
 
 
 def start(fed, number, others, repeats=1):
