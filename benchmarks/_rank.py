@@ -2,7 +2,8 @@
 
 Seconds are counted from the start of the process (by the kernel's clock, 10 ms), bytes are of this rank: `resident` the largest resident
 memory (other ranks' windows that it wrote to are part of it where they share a node), `private` the largest without shared memory, sampled,
-`imported` (and `imported_private`) and `before` resident memory after the imports and just before the first step.
+`imported` (and `imported_private`) memory after the
+imports, `samples` this rank's images and labels, `read` what resident memory grew by while they were read.
 """
 
 from __future__ import annotations
@@ -39,17 +40,27 @@ def main() -> None:
 
     seen: dict[str, Any] = {"torch": time.perf_counter() - began, "private": 0}
     from dpfl_mpi.__main__ import main as program
+    from dpfl_mpi.clients import Clients
     from dpfl_mpi.ensemble import Ensemble
 
     seen["imported"], seen["imported_private"] = memory("VmRSS"), memory("RssAnon")
     gradient = Ensemble.gradient
 
     def first(self: Ensemble, *args: Any) -> torch.Tensor:
-        seen["first_step"], seen["before"] = since_start(), memory("VmRSS")
+        seen["first_step"] = since_start()
         Ensemble.gradient = gradient  # type: ignore[method-assign]
         return gradient(self, *args)
 
     Ensemble.gradient = first  # type: ignore[method-assign]
+    read = Clients.__init__
+
+    def watched(self: Clients, *args: Any) -> None:
+        start = memory("VmRSS")
+        read(self, *args)
+        seen["read"] = memory("VmRSS") - start
+        seen["samples"] = sum(t.nbytes for t in (self.x, self.y, self.score_x, self.score_y))
+
+    Clients.__init__ = watched  # type: ignore[method-assign]
     ended = threading.Event()
 
     def watch() -> None:
