@@ -5,7 +5,7 @@ Prints seconds and MB for the state of DPFL: rows, momentum and best rows, 62,00
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +26,9 @@ K, W, REPEATS = 100, 62_016, 5
 
 def main() -> None:
     """Save and restore a few times and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=".", help="whose disk is measured")
+    args = parser.parse_args()
     world = World(MPI.COMM_WORLD)
     n = K * world.size
     fed = SimpleNamespace(
@@ -39,7 +42,7 @@ def main() -> None:
     )  # fmt: skip
     fed.begin_round = lambda t: setattr(fed, "round", t)
     run, state = Run().resolve(), {"client": {"w": torch.rand(K, W)}, "shared": {}}
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else ".") as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         path = (
             Path(world.from_root(lambda: [np.frombuffer(folder.encode(), np.uint8).copy()])[0].tobytes().decode())
             / "x.h5"

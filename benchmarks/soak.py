@@ -6,6 +6,7 @@ first tenth of the rounds.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -28,7 +29,9 @@ def usage() -> tuple[float, int, int]:
 
 def main() -> int:
     """Run the rounds and return 1 where something grew."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", nargs="?", type=int, default=5000)
+    rounds = parser.parse_args().rounds
     world, seen, record = World(MPI.COMM_WORLD), {}, train.record
 
     def watched(recorder, fed, state):

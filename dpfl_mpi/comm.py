@@ -21,6 +21,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.placement import ids_of as ids_of
 from dpfl_mpi.placement import node_memory
 from dpfl_mpi.placement import place as place
+from dpfl_mpi.placement import rows_of as rows_of
 
 
 class World:
@@ -169,20 +170,14 @@ def plan(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: in
         owner: the rank of every client `[N]`.
         row: the row of every client on its rank `[N]`.
     """
-    receivers = np.repeat(np.arange(graph.n), np.diff(graph.indptr))
-    to, source = owner[receivers], owner[graph.senders]
-    remote = to != source
-    pairs = (
-        np.unique(np.stack([to[remote], graph.senders[remote]], 1), axis=0)
-        if remote.any()
-        else np.zeros((0, 2), np.int64)
-    )
-    need = np.bincount(pairs[:, 0], minlength=ranks)
-    slots = np.arange(len(pairs)) - (np.cumsum(need) - need)[pairs[:, 0]]
-    mine = owner[pairs[:, 1]] == rank
-    puts = [(int(row[s]), int(r), int(b)) for (r, s), b in zip(pairs[mine], slots[mine], strict=True)]
-    arriving = pairs[:, 0] == rank
-    return Plan(puts, {int(s): int(b) for s, b in zip(pairs[arriving, 1], slots[arriving], strict=True)}, need)
+    to = owner[graph.receivers()]
+    remote = to != owner[graph.senders]
+    to, sender = np.divmod(np.unique(to[remote] * graph.n + graph.senders[remote]), max(graph.n, 1))  # rank by rank
+    need = np.bincount(to, minlength=ranks)
+    slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]
+    mine, arriving = owner[sender] == rank, to == rank
+    puts = list(zip(row[sender[mine]].tolist(), to[mine].tolist(), slots[mine].tolist(), strict=True))
+    return Plan(puts, dict(zip(sender[arriving].tolist(), slots[arriving].tolist(), strict=True)), need)
 
 
 class Inbox:

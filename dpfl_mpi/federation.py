@@ -22,7 +22,7 @@ from torch import Tensor
 from dpfl_mpi import clients as streams
 from dpfl_mpi import reach
 from dpfl_mpi.clients import Batch, Clients
-from dpfl_mpi.comm import Inbox, World, ids_of, place, plan
+from dpfl_mpi.comm import Inbox, Plan, World, ids_of, place, plan, rows_of
 from dpfl_mpi.config import Job, Run, UserError, find
 from dpfl_mpi.datasets import open_source
 from dpfl_mpi.ensemble import (
@@ -67,12 +67,9 @@ class Federation:
         self.p = self.partition.p
         work = self.partition.sizes("train")
         self.owner = place(work, world.size)
+        self.gathered, self.row_of = rows_of(self.owner, work)
         self.ids = ids_of(self.owner, work, world.rank)
         self.k = len(self.ids)
-        self.row_of = np.zeros(self.n, np.int64)  # row of every client on its rank
-        for rank in range(world.size):
-            self.row_of[ids_of(self.owner, work, rank)] = np.arange((self.owner == rank).sum())
-        self.gathered = np.concatenate([ids_of(self.owner, work, rank) for rank in range(world.size)])
         module = find_model(str(run.model), source.shape, source.classes)
         self.head = find_head(str(run.model))
         self.options: dict[str, Any] = run.options or {}
@@ -102,7 +99,7 @@ class Federation:
         self.inbox: Inbox | None = None
         # recorded training steps by the first row of their block; None: steps are launched kernel by kernel
         self.recorded: dict[int, RecordedSteps] | None = {} if job.cuda_graphs and self.device.type == "cuda" else None
-        self._plans: list[tuple[CollaborationGraph, list[Any]]] = []
+        self._plans: list[tuple[CollaborationGraph, tuple[Plan | None, int]]] = []
         self._reward_sets: dict[int, list[tuple[Any, Tensor, Tensor]]] = {}
         self.begin_round(0)
 
@@ -403,16 +400,15 @@ class Federation:
         """Return the edges of a graph between clients that take part in this round."""
         if self.active.all():
             return graph
-        return CollaborationGraph.from_lists(
-            graph.of(k)[self.active[graph.of(k)]] if self.active[k] else [] for k in range(self.n)
-        )
+        return graph.only(self.active[graph.receivers()] & self.active[graph.senders])
 
     def check_finite(self, w_KW: Tensor) -> None:
         """Find clients whose row is not finite, or too large to sum, before any sum or reward: end the run, or exclude them.
 
         All ranks find out together: a rank that stopped alone would leave the others waiting for it.
         """
-        everyone = self.gather_flags((w_KW.abs() < LARGEST).all(1).cpu().tolist())  # false for NaN as well
+        largest = torch.linalg.vector_norm(w_KW, math.inf, dim=1)  # no copy of the rows; NaN where a weight is
+        everyone = self.gather_flags((largest < LARGEST).cpu().tolist())  # false for NaN as well
         for k in np.flatnonzero(~everyone & self.alive):
             if self.run.on_divergence == "stop":
                 raise UserError(
@@ -509,22 +505,13 @@ class Federation:
         clients = np.bincount(self.owner, minlength=self.world.size)
         limit = self._capacity() if self.budget.any() else np.full(self.world.size, self._window_limit())
         width = max(1, int(np.minimum(limit, self.n)[clients > 0].min()))
-        first_of = {
-            int(self.owner[k]): k for k in range(self.n - 1, -1, -1)
-        }  # one client of each rank receives for all
+        ranks, first_of = np.unique(self.owner, return_index=True)  # one client of each rank receives for all
         everyone = np.flatnonzero(self.active)
         for start in range(0, len(everyone), width):
             now = everyone[start : start + width]
-            graph = CollaborationGraph.from_lists(
-                now[self.owner[now] != self.owner[k]] if first_of[int(self.owner[k])] == k else []
-                for k in range(self.n)
-            )
-            held = Received(
-                self,
-                w_KW,
-                graph,
-                [(plan(graph, self.owner, self.row_of, self.world.rank, self.world.size), graph.degrees())],
-            )
+            to, of = np.nonzero(self.owner[now] != ranks[:, None])
+            graph = CollaborationGraph.from_edges(self.n, first_of[to], now[of])
+            held = Received(self, w_KW, graph, plan(graph, self.owner, self.row_of, self.world.rank, self.world.size))
             if self.k:
                 with self.clock("exchange"):
                     for j in now:
@@ -543,12 +530,9 @@ class Federation:
         rng = streams.stream(self.run.seed, streams.CANDIDATES, int(k), self.round * 1000 + repeat)
         return rng.permutation(candidates)
 
-    def coins(self, b: slice, repeat: int) -> list[np.ndarray]:
-        """Return for each client of a block one coin in [0, 1) a candidate of this round (and repeat)."""
-        return [
-            streams.stream(self.run.seed, streams.COIN, int(k), self.round * 1000 + repeat).random(self.n)
-            for k in self.ids[b]
-        ]
+    def coins(self, b: slice, repeat: int) -> list[np.random.Generator]:
+        """Return for each client of a block where its coins in [0, 1) of this round (and repeat) come from, one a candidate."""
+        return [streams.stream(self.run.seed, streams.COIN, int(k), self.round * 1000 + repeat) for k in self.ids[b]]
 
     def count_case(self, i: int, gains: bool, loses: bool) -> None:
         """Count which of the four (a, b) cases local client i met (`graph.CASES`)."""
@@ -572,21 +556,14 @@ class Federation:
         assert gathered is not None
         return self._by_client(gathered).astype(bool)
 
-    def collect(self, mine: list[list[int]]) -> CollaborationGraph:
+    def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph whose edges each rank knows for its own receivers."""
-        return CollaborationGraph.from_lists(self.gather_lists(mine))
-
-    def gather_lists(self, mine: Sequence[Senders]) -> list[np.ndarray]:
-        """Return on every rank the list of each of the N clients, in its given order."""
-        lengths_k = np.array([len(s) for s in mine], np.int64)
-        lengths = self.world.gather(lengths_k, self.owner, everywhere=True)
+        lengths = self.world.gather(np.array([len(s) for s in mine], np.int64), self.owner, everywhere=True)
         assert lengths is not None
-        a_rank = np.array([lengths[self.owner[self.gathered] == r].sum() for r in range(self.world.size)])
-        values = self.world.gather_ragged(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]), a_rank)
-        lists: list[Any] = [None] * self.n
-        for k, part in zip(self.gathered, np.split(values, np.cumsum(lengths)[:-1]), strict=True):
-            lists[k] = part
-        return lists
+        receivers = np.repeat(self.gathered, lengths)
+        a_rank = np.bincount(self.owner[receivers], minlength=self.world.size)
+        senders = self.world.gather_ragged(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]), a_rank)
+        return CollaborationGraph.from_edges(self.n, receivers, senders)
 
     def to_clients(self, rows: np.ndarray) -> np.ndarray | None:
         """Return on root `[N, ...]` in client order from every rank's `[K, ...]`; elsewhere None."""
@@ -600,17 +577,16 @@ class Federation:
         return out
 
     # the window --------------------------------------------------------------------------------------------------------
-    def passes(self, graph: CollaborationGraph) -> list[tuple[Any, np.ndarray]]:
-        """Return (plan, last position of each receiver) for each pass in which the graph fits the window: usually one."""
-        for known, result in self._plans:
+    def passes(self, graph: CollaborationGraph) -> tuple[Plan | None, int]:
+        """Return the graph's plan where all of it fits the window, as usual; else None and how many models a client receives a pass."""
+        for known, made in self._plans:
             if known is graph:
-                return result
+                return made
         capacity = self._capacity()
         world = self.world
         whole = plan(graph, self.owner, self.row_of, world.rank, world.size)
-        if (whole.need <= capacity).all():
-            result = [(whole, graph.degrees())]
-        else:
+        result: tuple[Plan | None, int] = whole, 0
+        if not (whole.need <= capacity).all():
             clients = np.bincount(self.owner, minlength=world.size)
             width = int((capacity[clients > 0] // clients[clients > 0]).min())
             if width < 1:
@@ -618,24 +594,15 @@ class Federation:
                     f"--window_gb is {self.job.window_gb:g}; a pass needs one row of {4 * self.ensemble.width} bytes a client, "
                     f"{clients.max() * 4 * self.ensemble.width / 2**30:.3g} GiB a rank"
                 )
-            result = []
-            for first in range(0, int(graph.degrees().max()), width):
-                part = CollaborationGraph.from_lists(graph.of(k)[first : first + width] for k in range(self.n))
-                result.append(
-                    (
-                        plan(part, self.owner, self.row_of, world.rank, world.size),
-                        np.minimum(graph.degrees(), first + width),
-                    )
-                )
+            result = None, width
         self._plans = [(graph, result), *self._plans[:1]]
         return result
 
     def _capacity(self) -> np.ndarray:
         """Return the slots of every rank's window: B_c - 1 a client, no more than there are other clients, within --window_gb."""
         clients = np.bincount(self.owner, minlength=self.world.size)
-        slots = np.minimum(
-            np.array([self.budget[self.owner == r].sum() for r in range(self.world.size)]), self.n - clients
-        )
+        wanted = np.bincount(self.owner, self.budget, minlength=self.world.size).astype(np.int64)
+        slots = np.minimum(wanted, self.n - clients)
         return np.minimum(slots, self._window_limit())
 
     def _window_limit(self) -> int:
@@ -644,7 +611,8 @@ class Federation:
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first."""
-        self.open_window(max((int(p.need[self.world.rank]) for p, _ in self.passes(graph)), default=0))
+        whole, _ = self.passes(graph)
+        self.open_window(int((self._capacity() if whole is None else whole.need)[self.world.rank]))
 
     def open_window(self, slots: int) -> Inbox:
         """Return the window, made anew with this many slots on this rank."""
@@ -688,11 +656,10 @@ class Received:
     Edges inside a rank are rows of `w` and were never sent.
     """
 
-    def __init__(self, fed: Federation, w_KW: Tensor, graph: CollaborationGraph, passes: list[Any] | None = None):
+    def __init__(self, fed: Federation, w_KW: Tensor, graph: CollaborationGraph, whole: Plan | None = None):
         self.fed, self.w, self.graph = fed, w_KW, graph
-        self.passes = fed.passes(graph) if passes is None else passes
-        self.now = self.passes[0][0] if self.passes else None
-        if len(self.passes) == 1 and self.now is not None:
+        self.now, self.width = fed.passes(graph) if whole is None else (whole, 0)
+        if self.now is not None:
             fed.put(w_KW, self.now)
 
     def rows(self, senders: Senders) -> Tensor:
@@ -727,17 +694,16 @@ class Received:
 
         One pass where everything is here already; else the order itself is cut into passes of the window's width. Collective.
         """
-        if len(self.passes) <= 1:
+        if not self.width:
             yield self, list(orders)
             return
-        fed = self.fed
-        lists = fed.gather_lists(orders)
-        width = int(np.diff([0, *(int(last.max()) for _, last in self.passes)]).max())
-        for first in range(0, max(len(s) for s in lists), width):
-            part = CollaborationGraph.from_lists(s[first : first + width] for s in lists)
-            self.now = plan(part, fed.owner, fed.row_of, fed.world.rank, fed.world.size)
+        fed, width = self.fed, self.width
+        longest = fed.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
+        for first in range(0, int(longest), width):
+            now = [s[first : first + width] for s in orders]
+            self.now = plan(fed.collect(now), fed.owner, fed.row_of, fed.world.rank, fed.world.size)
             fed.put(self.w, self.now)
-            yield self, [s[first : first + width] for s in orders]
+            yield self, now
 
     def start_sums(self) -> tuple[Tensor, np.ndarray]:
         """Return the exact sum of p_i w_i over each client and its senders, float64 `[K, W]`, and its sum of p `[K]`."""

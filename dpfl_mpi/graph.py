@@ -33,9 +33,15 @@ class CollaborationGraph:
     @classmethod
     def from_lists(cls, lists: Iterable[Senders]) -> CollaborationGraph:
         """Return the graph with these senders of receiver 0, 1, ..., in any order."""
-        ordered = [np.sort(np.asarray(senders, np.int64)) for senders in lists]
-        indptr = np.concatenate([[0], np.cumsum([len(s) for s in ordered])]).astype(np.int64)
-        return cls(indptr, np.concatenate([np.zeros(0, np.int64), *ordered]))
+        each = [np.asarray(senders, np.int64) for senders in lists]
+        receivers = np.repeat(np.arange(len(each)), [len(s) for s in each])
+        return cls.from_edges(len(each), receivers, np.concatenate([np.zeros(0, np.int64), *each]))
+
+    @classmethod
+    def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
+        """Return the graph of n clients with these edges `[E]`, in any order: one sort of numbers, no loop over clients."""
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=n))]).astype(np.int64)
+        return cls(indptr, np.sort(receivers * n + senders) % max(n, 1))
 
     @classmethod
     def empty(cls, n: int) -> CollaborationGraph:
@@ -55,20 +61,34 @@ class CollaborationGraph:
         """Return how many senders each receiver has, int64 `[N]`."""
         return np.diff(self.indptr)
 
+    def receivers(self) -> np.ndarray:
+        """Return the receiver of every edge, int64 `[E]`."""
+        return np.repeat(np.arange(self.n), self.degrees())
+
+    def only(self, edges: np.ndarray) -> CollaborationGraph:
+        """Return the graph of the edges that bool `[E]` marks."""
+        return CollaborationGraph.from_edges(self.n, self.receivers()[edges], self.senders[edges])
+
     def where(self, receivers: np.ndarray, other: CollaborationGraph) -> CollaborationGraph:
         """Return this graph for the receivers that bool `[N]` marks, the other graph for the rest."""
         if receivers.all():
             return self
-        return CollaborationGraph.from_lists((self if receivers[k] else other).of(k) for k in range(self.n))
+        mine, theirs = self.only(receivers[self.receivers()]), other.only(~receivers[other.receivers()])
+        return CollaborationGraph.from_edges(
+            self.n,
+            np.concatenate([mine.receivers(), theirs.receivers()]),
+            np.concatenate([mine.senders, theirs.senders]),
+        )
 
     def within(self, other: CollaborationGraph) -> bool:
         """Return whether every edge is an edge of the other graph."""
-        return all(np.isin(self.of(k), other.of(k)).all() for k in range(self.n))
+        mine, theirs = (g.receivers() * self.n + g.senders for g in (self, other))
+        return bool(np.isin(mine, theirs).all())
 
     def matrix(self) -> np.ndarray:
         """Return bool `[N, N]`: element (k, j) says that k receives from j."""
         out = np.zeros((self.n, self.n), bool)
-        out[np.repeat(np.arange(self.n), self.degrees()), self.senders] = True
+        out[self.receivers(), self.senders] = True
         return out
 
 
@@ -103,7 +123,7 @@ class Search:
         w_KW: Tensor,
         start_sum_kW: Tensor,
         start_p: np.ndarray,
-        coins: list[np.ndarray],
+        coins: list[np.random.Generator],
     ):
         """Start from X = {k} and Y = S and k, whose weighted sum is `start_sum` `[k, W]` and sum of p `start_p` `[k]`."""
         self.fed, self.block, self.coins = fed, block, coins
@@ -112,7 +132,6 @@ class Search:
         self.y = start_sum_kW
         self.p_x, self.p_y = fed.p[self.ids].copy(), start_p.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
-        self.step = np.zeros(len(self.ids), np.int64)
         self.r_x = self.r_y = np.zeros(len(self.ids))
         self.started = False
 
@@ -145,8 +164,7 @@ class Search:
             for i in np.flatnonzero(active):
                 a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7
                 b = max(r_yj[i] - self.r_y[i], 0.0)  # line 8
-                added[i] = decide(a, b, float(self.coins[i][self.step[i]]))  # line 9
-                self.step[i] += 1
+                added[i] = decide(a, b, self.coins[i].random())  # line 9
                 fed.count_case(self.block.start + i, a > 0, b > 0)
                 if added[i]:
                     self.chosen[i].append(j[i])  # line 10
@@ -172,6 +190,30 @@ class Search:
         pair[:, 1] = y / fed.column(p_y)
         rewards = fed.reward(self.block, pair, active)
         return rewards[:, 0], rewards[:, 1]
+
+
+class Order:
+    """The candidates of one client in its random order (line 9 of Algorithm 3), of which only the next few are kept.
+
+    A search ends early, after some dozens of candidates: all orders whole would be N^2 numbers.
+    """
+
+    AHEAD = 64  # batches kept; what comes later is drawn again
+
+    def __init__(self, fed: Federation, k: int, repeat: int):
+        self.fed, self.k, self.repeat = fed, k, repeat
+        self.done, self.left = 0, 1  # candidates handed out, and not yet
+        self.kept = np.zeros(0, np.int64)
+
+    def next(self, width: int) -> np.ndarray:
+        """Return the next `width` candidates, or what is left of them."""
+        if width > len(self.kept) and self.left > len(self.kept):
+            whole = self.fed.shuffle(self.k, self.fed.reachable(self.k), self.repeat)
+            self.kept = whole[self.done : self.done + self.AHEAD * width].copy()
+            self.left = len(whole) - self.done
+        now, self.kept = self.kept[:width], self.kept[width:]
+        self.done, self.left = self.done + len(now), self.left - len(now)
+        return now
 
 
 def best_of(repeats: list[list[Search]]) -> list[list[int]]:
@@ -202,18 +244,19 @@ def bggc(fed: Federation, w_KW: Tensor) -> CollaborationGraph:
     """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3)."""
     repeats = []
     for repeat in range(fed.run.ggc_repeats):
-        orders = [fed.shuffle(k, fed.reachable(k), repeat) for k in range(fed.n)]  # line 9, known to every rank
+        orders = [Order(fed, int(k), repeat) for k in fed.ids]  # line 9
         sums, p_sums = fed.sum_of_all(w_KW)  # lines 1-7
         searches = [Search(fed, b, w_KW, sums[b], p_sums[b], fed.coins(b, repeat)) for b in fed.blocks]
-        width = np.maximum(fed.budget, 1)
-        done = np.array([len(o) if fed.budget[k] == 0 else 0 for k, o in enumerate(orders)])
-        while any(done[k] < len(orders[k]) for k in range(fed.n)):  # line 10
-            batch = [orders[k][done[k] : done[k] + width[k]] for k in range(fed.n)]  # line 11
-            received = fed.exchange(w_KW, CollaborationGraph.from_lists(batch))
-            for held, now in received.in_order([batch[k] for k in fed.ids]):
+        full = fed.budget[fed.ids] == 0
+        while True:  # line 10
+            batch = [order.next(0 if f else fed.budget[k]) for order, f, k in zip(orders, full, fed.ids, strict=True)]
+            graph = fed.collect(batch)  # line 11; a rank draws its own clients' candidates, and says who they are
+            if len(graph.senders) == 0:
+                break
+            received = fed.exchange(w_KW, graph)
+            for held, now in received.in_order(batch):
                 for search in searches:
                     search.consider(held, now[search.block])  # lines 12-25
-            full = fed.gather_flags([s.full(i) for s in searches for i in range(len(s.ids))])
-            done = np.array([len(orders[k]) if full[k] else done[k] + len(batch[k]) for k in range(fed.n)])
+            full = np.array([s.full(i) for s in searches for i in range(len(s.ids))], bool)
         repeats.append(searches)
     return fed.collect(best_of(repeats))

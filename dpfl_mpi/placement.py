@@ -30,6 +30,15 @@ def ids_of(owner: np.ndarray, work: np.ndarray, rank: int) -> np.ndarray:
     return mine[np.lexsort((mine, -work[mine]))]
 
 
+def rows_of(owner: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return all clients rank by rank, heaviest first, and the row of every client on its rank, both int64 `[N]`."""
+    order = np.lexsort((np.arange(len(owner)), -work, owner))
+    counts = np.bincount(owner)
+    row = np.empty(len(owner), np.int64)
+    row[order] = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order, row
+
+
 def node_memory(shared: bool = True) -> tuple[int, str]:
     """Return the bytes of memory this node can still give, and which limit that is: free memory, the cgroup's, for shared /dev/shm."""
     limits = []

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launch import federation
 
-from dpfl_mpi.graph import CollaborationGraph, bggc, decide, ggc
+from dpfl_mpi.graph import CollaborationGraph, Order, bggc, decide, ggc
 
 N = 7
 
@@ -81,7 +81,7 @@ def draws(fed, k, candidates, repeats):
     """The order and the coins of client k in this round."""
     i = int(fed.row_of[k])
     orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
-    return orders, [fed.coins(slice(i, i + 1), r)[0] for r in range(repeats)]
+    return orders, [fed.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
 
 
 def start(fed, number, others, repeats=1):
@@ -233,3 +233,37 @@ def test_graph_by_hand():
     assert graph.degrees().tolist() == [2, 0, 1]
     assert graph.matrix().tolist() == [[False, True, True], [False, False, False], [True, False, False]]
     assert CollaborationGraph.empty(3).matrix().sum() == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
+def test_graph_operations_are_those_of_lists(seed, n):
+    rng = np.random.default_rng(seed)
+
+    def some():
+        return [rng.permutation(n)[: rng.integers(0, n + 1)] for _ in range(n)]
+
+    mine, theirs, marked = some(), some(), rng.random(n) < 0.5
+    g, other = CollaborationGraph.from_lists(mine), CollaborationGraph.from_lists(theirs)
+    assert [list(g.of(k)) for k in range(n)] == [sorted(s) for s in mine]
+    assert g.indptr.dtype == g.senders.dtype == np.int64
+    mixed = g.where(marked, other)
+    assert [list(mixed.of(k)) for k in range(n)] == [sorted((mine if marked[k] else theirs)[k]) for k in range(n)]
+    among = g.only(marked[g.receivers()] & marked[g.senders])
+    assert [list(among.of(k)) for k in range(n)] == [
+        [j for j in sorted(mine[k]) if marked[k] and marked[j]] for k in range(n)
+    ]
+    assert g.within(other) == all(set(a) <= set(b) for a, b in zip(mine, theirs, strict=True))
+    assert among.within(g) and CollaborationGraph.empty(n).within(other)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 64])
+def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
+    monkeypatch.setattr(Order, "AHEAD", ahead)
+    fed.begin_round(4)
+    for k in range(N):
+        order, handed = Order(fed, k, 0), []
+        for width in (0, 2, 2, 2, 2, 2):
+            handed.append(order.next(width).tolist())
+        assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()
+        assert [len(part) for part in handed] == [0, 2, 2, 2, 0, 0]

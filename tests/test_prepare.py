@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from making import folder, images, leaf, png, real, records, tar, zipped
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.config import Run, UserError
 from dpfl_mpi.datasets import arrays as own
-from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist, in_file
+from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist, in_file, open_source, read_rows
 from dpfl_mpi.prepare import default_out, main, prepare
 
 NAMES = cifar10.CLASSES
@@ -156,6 +156,7 @@ def test_own_arrays(tmp_path):
     assert np.bincount(out.test_labels).tolist() == [2] * 5
     stage("arrays", tmp_path / "a.npz", tmp_path / "a.h5")
     source = in_file(tmp_path / "a.h5", "arrays")
+    assert open_source(Run(dataset="arrays", data=str(tmp_path / "a.h5"))).sha256 == source.sha256  # as a run opens it
     assert source.clients["train"].tolist() == out.train_clients.tolist()
     test = np.arange(50) < 10
     np.savez(tmp_path / "b.npz", x=np.rint(x * 255).astype(np.uint8), y=y, test=test)
@@ -380,6 +381,22 @@ def test_truncated_and_missing_shards(tmp_path):
     only = {k: v for k, v in files.items() if k.startswith("train")}
     refused(tmp_path, "femnist", folder(tmp_path / "b", only), "holds no test/*.json")
     refused(tmp_path, "femnist", folder(tmp_path / "c", files), "no writer has 1000 images", min_samples=1000)
+
+
+@pytest.mark.parametrize("gap", [0, 5, 10**6])
+def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
+    monkeypatch.setattr("dpfl_mpi.datasets.GAP", gap)
+    x = np.random.default_rng(0).integers(0, 256, (9000, 2, 3, 1), dtype=np.uint8)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["train/images"] = x
+    for rows in (
+        np.arange(9000),
+        np.random.default_rng(1).permutation(9000)[:40],
+        np.array([8999, 0, 4096, 4095, 17, 17]),
+        np.array([], np.int64),
+        np.r_[4000:4200, 8000:8100],
+    ):
+        assert np.array_equal(read_rows(tmp_path / "x.h5", "train", rows), x[rows])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ import numpy as np
 
 from dpfl_mpi.config import Run, UserError, find
 
+GAP = 64  # rows: reading them costs less than asking for the next piece by itself
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -144,7 +146,10 @@ def in_file(path: Path, name: str) -> Source:
 
 
 def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
-    """Return images `[n, H, W, C]` by their row: the file is read in contiguous pieces of 4096, of which only `rows` are kept."""
+    """Return images `[n, H, W, C]` by their row, read in contiguous pieces of at most 4096, of which only `rows` are kept.
+
+    A gap of more than `GAP` rows is not read: each of many ranks reads about its clients' images, not the whole file.
+    """
     import h5py
 
     with h5py.File(path, "r", locking=False) as file:
@@ -152,10 +157,13 @@ def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *stored.shape[1:]), np.uint8)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        for start in range(0, stored.shape[0], 4096):
-            low, high = np.searchsorted(ascending, (start, start + 4096))
-            if low < high:
-                out[order[low:high]] = stored[start : start + 4096][ascending[low:high] - start]
+        low = 0
+        gaps = np.append(np.flatnonzero(np.diff(ascending) > GAP) + 1, len(rows))
+        while low < len(rows):
+            start = ascending[low]
+            high = min(np.searchsorted(ascending, start + 4096), gaps[np.searchsorted(gaps, low, "right")])
+            out[order[low:high]] = stored[start : ascending[high - 1] + 1][ascending[low:high] - start]
+            low = high
     return out
 
 

@@ -32,7 +32,7 @@ def read(source: Path) -> Arrays:
     Raises:
         UserError: an array is missing, of another length or type, holds a pickle, or a value out of its range.
     """
-    found = load(source)
+    found = unpack(source)
     if not {"x", "y"} <= set(found):
         raise UserError(f"{source} holds {', '.join(sorted(found)) or 'nothing'}; x and y are needed")
     if ("x_test" in found) != ("y_test" in found) or ("x_test" in found and "test" in found):
@@ -65,7 +65,7 @@ def read(source: Path) -> Arrays:
     return replace(arrays, train_clients=mine, test_clients=theirs, client_names=tuple(names.tolist()))
 
 
-def load(source: Path) -> dict[str, np.ndarray]:
+def unpack(source: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file that `read` knows; a pickle is refused unread."""
     try:
         total = count = 0

@@ -1,0 +1,127 @@
+"""What `growth.py`, `scaling_model.py` and `start_up.py` share: data with as many clients as wanted, and a run of which every rank is watched."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.results import Result
+
+RANK = Path(__file__).with_name("_rank.py")
+OPEN_MPI = {  # Open MPI refuses more ranks than cores, and root, unless told; MPICH ignores these
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+CLASSES = 3  # of a client: there is somebody to collaborate with, and somebody not to
+PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
+
+
+def make_data(path: Path, clients: int, pool: int, test: int, side: int = 16) -> None:
+    """Write a prepared file of `clients` clients with `pool` samples to train and validate on and `test` to test on each.
+
+    Real digits of scikit-learn, 8x8, enlarged to `side` and moved by up to an eighth of it, so that there are as many as wanted; each
+    client draws its samples from three of the ten classes.
+    """
+    from sklearn.datasets import load_digits
+
+    from dpfl_mpi import prepare
+
+    digits = load_digits()
+    rng = np.random.default_rng(0)
+    small = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    large = small.repeat(side // 8, 1).repeat(side // 8, 2)
+    reach = side // 8
+    padded = np.pad(large, ((0, 0), (reach, reach), (reach, reach)))
+    of_class = [np.flatnonzero(digits.target == c) for c in range(10)]
+    each = pool + test
+    held = np.array([rng.permutation(10)[:CLASSES] for _ in range(clients)])
+    y = np.take_along_axis(held, rng.integers(0, CLASSES, (clients, each)), 1).reshape(-1)
+    which = np.array(
+        [of_class[c][i % len(of_class[c])] for c, i in zip(y, rng.integers(0, 10_000, len(y)), strict=True)]
+    )
+    dy, dx = rng.integers(0, 2 * reach + 1, (2, len(y)))
+    x = np.empty((len(y), side, side), np.uint8)
+    for i in range(2 * reach + 1):
+        for j in range(2 * reach + 1):
+            here = (dy == i) & (dx == j)
+            x[here] = padded[which[here], i : i + side, j : j + side]
+    client, is_test = np.repeat(np.arange(clients), each), np.tile(np.arange(each) >= pool, clients)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        source = Path(folder, "digits.npz")
+        np.savez(source, x=x, y=y, client=client, test=is_test)
+        prepare.prepare("arrays", source, path, {}, force=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """What a run took."""
+
+    path: Path  # the results file
+    ranks: list[dict[str, Any]]  # what `_rank.py` wrote, by rank
+
+    def most(self, name: str) -> float:
+        """Return the largest value over ranks."""
+        return max(rank[name] for rank in self.ranks)
+
+    def seconds(self, first: int = 1) -> dict[str, float]:
+        """Return the mean seconds of a round from round `first` on, slowest rank, by phase."""
+        with Result(self.path) as result:
+            return {name: float(result[f"seconds/{name}"][first:, 2].mean()) for name in PHASES}
+
+    def before_rounds(self) -> dict[str, float]:
+        """Return the seconds of preprocessing, slowest rank, by phase."""
+        with Result(self.path) as result:
+            return {name: float(result[f"seconds/{name}"][0, 2]) for name in PHASES}
+
+
+def run(folder: Path, ranks: int, name: str, flags: dict[str, object]) -> Watched:
+    """Return what a run with these flags took; it computes afresh and writes `folder/name.h5`.
+
+    Raises:
+        SystemExit: the run failed; its own message was printed.
+    """
+    seen = folder / f"{name}.ranks"
+    seen.mkdir(parents=True, exist_ok=True)
+    out = folder / f"{name}.h5"
+    words = [f"--{flag}={value}" for flag, value in flags.items()]
+    done = launch(ranks, [sys.executable, str(RANK), str(seen), "--quiet", "--fresh", f"--out={out}", *words])
+    if done.returncode:
+        sys.exit(f"error: the run {name} on {ranks} ranks ended with exit code {done.returncode}")
+    return Watched(out, [json.loads((seen / f"{rank}.json").read_text()) for rank in range(ranks)])
+
+
+def launch(ranks: int, command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+    """Return the finished process of `mpirun -n RANKS COMMAND`, one thread a rank; `how` goes to `subprocess.run`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_"))}
+    return subprocess.run(["mpirun", "-n", str(ranks), *command], env=env | OPEN_MPI | {"OMP_NUM_THREADS": "1"}, **how)
+
+
+def numbers(text: str) -> list[int]:
+    """Return the whole numbers of a list with commas."""
+    return [int(word) for word in text.split(",")]
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return b of the least squares fit log y = a + b log x: 1 is linear, 0 constant; nan with fewer than two points."""
+    if len(x) < 2 or min(y) <= 0:
+        return math.nan
+    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return (a, b) of the least squares fit y = a + b x."""
+    if len(x) < 2:
+        return math.nan, math.nan
+    b, a = np.polyfit(np.asarray(x, float), np.asarray(y, float), 1)
+    return float(a), float(b)

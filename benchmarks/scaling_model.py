@@ -1,0 +1,320 @@
+"""A cost model of a DPFL round: its constants are measured here, its small points checked here, and then it is asked for what nobody has run.
+
+    python benchmarks/scaling_model.py [--points 50,100,200] [--ranks_list 1,2] [--bandwidth_gbit 100] [--latency_us 2] [--step_us US]
+
+A round of N clients on R ranks takes, on the slowest rank with K = ceil(N / R) clients and M - 1 = B_c - 1 models received a client,
+
+    arithmetic   K (steps * step + score)                            training, and scoring the trained model
+    choosing     K 2 M * evaluation                                  Algorithm 2: R of two models a candidate, and of the first two
+    mixing       K (M - 1 + kept) * add                              sums of rows: the start of the search, the average
+    RMA          rows arriving * row / bandwidth + latency a row     a sender that several clients of a rank want arrives once
+    collectives  COLLECTIVES ceil(log2 R) * latency + bytes / bandwidth
+    graph        edges * edge                                        every rank builds the whole graph: this does not shrink with R
+    files        bytes recorded / rate                               root writes, the others wait
+
+Printed: predicted beside measured seconds of a round for small runs; then N = 10^4, 10^5, 10^6 clients of the paper's CIFAR-10 (500 images to
+train and validate on, 62,006 parameters) on 1 to 1,000 nodes, with the memory of a node and the term that dominates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from _scale import launch, make_data, numbers, run
+
+POOL, TEST = 25, 10  # samples of a client of the small runs
+COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
+RECORD = 26 * 8  # bytes of a client that root gathers a round
+WRITTEN = 72 + 44  # bytes of a client that root writes a round: series, and what is overwritten
+PERMANENT, TRANSIENT = 4, 9  # rows of a client: model, momentum, best, staging; at the peak: sums in 64 bits, copies
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds: of one client's step, scoring, evaluation of R, row added; of an edge in every rank's graph. Bytes a second, seconds a message."""
+
+    step: float
+    score: float
+    evaluation: float
+    add: float
+    edge: float
+    bandwidth: float  # of a rank
+    latency: float
+    disk: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One size of problem: N clients on R ranks of some nodes, and what a client holds and does in a round."""
+
+    clients: int
+    ranks: int
+    nodes: int
+    row: int  # bytes of a model
+    steps: int  # a client and round
+    others: int  # B_c - 1
+    kept: float  # collaborators chosen, a client
+    samples: int  # of a client, all three sets
+    image: int  # bytes of a sample
+
+    @property
+    def k(self) -> int:
+        """Clients of the fullest rank."""
+        return -(-self.clients // self.ranks)
+
+
+def arriving(n: int, k: int, others: int) -> float:
+    """Return how many different rows of other ranks a rank of k of n clients expects, each client choosing `others` senders at random.
+
+    A row of another rank is missing from a client's choice with probability 1 - others / (n - 1), and from all k of them independently.
+    """
+    return 0.0 if n <= k else (n - k) * (1 - (1 - others / (n - 1)) ** k)
+
+
+def round_seconds(work: Work, costs: Costs) -> dict[str, float]:
+    """Return the seconds of a round on the slowest rank by term; their sum is the round."""
+    n, k = work.clients, work.k
+    rows = arriving(n, k, work.others)
+    depth = math.ceil(math.log2(work.ranks)) if work.ranks > 1 else 0
+    edges = n * work.kept
+    gathered = n * (2 + 8) + 8 * edges + n * RECORD if work.ranks > 1 else 0
+    return {
+        "arithmetic": k * (work.steps * costs.step + costs.score),
+        "choosing": k * 2 * (work.others + 1) * costs.evaluation,
+        "mixing": k * (work.others + work.kept) * costs.add,
+        "RMA": rows * (work.row / costs.bandwidth + costs.latency),
+        "collectives": COLLECTIVES * depth * costs.latency + gathered / costs.bandwidth,
+        "graph": edges * costs.edge,
+        "files": (n * WRITTEN + 4 * edges) / costs.disk,
+    }
+
+
+def node_bytes(work: Work) -> dict[str, float]:
+    """Return the bytes of a node's ranks by what they hold; "shared" is what every rank has of all clients."""
+    ranks = -(-work.ranks // work.nodes)
+    clients = min(ranks * work.k, work.clients)
+    slots = min(work.k * work.others, work.clients - work.k)
+    everyone = 8 * (work.clients * (3 * work.others + work.samples + 20))  # graphs, sample numbers, numbers of a client
+    return {
+        "rows": float(clients * (PERMANENT - 1 + TRANSIENT) * work.row),
+        "best": float(clients * work.row),
+        "window": float(ranks * slots * work.row),
+        "data": float(clients * work.samples * (work.image + 8)),
+        "shared": float(ranks * everyone),
+    }
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------------------------------
+
+
+def timed(action, least: float = 0.3) -> float:
+    """Return the least seconds that an action took within a short while."""
+    times: list[float] = []
+    end = time.perf_counter() + least
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def network() -> None:
+    """Measure, on two ranks, seconds of a row and of a byte put into a window, and of an Allreduce; root prints JSON."""
+    from mpi4py import MPI
+
+    from dpfl_mpi.comm import Inbox, Plan, World
+
+    world = World(MPI.COMM_WORLD)
+    rows, width, repeats = 256, 16_000, 10
+    staging = np.ones((rows, width), np.float32)
+    seconds = dict.fromkeys((1, rows), math.inf)
+    with Inbox(world, staging, rows) as inbox:
+        for count in seconds:
+            plan = Plan([(i, 1 - world.rank, i) for i in range(count)], {}, np.full(2, count))
+            for _ in range(repeats):  # as often on both ranks: an exchange needs both
+                start = time.perf_counter()
+                inbox.exchange(plan)
+                seconds[count] = min(seconds[count], time.perf_counter() - start)
+    values = np.zeros(1, np.int64)
+    start = time.perf_counter()
+    for _ in range(200):
+        world.sum_int64(values)
+    if world.root:
+        per_row = (seconds[rows] - seconds[1]) / (rows - 1)
+        print(json.dumps({"bandwidth": 4 * width / max(per_row, 1e-9), "latency": (time.perf_counter() - start) / 200}))
+
+
+def constants(folder: Path, data: Path) -> Costs:
+    """Return what is measured here, of small runs: one rank for the arithmetic, two for the messages."""
+    from mpi4py import MPI
+
+    from dpfl_mpi.comm import World, plan
+    from dpfl_mpi.config import Job, Run
+    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.graph import CollaborationGraph, ggc
+    from dpfl_mpi.results import Recorder
+
+    k = 20
+    made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model="cnn", budget=10).resolve()
+    fed = Federation(made, Job(), World(MPI.COMM_SELF))
+    w, rng = fed.common_row(), np.random.default_rng(0)
+    graph = CollaborationGraph.from_lists(
+        rng.choice([j for j in range(k) if j != i], 9, replace=False) for i in range(k)
+    )
+    fed.local_opt(w, 1)
+    before = int(fed.steps.sum())
+    fed.local_opt(w, 1)
+    steps = int(fed.steps.sum()) - before
+    step = timed(lambda: fed.local_opt(w, 1)) / steps
+    score = timed(lambda: fed.evaluate(w)) / k
+    received = fed.exchange(w, graph)
+    add = timed(lambda: fed.average(w, graph, received)) / len(graph.senders)
+    starts = timed(received.start_sums) / len(graph.senders)
+    fed.begin_round(1)
+    ggc(fed, w, received)
+    evaluations = fed.notes["evaluations"].sum()
+    evaluation = (timed(lambda: ggc(fed, w, received)) - starts * len(graph.senders)) / evaluations
+    fed.close()
+    n, ranks = 5000, 8
+    lists = [rng.integers(0, n, 9) for _ in range(n)]
+    receivers, senders = np.repeat(np.arange(n), 9), np.concatenate(lists)
+    owner = np.arange(n) % ranks
+    edge = timed(lambda: CollaborationGraph.from_edges(n, receivers, senders)) / (9 * n)
+    big = CollaborationGraph.from_edges(n, receivers, senders)
+    edge += timed(lambda: plan(big, owner, np.arange(n) // ranks, 0, ranks)) / (9 * n)
+    recorder = Recorder(folder / "rate.h5", made, {}, {})
+    values = rng.random(20_000)
+    start = time.perf_counter()
+    for _ in range(20):
+        recorder.append({"round/val_acc": values})
+        recorder.flush(0, 0.0)
+    disk = 20 * values.nbytes / (time.perf_counter() - start)
+    recorder.abandon()
+    message = json.loads(launch(2, [sys.executable, __file__, "--network"], stdout=subprocess.PIPE).stdout)
+    return Costs(step, score, evaluation, (add + starts) / 2, edge, message["bandwidth"], message["latency"], disk)
+
+
+def paper_costs(measured: Costs) -> Costs:
+    """Return the constants of the paper's CNN on 400 + 100 + 100 CIFAR-10 images, measured on random ones; the rest as measured."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from dpfl_mpi.config import Run
+    from dpfl_mpi.datasets.cifar10 import MEAN, STD
+    from dpfl_mpi.describe import measure
+    from dpfl_mpi.ensemble import Ensemble
+    from dpfl_mpi.models.cnn import build
+
+    shape = (32, 32, 3)
+    source = SimpleNamespace(shape=shape, classes=10)
+    cost = measure(Run(batch_size=16), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu")))
+    return dataclasses.replace(
+        measured,
+        step=cost.step,
+        score=200 * cost.image,
+        evaluation=100 * cost.image,
+        add=measured.add * 62_016 / 16_000,
+    )
+
+
+def small_points(folder: Path, data: Path, costs: Costs, points: list[int], ranks_list: list[int]) -> str:
+    """Return predicted beside measured seconds a round of real runs here."""
+    from dpfl_mpi.results import Result
+
+    lines = ["    N ranks  measured  predicted   error | predicted: largest terms"]
+    steps = -(-(POOL - -(-POOL // 5)) // 16)
+    flags = {"dataset": "arrays", "data": data, "partition": "natural", "model": "cnn", "budget": 10, "rounds": 4}
+    flags |= {"tau_init": 1, "tau_train": 1, "checkpoint_every": "never"}
+    for n in points:
+        for ranks in ranks_list:
+            watched = run(folder, ranks, f"{n}-{ranks}", flags | {"clients": n})
+            with Result(watched.path) as result:
+                kept = float(np.mean([len(result.chosen(t).senders) / n for t in range(1, 5)]))
+                row = 4 * int(result.file["meta"].attrs["parameters"])
+            terms = round_seconds(Work(n, ranks, 1, row, steps, 9, kept, POOL + TEST, 256), costs)
+            measured, predicted = sum(watched.seconds(2).values()), sum(terms.values())
+            largest = sorted(terms, key=lambda name: -terms[name])[:3]
+            lines.append(
+                f"{n:5d} {ranks:5d} {measured:9.3f}  {predicted:9.3f} {100 * (predicted / measured - 1):+6.0f} % | "
+                + ", ".join(f"{name} {terms[name]:.3f}" for name in largest)
+            )
+    return "\n".join(lines)
+
+
+def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float) -> str:
+    """Return a round and a node's memory for 10^4 to 10^6 clients on 1 to 1,000 nodes whose network has these bytes a second and seconds."""
+    lines = [
+        f"{ranks_per_node} ranks a node, {8e-9 * bandwidth:.0f} Gb/s a node, {1e6 * latency:.1f} us; {1e3 * costs.step:.2f} ms a step, "
+        f"{1e3 * costs.evaluation:.2f} ms an evaluation, 125 steps a client and round, B_c = 10, 5 collaborators kept",
+        "clients nodes |  s a round  dominated by       next | GB of a node:   rows   best window   data shared    all",
+    ]
+    for n in (10**4, 10**5, 10**6):
+        for nodes in (1, 10, 100, 1000):
+            ranks = min(nodes * ranks_per_node, n)
+            # on one node rows move through memory, at the rate measured here; else a node's link is shared by its ranks
+            link = (
+                costs
+                if nodes == 1
+                else dataclasses.replace(costs, bandwidth=bandwidth / ranks_per_node, latency=latency)
+            )
+            work = Work(n, ranks, nodes, 4 * 62_016, 125, 9, 5.0, 600, 3072)
+            terms, held = round_seconds(work, link), node_bytes(work)
+            first, second = sorted(terms, key=lambda name: -terms[name])[:2]
+            lines.append(
+                f"{n:7d} {nodes:5d} | {sum(terms.values()):10.2f}  {first:>10s} {terms[first]:8.2f}, {second} {terms[second]:.2f} | "
+                + " ".join(f"{name} {held[name] / 1e9:.2f}" for name in ("rows", "best", "window", "data", "shared"))
+                + f" all {sum(held.values()) / 1e9:.1f}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, check, and ask the model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=numbers, default="50,100,200", help="clients of the small runs")
+    parser.add_argument("--ranks_list", type=numbers, default="1,2", help="ranks of the small runs")
+    parser.add_argument("--ranks_per_node", type=int, default=64, help="of the cluster: one a core, or one a GPU")
+    parser.add_argument("--bandwidth_gbit", type=float, default=100.0, help="of a node of the cluster")
+    parser.add_argument("--latency_us", type=float, default=2.0, help="of a message of the cluster")
+    parser.add_argument(
+        "--step_us", type=float, help="microseconds of a step of one client on a GPU (default: a core here)"
+    )
+    parser.add_argument("--evaluation_us", type=float, help="the same of R of one model on 100 images")
+    parser.add_argument(
+        "--disk_mb", type=float, help="MB a second that root writes (default: measured here, compression included)"
+    )
+    parser.add_argument("--network", action="store_true", help=argparse.SUPPRESS)  # two ranks of the measurement
+    args = parser.parse_args()
+    if args.network:
+        return network()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = folder / "digits.h5"
+        make_data(data, max(args.points), POOL, TEST, 16)
+        costs = constants(folder, data)
+        print(
+            f"measured here: step {1e3 * costs.step:.2f} ms, scoring {1e3 * costs.score:.2f} ms a client, evaluation {1e3 * costs.evaluation:.2f} ms, "
+            f"row added {1e6 * costs.add:.0f} us, edge {1e9 * costs.edge:.0f} ns, window {1e-9 * costs.bandwidth:.2f} GB/s, "
+            f"Allreduce {1e6 * costs.latency:.0f} us, recording {1e-6 * costs.disk:.0f} MB/s"
+        )
+        print(small_points(folder, data, costs, args.points, args.ranks_list))
+    paper = paper_costs(costs)
+    given = {"step": args.step_us, "evaluation": args.evaluation_us}
+    paper = dataclasses.replace(paper, **{field: 1e-6 * value for field, value in given.items() if value is not None})
+    if args.disk_mb is not None:
+        paper = dataclasses.replace(paper, disk=1e6 * args.disk_mb)
+    print(cluster(paper, args.ranks_per_node, args.bandwidth_gbit * 1e9 / 8, 1e-6 * args.latency_us))
+
+
+if __name__ == "__main__":
+    main()
