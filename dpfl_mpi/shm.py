@@ -39,6 +39,12 @@ class Segments:
                 self.path.write_text("\n".join(sorted(now | self.noted)))
                 self.noted |= now
 
+    def forget(self) -> None:
+        """Remove the note, and the folder where nothing else is in it: the run never began."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+            self.path.parent.rmdir()
+
 
 def remove_left(folder: Path) -> None:
     """Remove what an earlier, dead start left on this node; what any process maps is somebody's and stays."""

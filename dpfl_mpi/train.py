@@ -62,7 +62,11 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     world.agree(False)  # nobody notes before the old notes are gone
     segments = Segments(checkpoints.folder, world.rank)
     segments.note()
-    fed = Federation(run, job, world)
+    try:
+        fed = Federation(run, job, world)
+    except UserError:
+        segments.forget()
+        raise
     fed.on_window = segments.note
     state = checkpoints.restore(fed)
     if checkpoints.stalled():

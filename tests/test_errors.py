@@ -166,6 +166,13 @@ def test_another_runs_file_is_not_overwritten(capfd, tmp_path, digits_file):
     assert (tmp_path / "b.h5").read_text() == "something of the user's"
 
 
+def test_a_refused_run_leaves_nothing(capfd, tmp_path, monkeypatch):
+    """A mistake that only the data show: no checkpoint folder, no lock, no result."""
+    monkeypatch.chdir(tmp_path)
+    refused(capfd, "--partition", "motivation", "--out", str(tmp_path / "run.h5"))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("method", ["dpfl", "local"])
 def test_divergence_stops(capfd, tmp_path, digits_file, method):
     """The first client that diverged and its round are named; with one rank, in this process."""

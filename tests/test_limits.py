@@ -404,7 +404,7 @@ def test_finetune_prox_pulls_back():
 
 
 # the motivating example --------------------------------------------------------------------------------------------------
-def test_motivation_has_the_papers_counts():
+def test_motivation_has_the_papers_counts(tmp_path):
     rng = np.random.default_rng(0)
     labels = {
         "train": rng.permutation(np.repeat(np.arange(10), 700)),
@@ -424,7 +424,7 @@ def test_motivation_has_the_papers_counts():
     assert np.array_equal(tests[0] > 0, expected[0] > 0) and (tests[0, [0, 4, 6, 8]] == 100).all()
     assert tests[1, [0, 6, 1, 3]].tolist() == [100, 100, 66, 66]
     with pytest.raises(UserError, match=r"needs 350 samples of class 0; the data have 1\d\d"):
-        run_here(Path("unused.h5"), {"partition": "motivation"})
+        run_here(tmp_path / "unused.h5", {"partition": "motivation"})
 
 
 def test_motivation_sets_are_runs(tmp_path):
