@@ -21,7 +21,7 @@ from mpi4py import MPI
 from dpfl_mpi.comm import World
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.graph import bggc
+from dpfl_mpi.graph import bggc, decide
 
 
 class Twin:
@@ -57,12 +57,12 @@ class Twin:
         order = fed.shuffle(k, fed.reachable(k), 0)
         coins = fed.coins(slice(i, i + 1), 0)[0]
         x, y = {k}, {k, *map(int, order)}
-        for j, coin in zip(map(int, order), coins, strict=False):
+        for j in map(int, order):
             if len(x) - 1 >= fed.budget[k]:
                 break
             a = max(self.reward(k, x | {j}) - self.reward(k, x), 0.0)
             b = max(self.reward(k, y - {j}) - self.reward(k, y), 0.0)
-            if a + b == 0 or coin < a / (a + b):
+            if decide(a, b, coins.random()):
                 x.add(j)
             else:
                 y.remove(j)
