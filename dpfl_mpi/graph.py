@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
 
@@ -138,7 +137,7 @@ class Search:
             ]
             p_j = np.where(active, p[j], 0.0)
             w_j, share = received.rows(j).double(), fed.column(p_j)
-            x_j, y_j = torch.addcmul(self.x, w_j, share), torch.addcmul(self.y, w_j, share, value=-1)
+            x_j, y_j = self.x.addcmul(w_j, share), self.y.addcmul(w_j, share, value=-1)
             r_xj, r_yj = self._rewards(
                 x_j, self.p_x + p_j, y_j, self.p_y - p_j, active
             )  # R(X and j), R(Y without j): lines 4, 6
@@ -168,9 +167,9 @@ class Search:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return R of both averages, float64 `[k]` each, in one evaluation of two models a client."""
         fed = self.fed
-        pair = x.new_empty((len(self.ids), 2, x.shape[1]), dtype=torch.float32)
-        torch.div(x, fed.column(p_x), out=pair[:, 0])
-        torch.div(y, fed.column(p_y), out=pair[:, 1])
+        pair = fed.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
+        pair[:, 0] = x / fed.column(p_x)
+        pair[:, 1] = y / fed.column(p_y)
         rewards = fed.reward(self.block, pair, active)
         return rewards[:, 0], rewards[:, 1]
 
