@@ -192,6 +192,16 @@ def checkpoint_rounds(out: Path) -> list[int]:
     return sorted(int(name[:6]) for name in names if name.endswith(".manifest.h5"))
 
 
+def recorded(out: Path) -> int:
+    """Return the last round that a running results file holds, -1 before there is one or while it is written."""
+    from dpfl_mpi.config import UserError
+    from dpfl_mpi.results import Result
+
+    with contextlib.suppress(UserError, OSError, KeyError, RuntimeError), Result(out) as result:
+        return result.last_round
+    return -1
+
+
 def being_written(out: Path) -> bool:
     """Return whether a file of a checkpoint is being written at this moment."""
     try:

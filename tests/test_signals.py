@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -63,7 +62,7 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path):
         pytest.skip("Open MPI's mpirun ends its ranks within a second of Ctrl-C, whatever they do: as after kill -9")
     out, fields = tmp_path / "run.h5", starts.small(rounds=40)
     process, user = starts.start_in_terminal(2, starts.command(out, fields, checkpoint_every="5min", quiet=True))
-    starts.wait_for(lambda: recorded(out) >= 2, process)
+    starts.wait_for(lambda: starts.recorded(out) >= 2, process)
     os.write(user, b"\x03")  # the terminal sends INT to its whole foreground group, mpirun included
     assert process.wait(timeout=280) == signals.REQUEUE
     (t,) = starts.checkpoint_rounds(out)
@@ -72,16 +71,6 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path):
     with Result(out) as result:
         assert len(result.starts()) == 2
     assert starts.same(out, starts.here(tmp_path / "whole.h5", fields))
-
-
-def recorded(out: Path) -> int:
-    """Return the last round that a running results file holds, -1 before there is one."""
-    with (
-        contextlib.suppress(UserError, OSError, KeyError, RuntimeError),
-        Result(out) as result,
-    ):  # or just being written
-        return result.last_round
-    return -1
 
 
 def test_a_round_that_would_outlast_the_grace_is_replayed(tmp_path, undisturbed):
