@@ -192,8 +192,8 @@ class Known:
             except (UserError, OSError, KeyError, RuntimeError):  # torn, or being written at this moment
                 recorded = "unreadable"
         if recorded != "finished" and self.job_id:
-            alive = self.alive(queue)
-            recorded = "failed" if not alive else "running" if recorded in ("running", "unreadable") else "waiting"
+            begun = self.cluster != "slurm" or recorded in ("running", "unreadable")  # here nothing queues
+            recorded = "failed" if not self.alive(queue) else "running" if begun else "waiting"
         return Row(self.path.stem, recorded, t, int(self.run.rounds or 0), accuracy)
 
     def alive(self, queue: set[str]) -> bool:
@@ -207,11 +207,13 @@ class Known:
         return bool(born(int(self.job_id)))
 
     def log(self) -> str:
-        """Return the end of the job's output and errors."""
+        """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
         text = ""
         for path in sorted(Path(self.folder).glob(f"{self.job_id}_0_log.*")) if self.folder else []:
             text += path.read_text(errors="replace")
-        return "\n".join([line for line in text.splitlines() if line.strip()][-LOG_LINES:])
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
+        said = [line for line in lines if line.startswith("error: ")]
+        return "\n".join((said or lines)[-LOG_LINES:])
 
 
 def queued(known: list[Known], before: set[str] | None = None) -> set[str]:
@@ -331,7 +333,11 @@ def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Kn
         array = jobs.map_array(compute, lines)
         remember(folder, {k.path.name: j.job_id for k, j in zip(todo, array, strict=True)}, "slurm")
         recall(known, sweeps)
-        print(f"submitted {len(array)} jobs as array {array[0].job_id.split('_')[0]}; logs in {folder}", flush=True)
+        number = array[0].job_id.split("_")[0]
+        what = (
+            f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
+        )  # submitit makes one no array
+        print(f"submitted {what}; logs in {folder}", flush=True)
         return
     at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
     running: list[Any] = []

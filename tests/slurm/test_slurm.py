@@ -203,7 +203,7 @@ def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
 
 def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undisturbed):
     words = [f"--seeds={Run().seed}", *of_sweep(tmp_path, long, checkpoint_every=1)]
-    job = jobs.sweep(*words).split("as array ")[1].split(";")[0] + "_0"
+    job = jobs.sweep(*words).split("submitted job ")[1].split(";")[0]
     out = Run(**long).resolve().path(tmp_path)
     starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
     jobs.ask("scancel", "--signal=KILL", job)
@@ -213,7 +213,7 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undi
     reported = jobs.sweep(*words, "--list", "--watch", code=1)
     assert "1 failed of 1" in reported and f"(job {job}, --retry submits it again)" in reported
     assert "submitted" not in jobs.sweep(*words, code=1)  # only on request
-    assert "submitted 1 jobs" in jobs.sweep(*words, "--retry")
+    assert "submitted job" in jobs.sweep(*words, "--retry")
     assert "1 finished of 1" in jobs.sweep(*words, "--list", "--watch")
     with Result(out) as result:
         assert len(result.starts()) == 2
