@@ -70,6 +70,10 @@ class Lock:
         self.held = True
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
 
+    def taken(self) -> bool:
+        """Return whether a run that may live holds the lock."""
+        return self.path.exists() and not self._abandoned()
+
     def _try(self) -> bool:
         """Return whether the lock is ours now; an abandoned one is moved away first."""
         try:

@@ -236,6 +236,11 @@ class Result:
         return str(self.file.attrs["state"]) == "finished"
 
     @property
+    def test_acc(self) -> float:
+        """Mean over benign clients of /best/test_acc in the last round that is recorded, nan before there is one."""
+        return float(self.file.attrs.get("test_acc", np.nan))
+
+    @property
     def benign(self) -> np.ndarray:
         """Which clients averages are over, bool `[N]`: those whose labels are not flipped (--flip_share)."""
         return ~self["client/flipped"] if "client/flipped" in self else np.ones(len(self["client/p"]), bool)

@@ -2,7 +2,8 @@
 
 Finished Runs are skipped, running ones left alone, failed ones named with the end of their log and submitted again with --retry; each
 goes on from its own checkpoint. Instead of a file of analysis/ a grid: `--datasets cifar10 --methods dpfl,local --seeds 1,2,3`. Every
-other flag is one of `python -m dpfl_mpi` and holds for all Runs.
+other flag is one of `python -m dpfl_mpi` and holds for all Runs. While Runs go on here, and with --watch those on Slurm, a table shows
+how far each is.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,16 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.config import Job, Run, UserError, find
+from dpfl_mpi.lock import Lock, born
+from dpfl_mpi.progress import Live, Row
 from dpfl_mpi.results import Result
 
 GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
 LOG_LINES = 6
 BLIND_S = 60  # a job just submitted may not be in the queue yet
+LOOK_S = 0.5  # between two looks at the Runs of this machine
+WATCH_S = 10.0  # and of Slurm's, whose controller serves everybody
+LEAVING_S = 60.0  # that interrupted Runs have to end their round
 
 
 def compute(arguments: list[str]) -> int:
@@ -46,9 +53,20 @@ def compute(arguments: list[str]) -> int:
         return 0
     ranks, rest = int(arguments[0]), arguments[1:]
     command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *rest]
-    done = subprocess.run(command, env=os.environ | {"SUBMITIT_EXECUTOR": ""}, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} ended with exit code {done.returncode}")
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"SUBMITIT_EXECUTOR": ""},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for us: mpirun may end its ranks on it, but passes USR1 on
+    )
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGUSR1)  # the end of the round, a checkpoint
+        process.wait()
+        raise
+    if code:
+        raise RuntimeError(f"{shlex.join(command)} ended with exit code {code}")
     return 0
 
 
@@ -164,54 +182,69 @@ class Known:
     submitted: float = 0.0
     cluster: str = ""
 
-    def state(self, queue: set[str]) -> str:
-        """Return finished, running or stopped with the round, waiting, failed, or missing."""
-        recorded = ""
+    def look(self, queue: set[str]) -> Row:
+        """Return what its result file and its job say: finished, running, stopped, waiting, failed, missing or unreadable."""
+        recorded, t, accuracy = "missing", -1, float("nan")
         if self.path.exists():
             try:
                 with Result(self.path) as result:
-                    if result.finished:
-                        return "finished"
-                    recorded = result.state
-            except UserError:
+                    recorded, t, accuracy = result.state.split()[0].rstrip(","), result.last_round, result.test_acc
+            except (UserError, OSError, KeyError, RuntimeError):  # torn, or being written at this moment
                 recorded = "unreadable"
-        if self.job_id and self._alive(queue):
-            return recorded if recorded.startswith("running") else "waiting"
-        if self.job_id:
-            return "failed" + (f" ({recorded})" if recorded else "")
-        return recorded or "missing"
+        if recorded != "finished" and self.job_id:
+            begun = self.cluster != "slurm" or recorded in ("running", "unreadable")  # here nothing queues
+            recorded = "failed" if not self.alive(queue) else "running" if begun else "waiting"
+        return Row(self.path.stem, recorded, t, int(self.run.rounds or 0), accuracy)
 
-    def _alive(self, queue: set[str]) -> bool:
+    def alive(self, queue: set[str]) -> bool:
+        """Return whether its job waits or runs."""
+        if not self.job_id:
+            return False
         if self.cluster == "slurm":
             return self.job_id in queue or time.time() - self.submitted < BLIND_S
-        try:
-            os.kill(int(self.job_id), 0)
-            return Path(f"/proc/{self.job_id}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except (OSError, ValueError):
-            return False
+        if self.cluster == "debug":  # no process of its own
+            return Lock(self.path).taken()
+        return bool(born(int(self.job_id)))
 
     def log(self) -> str:
-        """Return the end of the job's output and errors."""
+        """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
         text = ""
         for path in sorted(Path(self.folder).glob(f"{self.job_id}_0_log.*")) if self.folder else []:
             text += path.read_text(errors="replace")
-        return "\n".join([line for line in text.splitlines() if line.strip()][-LOG_LINES:])
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
+        said = [line for line in lines if line.startswith("error: ")]
+        return "\n".join((said or lines)[-LOG_LINES:])
 
 
-def queued() -> set[str]:
-    """Return the jobs that Slurm still has, array tasks as JOB_TASK; none where there is no Slurm."""
+def queued(known: list[Known], before: set[str] | None = None) -> set[str]:
+    """Return the jobs that Slurm still has, array tasks as JOB_TASK; none where no Run was submitted to it.
+
+    Raises:
+        UserError: Slurm does not answer, and there is no answer from `before` to go by.
+    """
+    if not any(k.cluster == "slurm" for k in known):
+        return set()
     try:
         command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return set()
-    return set(done.stdout.split())
+        if done.returncode == 0:
+            return set(done.stdout.split())
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if before is None:
+        raise UserError(
+            f"squeue does not say which of the submitted jobs are alive ({reason}); try again when it answers"
+        )
+    return before
 
 
 def remember(folder: Path, jobs: dict[str, str], cluster: str) -> None:
     """Write which Run went to which job beside the logs."""
     entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
-    (folder / "jobs.json").write_text(json.dumps(entry, indent=1))
+    part = folder / "jobs.json.part"
+    part.write_text(json.dumps(entry, indent=1))
+    os.replace(part, folder / "jobs.json")  # whole, for whoever reads it meanwhile
 
 
 def recall(known: list[Known], sweeps: Path) -> None:
@@ -230,14 +263,17 @@ def recall(known: list[Known], sweeps: Path) -> None:
                 )
 
 
-def table(known: Iterable[Known], queue: set[str]) -> tuple[str, dict[str, int]]:
-    """Return a line a Run, and how many are in each state."""
-    lines, counts = [], dict[str, int]()
-    for k in known:
-        state = k.state(queue)
-        counts[state.split()[0].rstrip(",")] = counts.get(state.split()[0].rstrip(","), 0) + 1
-        lines.append(f"{k.path.stem:60s} {state}")
-    return "\n".join(lines), counts
+def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool] | None = None) -> None:
+    """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
+    queue = queued(known)
+    while True:
+        going = busy() if busy else None
+        rows = [k.look(queue) for k in known]
+        live.show(rows)
+        if not (any(row.state in ("waiting", "running") for row in rows) if going is None else going):
+            return
+        time.sleep(pause)
+        queue = queued(known, queue)
 
 
 # submitting --------------------------------------------------------------------------------------------------------------
@@ -286,8 +322,8 @@ def minutes(text: str) -> int:
     return int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
 
 
-def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]) -> None:
-    """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for."""
+def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live) -> None:
+    """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for, one with `debug`."""
     sweeps = Path(job.results) / "sweeps"
     sweeps.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
@@ -296,24 +332,43 @@ def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Kn
     if args.cluster == "slurm":
         array = jobs.map_array(compute, lines)
         remember(folder, {k.path.name: j.job_id for k, j in zip(todo, array, strict=True)}, "slurm")
-        print(f"submitted {len(array)} jobs as array {array[0].job_id.split('_')[0]}; logs in {folder}")
+        recall(known, sweeps)
+        number = array[0].job_id.split("_")[0]
+        what = (
+            f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
+        )  # submitit makes one no array
+        print(f"submitted {what}; logs in {folder}", flush=True)
         return
     at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
     running: list[Any] = []
     begun: dict[str, str] = {}
-    for k, line in zip(todo, lines, strict=True):
-        while len(running) >= at_once:
-            running = [r for r in running if not r.done()]
-            time.sleep(0.2)
-        running.append(jobs.submit(compute, [str(args.ranks), *line]))
-        begun[k.path.name] = running[-1].job_id
-        remember(folder, begun, args.cluster)
-        if args.cluster == "debug":
-            running[-1].wait()
-        print(f"started {k.path.stem}", flush=True)
-    for r in running:
-        r.wait()
-    recall(known, folder.parent)
+
+    def busy(most: int) -> bool:
+        running[:] = [r for r in running if not r.done()]
+        return len(running) > most
+
+    try:
+        for k, line in zip(todo, lines, strict=True):
+            one = jobs.submit(compute, [str(args.ranks), *line])
+            begun[k.path.name] = one.job_id
+            remember(folder, begun, args.cluster)
+            recall(known, sweeps)
+            if args.cluster == "debug":
+                print(f"--- {k.path.stem}", flush=True)
+                if error := one.exception():  # computes it; .result() would open a debugger
+                    print(f"{k.path.stem} failed: {error}", file=sys.stderr, flush=True)
+                continue
+            running.append(one)
+            follow(known, live, LOOK_S, lambda: busy(at_once - 1))
+        if running:
+            follow(known, live, LOOK_S, lambda: busy(0))
+    except KeyboardInterrupt:
+        for r in running:
+            r.cancel()
+        end = time.monotonic() + LEAVING_S
+        while any(Lock(k.path).taken() for k in todo) and time.monotonic() < end:
+            time.sleep(LOOK_S)
+        raise
 
 
 def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
@@ -362,6 +417,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--list", action="store_true", help="say what is finished, running, failed, missing; submit nothing"
     )
+    out.add_argument("--watch", action="store_true", help="show the table until no Run waits or runs")
     out.add_argument("--dry_run", action="store_true", help="print what would be submitted")
     out.add_argument(
         "--retry", action="store_true", help="submit failed and stopped Runs again; they go on from their checkpoints"
@@ -390,6 +446,10 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        on_slurm = "jobs on Slurm go on" if args.cluster == "slurm" or args.list else "the Runs keep a checkpoint each"
+        print(f"interrupted: {on_slurm}; the same command with --list says how far they are", file=sys.stderr)
+        return 130
 
 
 def sweep(args: argparse.Namespace, rest: list[str]) -> int:
@@ -410,23 +470,23 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     runs = [r for some in values.values() for r in some] if args.tune else [r.resolve() for r in wanted]
     known = list({path.name: Known(run, path) for run in runs for path in [run.path(job.results)]}.values())
     recall(known, Path(job.results) / "sweeps")
-    queue = queued()
-    states = {k.path.name: k.state(queue) for k in known}
+    queue = queued(known)
     again_too = ("missing", "failed", "stopped", "running", "unreadable") if args.retry else ("missing",)
-    todo = [k for k in known if states[k.path.name].startswith(again_too) and not (k.job_id and k._alive(queue))]
+    todo = [k for k in known if k.look(queue).state in again_too and not k.alive(queue)]
     if args.dry_run:
         show_text(args, job, todo)
         return 0
+    live = Live(sys.stdout)
     if todo and not args.list:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # submitit's own
-            submit(args, job, todo, known)
-        recall(known, Path(job.results) / "sweeps")
-        queue = queued()
-    text, counts = table(known, queue)
-    print(text)
-    print(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) + f" of {len(known)}")
-    failed = [k for k in known if k.state(queue).startswith("failed")]
+            submit(args, job, todo, known, live)
+    if args.watch:
+        follow(known, live, WATCH_S if any(k.cluster == "slurm" for k in known) else LOOK_S)
+    queue = queued(known)
+    rows = [k.look(queue) for k in known]
+    live.end(rows)
+    failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
     for k in failed:
         print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
     if values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import signal
@@ -69,7 +70,7 @@ def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list
     return words
 
 
-def start(ranks: int, words: list[str], env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `mpirun -n RANKS WORDS` in the background, in a process group of its own."""
     return subprocess.Popen(
         ["mpirun", "-n", str(ranks), *words],
@@ -79,8 +80,79 @@ def start(ranks: int, words: list[str], env: dict[str, str] | None = None, **mor
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        **more,
     )
+
+
+def start_in_terminal(ranks: int, words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `mpirun -n RANKS WORDS` in the foreground of a terminal of its own; return it and the file that is the terminal's user."""
+    user, theirs = os.openpty()
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", take, "mpirun", "-n", str(ranks), *words],
+        cwd=ROOT,
+        env=environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    return process, user
+
+
+def shown(user: int) -> str:
+    """Return what stands in a terminal whose programs have ended, and close it."""
+    text = b""
+    with contextlib.suppress(OSError), os.fdopen(user, "rb", buffering=0) as terminal:
+        while part := terminal.read(65536):
+            text += part
+    return text.decode()
+
+
+@functools.cache
+def open_mpi() -> bool:
+    """Return whether mpirun is Open MPI's."""
+    return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+
+
+def tell(process: subprocess.Popen[str], number: int) -> None:
+    """Signal a run: mpirun passes it on. Open MPI's ends its ranks on TERM and INT; there they are told as srun would, directly."""
+    if open_mpi() and number != signal.SIGUSR1:
+        for pid in ranks_of(process.pid):
+            os.kill(pid, number)
+    else:
+        process.send_signal(number)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes below one, its own children first."""
+    found, todo = [], [pid]
+    while todo:
+        with contextlib.suppress(OSError):
+            below = [int(p) for p in Path(f"/proc/{todo[0]}/task/{todo[0]}/children").read_text().split()]
+            found, todo = found + below, todo + below
+        todo.pop(0)
+    return found
+
+
+def ranks_of(mpirun: int) -> list[int]:
+    """Return the processes of the ranks, rank 0 first."""
+    out = {}
+    for pid in children(mpirun):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            rank = next(p for p in pairs if p.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK="))).split(b"=")[1]
+            if b"dpfl_mpi" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                out[int(rank)] = pid
+    return [out[r] for r in sorted(out)]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 280) -> str:
@@ -118,6 +190,16 @@ def checkpoint_rounds(out: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name[:6]) for name in names if name.endswith(".manifest.h5"))
+
+
+def recorded(out: Path) -> int:
+    """Return the last round that a running results file holds, -1 before there is one or while it is written."""
+    from dpfl_mpi.config import UserError
+    from dpfl_mpi.results import Result
+
+    with contextlib.suppress(UserError, OSError, KeyError, RuntimeError), Result(out) as result:
+        return result.last_round
+    return -1
 
 
 def being_written(out: Path) -> bool:

@@ -21,37 +21,6 @@ from dpfl_mpi.shm import mapped
 RANKS = 2
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes below one, its own children first."""
-    found, todo = [], [pid]
-    while todo:
-        with contextlib.suppress(OSError):
-            below = [int(p) for p in Path(f"/proc/{todo[0]}/task/{todo[0]}/children").read_text().split()]
-            found, todo = found + below, todo + below
-        todo.pop(0)
-    return found
-
-
-def ranks_of(mpirun: int) -> list[int]:
-    """Return the processes of the ranks, rank 0 first."""
-    out = {}
-    for pid in children(mpirun):
-        with contextlib.suppress(OSError, StopIteration, ValueError):
-            pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            rank = next(p for p in pairs if p.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK="))).split(b"=")[1]
-            if b"dpfl_mpi" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                out[int(rank)] = pid
-    return [out[r] for r in sorted(out)]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process still runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segments: set[str]) -> str:
     """Start (or continue) the run and kill something of it at a random moment; return what was killed, "" where it finished."""
     process = starts.start(RANKS, starts.command(out, fields, checkpoint_every=1, quiet=True))
@@ -59,7 +28,7 @@ def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segme
     end = time.monotonic() + 120
     while not lock.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.005)
-    victims = ranks_of(process.pid)
+    victims = starts.ranks_of(process.pid)
     target = rng.choice(["rank", "root", "mpirun"])
     if rng.random() < 0.2:  # while it starts
         time.sleep(rng.random() * whole_s / 2)
@@ -79,7 +48,7 @@ def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segme
             os.kill(pid[target], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     starts.wait_for(
-        lambda: not any(alive(p) for p in victims), timeout=60
+        lambda: not any(starts.alive(p) for p in victims), timeout=60
     )  # ranks follow a killed mpirun by themselves
     if process.returncode == 0:
         return ""

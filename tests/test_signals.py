@@ -42,17 +42,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5")
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
-    if (
-        number == signal.SIGTERM
-        and "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-    ):
-        pytest.skip("Open MPI's mpirun does not pass TERM on to the ranks; USR1 reaches them under every MPI")
     out, fields = tmp_path / "run.h5", starts.small(rounds=500)
     process = starts.start(2, starts.command(out, fields, checkpoint_every="5min"))
     starts.wait_for(out.exists, process)
-    process.send_signal(number)
+    starts.tell(process, number)
     process.send_signal(signal.SIGCONT)  # Slurm does: the flag stays up
     message = starts.finish(process, signals.REQUEUE)
     assert f"({number.name}); the same command goes on from there" in message
@@ -60,6 +55,22 @@ def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
     assert not out.with_name("run.h5.lock").exists()
     with Result(out) as result:
         assert result.state == f"stopped after round {starts.checkpoint_rounds(out)[0]}"
+
+
+def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path):
+    if starts.open_mpi():
+        pytest.skip("Open MPI's mpirun ends its ranks within a second of Ctrl-C, whatever they do: as after kill -9")
+    out, fields = tmp_path / "run.h5", starts.small(rounds=40)
+    process, user = starts.start_in_terminal(2, starts.command(out, fields, checkpoint_every="5min", quiet=True))
+    starts.wait_for(lambda: starts.recorded(out) >= 2, process)
+    os.write(user, b"\x03")  # the terminal sends INT to its whole foreground group, mpirun included
+    assert process.wait(timeout=280) == signals.REQUEUE
+    (t,) = starts.checkpoint_rounds(out)
+    assert f"stopped after round {t} of 40 (SIGINT); the same command goes on from there" in starts.shown(user)
+    starts.here(out, fields)
+    with Result(out) as result:
+        assert len(result.starts()) == 2
+    assert starts.same(out, starts.here(tmp_path / "whole.h5", fields))
 
 
 def test_a_round_that_would_outlast_the_grace_is_replayed(tmp_path, undisturbed):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import starts
 
 from dpfl_mpi import sweep
 from dpfl_mpi.config import Job, Run, UserError
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import Recorder, Result
 
 
 def rest(folder: Path, **changes: object) -> list[str]:
@@ -30,7 +34,7 @@ def slurm(tmp_path, monkeypatch) -> Path:
     scripts = {
         "sbatch": f'cp "$1" {folder}/script; echo "Submitted batch job 41"',
         "srun": "exit 1",
-        "squeue": f"cat {folder}/queue 2>/dev/null",
+        "squeue": f"test ! -e {folder}/broken && cat {folder}/queue",
         "scontrol": "exit 0",
         "sacct": "exit 0",
         "scancel": "exit 0",
@@ -160,6 +164,95 @@ def test_a_sweep_on_this_machine(tmp_path, capsys):
             assert result.finished and len(result.starts()) == 1
     assert sweep.main(words) == 0  # nothing is computed twice
     assert len(list(tmp_path.glob("sweeps/*"))) == 1
+
+
+def test_debug_computes_one_after_the_other_in_the_foreground(tmp_path, capfd):
+    words = ["--methods", "local,dpfl", "--cluster", "debug", *rest(tmp_path, rounds=1)]
+    assert sweep.main(words) == 0
+    out = capfd.readouterr().out
+    begins = [out.index(f"--- image_folder-pathological-{method}-") for method in ("local", "dpfl")]
+    ends = [out.index(f"{method} on image_folder") for method in ("local", "dpfl")]  # what the Run itself prints
+    assert begins[0] < ends[0] < begins[1] < ends[1] < out.index("2 finished of 2")
+    assert sweep.main(words) == 0
+    assert "---" not in capfd.readouterr().out  # nothing is left to do
+
+
+def test_debug_goes_on_after_a_failure_and_says_it(tmp_path, capfd):
+    words = ["--seeds", "1,2", "--cluster", "debug", *rest(tmp_path, rounds=1, lr=1e30)]
+    assert sweep.main(words) == 1
+    seen = capfd.readouterr()
+    assert seen.err.count("diverged in round 0") == seen.err.count("ended with exit code 2") == 2
+    assert "2 failed of 2" in seen.out
+    assert sweep.main([*words, "--list"]) == 1
+
+
+def test_a_local_failure_is_named_with_its_log(tmp_path, capsys):
+    assert sweep.main(["--seeds", "1", *rest(tmp_path, rounds=1, lr=1e30)]) == 1
+    out = capsys.readouterr().out
+    assert "1 failed of 1" in out and re.search(r"error: client \d diverged in round 0", out)
+
+
+def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path):
+    flags = rest(tmp_path, rounds=60)
+    words = [sys.executable, "-m", "dpfl_mpi.sweep", "--seeds", "1,2", "--max_parallel", "1", *flags]
+    process = subprocess.Popen(
+        words,
+        cwd=starts.ROOT,
+        env=starts.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    starts.wait_for(lambda: [p for p in tmp_path.glob("*.h5") if starts.recorded(p) >= 1], process)
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
+    err = starts.finish(process, 130)
+    assert err.endswith(
+        "interrupted: the Runs keep a checkpoint each; the same command with --list says how far they are\n"
+    )
+    (out,) = tmp_path.glob("*.h5")  # the second was not begun
+    (t,) = starts.checkpoint_rounds(out)
+    with Result(out) as result:
+        assert result.state == f"stopped after round {t}"
+    assert not out.with_name(f"{out.name}.lock").exists()
+
+
+def test_watching_ends_with_the_last_job(tmp_path, slurm, capsys, monkeypatch):
+    words = ["--seeds", "1,2", "--cluster", "slurm", *rest(tmp_path)]
+    (slurm / "queue").write_text("41 41_0\n42 41_1\n")
+    assert sweep.main(words) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sweep, "BLIND_S", 0)
+    runs = [Run(**starts.small(seed=seed)).resolve() for seed in (1, 2)]
+
+    def begin():
+        return Recorder(runs[0].path(tmp_path), runs[0], {}, {"time": "now"})
+
+    steps = iter([
+        lambda: (slurm / "broken").touch(),  # squeue does not answer: what it said last holds
+        lambda: (slurm / "broken").unlink(),
+        lambda: begin().abandon(),
+        lambda: starts.here(runs[0].path(tmp_path), starts.small(seed=1), fresh=True),
+        lambda: (slurm / "queue").write_text(""),
+    ])  # fmt: skip
+    pauses = []
+    clock = vars(time) | {"sleep": lambda seconds: (pauses.append(seconds), next(steps)())}
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(**clock))
+    assert sweep.main([*words, "--list", "--watch"]) == 1
+    out = capsys.readouterr().out
+    changes = [line.split()[1:3] for line in out.splitlines() if re.match(r"\d\d:\d\d:\d\d  ", line)]
+    assert changes == [[runs[0].path(tmp_path).stem, "finished"], [runs[1].path(tmp_path).stem, "failed"]]
+    assert "1 failed, 1 finished of 2" in out
+    assert set(pauses) == {sweep.WATCH_S}
+
+
+def test_a_silent_slurm_is_no_failure_of_the_jobs(tmp_path, slurm, capsys):
+    words = ["--seeds", "1", "--cluster", "slurm", *rest(tmp_path)]
+    (slurm / "queue").write_text("41 41_0\n")
+    assert sweep.main(words) == 0
+    (slurm / "broken").touch()
+    assert sweep.main([*words, "--retry"]) == 2
+    assert "error: squeue does not say which of the submitted jobs are alive" in capsys.readouterr().err
 
 
 def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):

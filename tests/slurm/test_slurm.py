@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,8 +17,12 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import making
 import starts
 
+from dpfl_mpi import prepare
+from dpfl_mpi.config import Run
+from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.results import Result
 
 HERE = Path(__file__).parent
@@ -52,11 +58,20 @@ class Jobs:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def submit(self, out: Path, fields: dict[str, Any] | None = None, *options: str, **job: Any) -> str:
-        """Submit the repository's sbatch file on 2 nodes x 2 ranks and return the job's number."""
+    def submit(
+        self, out: Path, fields: dict[str, Any] | None = None, *options: str, script: str = "cifar10", **job: Any
+    ) -> str:
+        """Submit one of the repository's sbatch files on 2 nodes x 2 ranks and return the job's number."""
         flags = starts.command(out, fields, **job)[3:]
         shape = ["--nodes=2", "--ntasks-per-node=2", "--mem-per-cpu=1G", f"--output={self.folder}/%j.log"]
-        return self.ask("sbatch", "--parsable", *shape, *options, "slurm/cifar10.sbatch", *flags)
+        return self.ask("sbatch", "--parsable", *shape, *options, f"slurm/{script}.sbatch", *flags)
+
+    def sweep(self, *words: str, code: int = 0) -> str:
+        """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm; it must end with this exit code."""
+        command = [sys.executable, "-m", "dpfl_mpi.sweep", "--cluster=slurm", "--ranks=2", "--time=30", *words]
+        done = subprocess.run(command, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
 
     def field(self, job: str, name: str) -> str:
         """Return one field of `scontrol show job`."""
@@ -165,3 +180,73 @@ def test_an_array_is_a_sweep_over_seeds(jobs, tmp_path):
             seeds.append(result.run.seed)
             assert result.finished
     assert sorted(seeds) == [1, 2]
+
+
+def of_sweep(folder: Path, fields: dict[str, Any], **job: Any) -> list[str]:
+    """Return the flags of a sweep over these Runs, which puts its results into this folder."""
+    flags = starts.command(folder, fields | {"results": str(folder)}, **job)[3:]
+    return [word for word in flags if not word.startswith("--out")]
+
+
+def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
+    words = ["--seeds=1,2", *of_sweep(tmp_path, starts.small())]
+    assert "submitted 2 jobs as array" in jobs.sweep(*words)
+    assert "2 finished of 2" in jobs.sweep(*words, "--list", "--watch")
+    listed = jobs.sweep(*words, "--list")
+    assert [line.split()[1:3] for line in listed.splitlines()[1:3]] == [["finished", "4/4"]] * 2
+    assert "submitted" not in jobs.sweep(*words)
+    assert len(list(tmp_path.glob("sweeps/*/jobs.json"))) == 1
+    for path in tmp_path.glob("*.h5"):
+        with Result(path) as result:
+            assert [s["ranks"] for s in result.starts()] == [2]
+            seed = result.run.seed
+        assert starts.same(path, starts.here(tmp_path / "here" / path.name, starts.small(seed=seed)))
+
+
+def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undisturbed):
+    words = [f"--seeds={Run().seed}", *of_sweep(tmp_path, long, checkpoint_every=1)]
+    job = jobs.sweep(*words).split("submitted job ")[1].split(";")[0]
+    out = Run(**long).resolve().path(tmp_path)
+    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+    os.kill(json.loads(Path(f"{out}.lock").read_text())["pid"], signal.SIGKILL)  # rank 0
+    jobs.until(job, "FAILED")
+    with Result(out) as result:
+        assert not result.finished
+    reported = jobs.sweep(*words, "--list", "--watch", code=1)
+    assert "1 failed of 1" in reported and f"(job {job}, --retry submits it again)" in reported
+    assert "submitted" not in jobs.sweep(*words, code=1)  # only on request
+    assert "submitted job" in jobs.sweep(*words, "--retry")
+    assert "1 finished of 1" in jobs.sweep(*words, "--list", "--watch")
+    with Result(out) as result:
+        assert len(result.starts()) == 2
+    assert starts.same(out, undisturbed)
+
+
+def cinic10(folder: Path) -> Path:
+    """Return a sample of CINIC-10 in its own layout: real images where they are at hand, made ones elsewhere."""
+    real = making.SHARED / "data" / "cinic10-sample.tar"
+    made = making.images(("train", "valid", "test"), CLASSES, each=24)
+    return real if real.exists() else making.folder(folder / "cinic10", made)
+
+
+def femnist(folder: Path) -> Path:
+    """Return LEAF's shards of a few writers: real ones where they are at hand, made ones elsewhere."""
+    real, tool = making.SHARED / "data" / "femnist.npz", making.SHARED / "tools" / "leaf_json.py"
+    if not (real.exists() and tool.exists()):
+        return making.folder(folder / "leaf", making.leaf(writers=8, each=120, labels=10))
+    words = [sys.executable, str(tool), str(real), str(folder / "leaf"), "--writers", "8"]
+    subprocess.run(words, check=True, capture_output=True)
+    return folder / "leaf"
+
+
+@pytest.mark.parametrize("dataset, source", [("cinic10", cinic10), ("femnist", femnist)], ids=["cinic10", "femnist"])
+def test_the_other_sbatch_files_run(jobs, tmp_path, dataset, source):
+    data, out = tmp_path / f"{dataset}.h5", tmp_path / "run.h5"
+    assert prepare.main([dataset, f"--source={source(tmp_path)}", f"--out={data}"]) == 0
+    fields = {"data": str(data), "clients": 4, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 2}
+    fields |= {"min_per_class": 2, "min_samples": 20}
+    jobs.until(jobs.submit(out, fields, script=dataset), "COMPLETED")  # the file itself names the data set
+    with Result(out) as result:
+        assert result.run.dataset == dataset and result.run.model == "cnn"
+        assert [s["ranks"] for s in result.starts()] == [4]
+    assert starts.same(out, starts.here(tmp_path / "here.h5", fields | {"dataset": dataset}))

@@ -1,0 +1,97 @@
+"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line a change, and all at the end."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+HEADER = ("run", "state", "round", "test %")
+NARROWEST = 12  # columns that a name keeps, however narrow the terminal
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a Run: `round` of `rounds` is the last one recorded (-1: none), `accuracy` its mean test accuracy (nan: none)."""
+
+    name: str
+    state: str  # one word
+    round: int
+    rounds: int
+    accuracy: float
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return what the table shows."""
+        done = f"{self.round}/{self.rounds}" if self.round >= 0 else "-"
+        return self.name, self.state, done, "-" if math.isnan(self.accuracy) else f"{100 * self.accuracy:.2f}"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return how many Runs are in each state."""
+    counts = Counter(row.state for row in rows)
+    return ", ".join(f"{n} {state}" for state, n in sorted(counts.items())) + f" of {len(rows)}"
+
+
+def lines(rows: Sequence[Row], width: int | None = None) -> list[str]:
+    """Return header and rows in columns, none wider than `width`: a name that is too long loses its beginning, its end is its own."""
+    cells = [HEADER, *(row.cells() for row in rows)]
+    names, states, rounds, tests = ([len(c[i]) for c in cells] for i in range(4))
+    others = max(states) + max(rounds) + max(tests) + 6
+    room = max(names) if width is None else min(max(names), max(width - 1 - others, NARROWEST))
+    return [
+        f"{name if len(name) <= room else '…' + name[len(name) - room + 1 :]:<{room}}  {state:<{max(states)}}  "
+        f"{done:>{max(rounds)}}  {test:>{max(tests)}}"
+        for name, state, done, test in cells
+    ]
+
+
+def screen(rows: Sequence[Row], width: int, height: int) -> list[str]:
+    """Return what a terminal of this size shows: where not all Runs fit, those that move, and how many are left out."""
+    room = max(height - 4, 1)  # header, what is left out, summary, cursor
+    shown = list(rows)
+    if len(rows) > room:
+        order = sorted(range(len(rows)), key=lambda i: (rows[i].state != "running", rows[i].state == "finished", i))
+        shown = [rows[i] for i in sorted(order[:room])]
+    left = [f"… and {len(rows) - len(shown)} more"] if len(shown) < len(rows) else []
+    return [*lines(shown, width), *left, summary(rows)[: width - 1]]
+
+
+class Live:
+    """The table while the Runs go on, on this file."""
+
+    def __init__(self, out: TextIO):
+        self.out = out
+        self.terminal = out.isatty() and os.environ.get("TERM") != "dumb"
+        self.drawn: list[str] = []
+        self.states: dict[str, str] = {}
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Draw the table over the one before, or print which Runs changed their state."""
+        if self.terminal:
+            self._draw(screen(rows, *shutil.get_terminal_size()))
+            return
+        for row in rows:
+            if self.states.get(row.name, row.state) != row.state:
+                name, state, done, test = row.cells()
+                reached = "" if done == "-" else f"  round {done}  test {test} %"
+                print(f"{time.strftime('%H:%M:%S')}  {name}  {state}{reached}", file=self.out, flush=True)
+            self.states[row.name] = row.state
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """Leave the whole table behind, with all Runs."""
+        if self.terminal:
+            self._draw([*lines(rows, shutil.get_terminal_size().columns), summary(rows)])
+        else:
+            print("\n".join([*lines(rows), summary(rows)]), file=self.out, flush=True)
+
+    def _draw(self, text: list[str]) -> None:
+        if text != self.drawn:
+            up = f"\x1b[{len(self.drawn)}A\r" if self.drawn else ""
+            self.out.write(up + "".join(f"\x1b[2K{line}\n" for line in text) + "\x1b[J")
+            self.out.flush()
+            self.drawn = text
