@@ -9,7 +9,6 @@ Axes: N clients in all, K on this rank, k in a block, W row width, S images, T r
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from dpfl_mpi.clients import Batch, Clients
 from dpfl_mpi.comm import Inbox, Plan, World, ids_of, place, plan, rows_of
 from dpfl_mpi.config import Job, Run, UserError, find
 from dpfl_mpi.datasets import open_source
+from dpfl_mpi.device import pick_device
 from dpfl_mpi.ensemble import (
     LARGEST,
     Block,
@@ -39,6 +39,7 @@ from dpfl_mpi.ensemble import (
 )
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.partition import Partition, deal
+from dpfl_mpi.received import Received
 from dpfl_mpi.recorded import RecordedSteps
 
 PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
@@ -648,101 +649,6 @@ class Federation:
         if self.inbox:
             self.inbox.close()
             self.inbox = None
-
-
-class Received:
-    """The models that arrived along a graph. Usually all at once; where the graph is wider than the window, in passes.
-
-    Edges inside a rank are rows of `w` and were never sent.
-    """
-
-    def __init__(self, fed: Federation, w_KW: Tensor, graph: CollaborationGraph, whole: Plan | None = None):
-        self.fed, self.w, self.graph = fed, w_KW, graph
-        self.now, self.width = fed.passes(graph) if whole is None else (whole, 0)
-        if self.now is not None:
-            fed.put(w_KW, self.now)
-
-    def rows(self, senders: Senders) -> Tensor:
-        """Return the models of these senders, `[k, W]` on the device: a local row, or a copy out of the window."""
-        fed = self.fed
-        assert self.now is not None and fed.inbox is not None
-        remote = [i for i, j in enumerate(senders) if fed.owner[j] != fed.world.rank]
-        if len(remote) == len(senders):
-            rows = np.stack([fed.inbox.take(self.now.slot[j]) for j in senders])
-            return torch.from_numpy(rows).to(fed.device)
-        own = np.where(fed.owner[senders] == fed.world.rank, fed.row_of[senders], 0)
-        if len(senders) == 1:
-            return self.w[own[0]][None]
-        out = self.w[torch.from_numpy(own).to(fed.device)]
-        for i in remote:
-            out[i] = torch.from_numpy(fed.inbox.take(self.now.slot[senders[i]]))
-        return out
-
-    def one_by_one(self, b: slice, lists: Sequence[Senders]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each position of the block's lists of senders: one model a client, `[k, W]`, and its p, float64 `[k]`.
-
-        Where a client's list has ended it is its own model with p = 0.
-        """
-        fed = self.fed
-        for position in range(max((len(s) for s in lists), default=0)):
-            here = [position < len(s) for s in lists]
-            j = [int(s[position]) if on else int(k) for s, k, on in zip(lists, fed.ids[b], here, strict=True)]
-            yield self.rows(j), fed.column(fed.p[j] * here)[:, 0]
-
-    def in_order(self, orders: Sequence[Senders]) -> Iterator[tuple[Received, list[Senders]]]:
-        """Yield, pass by pass, the next senders of each local client in its given order, all present while they are used.
-
-        One pass where everything is here already; else the order itself is cut into passes of the window's width. Collective.
-        """
-        if not self.width:
-            yield self, list(orders)
-            return
-        fed, width = self.fed, self.width
-        longest = fed.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
-        for first in range(0, int(longest), width):
-            now = [s[first : first + width] for s in orders]
-            self.now = plan(fed.collect(now), fed.owner, fed.row_of, fed.world.rank, fed.world.size)
-            fed.put(self.w, self.now)
-            yield self, now
-
-    def start_sums(self) -> tuple[Tensor, np.ndarray]:
-        """Return the exact sum of p_i w_i over each client and its senders, float64 `[K, W]`, and its sum of p `[K]`."""
-        fed = self.fed
-        lists = [self.graph.of(k) for k in fed.ids]
-        total = torch.zeros(fed.k, fed.ensemble.width, dtype=torch.int64, device=fed.device)
-        check_fixed_point(self.w[np.flatnonzero(fed.active[fed.ids])])
-        for held, now in self.in_order(lists):
-            for b in fed.blocks:
-                for rows, p_k in held.one_by_one(b, now[b]):
-                    total[b] += fixed_point(rows, p_k)
-        for b in fed.blocks:
-            total[b] += fixed_point(self.w[b], fed.column(fed.p[fed.ids[b]] * fed.active[fed.ids[b]])[:, 0])
-        return from_fixed_point(total), np.array(
-            [math.fsum([fed.p[k], *fed.p[s]]) for k, s in zip(fed.ids, lists, strict=True)]
-        )
-
-
-def pick_device(run: Run, job: Job, world: World) -> torch.device:
-    """Return this rank's device: its local rank modulo the GPUs seen, set before anything else touches CUDA."""
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # cuBLAS is deterministic only with a workspace of its own
-    available = torch.cuda.is_available() if job.device != "cpu" else False
-    if job.device == "cuda" and not available:
-        raise UserError(
-            "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu, or a node with a GPU and a CUDA build of torch)"
-        )
-    if not available:
-        if run.precision == "tf32":
-            raise UserError("--precision is tf32; only a GPU has it (on a CPU: float32 or bf16)")
-        return torch.device("cpu")
-    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    tf32 = run.precision == "tf32"  # cuDNN's default is True: float32 must mean float32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # each is written first
-    return device
 
 
 def find_head(name: str) -> str:

@@ -18,7 +18,8 @@ Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dpfl_mpi.federation import Federation, Received
+    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.received import Received
 
 CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
 
