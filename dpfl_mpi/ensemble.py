@@ -174,9 +174,10 @@ class Ensemble:
         return losses
 
     def _module(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Return one model's logits, float32 `[S, classes]`."""
+        """Return one model's logits `[S, classes]`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            return functional_call(self.module, layers, (x,)).float()
+            logits = functional_call(self.module, layers, (x,))
+            return logits.float() if self.bf16 else logits
 
     def _loss(self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         logits = self._module(layers, x)
