@@ -1,17 +1,21 @@
 """Shared memory of a killed run: MPI frees its segments in /dev/shm at the end, but nobody does after `kill -9`.
 
 Each rank notes the names of the segments it maps beside the checkpoints; the next start of the same run, which holds the lock and so
-knows the one before to be gone, removes them on each node.
+knows the one before to be gone, removes them on each node. A rank killed inside MPI's own start has noted nothing: what MPI made, no
+process maps and is some seconds old goes as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
+import time
 from pathlib import Path
 
 SHM = "/dev/shm/"
+ABANDONED_S = 5  # a rank maps what it makes within milliseconds
 
 
 def mapped(pid: str) -> set[str]:
@@ -46,10 +50,21 @@ class Segments:
             self.path.parent.rmdir()
 
 
+def unnoted() -> set[str]:
+    """Return MPICH's and Open MPI's segments of this user that are older than any rank takes to map what it made."""
+    names = set()
+    for path in [*Path(SHM).glob("mpich_sh*"), *Path(SHM).glob("sm_segment.*")]:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > ABANDONED_S:
+                names.add(str(path))
+    return names
+
+
 def remove_left(folder: Path) -> None:
     """Remove what an earlier, dead start left on this node; what any process maps is somebody's and stays."""
     notes = list(folder.glob(f"shm.{socket.gethostname()}.*"))
-    names: set[str] = set()
+    names = unnoted()
     for note in notes:
         with contextlib.suppress(OSError):
             names |= {n for n in note.read_text().split() if n.startswith(SHM) and Path(n).exists()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ import starts
 
 from dpfl_mpi.config import UserError
 from dpfl_mpi.results import Result
-from dpfl_mpi.shm import mapped
+from dpfl_mpi.shm import ABANDONED_S, mapped, remove_left
 
 RANKS = 2
 
@@ -75,6 +76,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
             finished += 1
             assert starts.same(out, whole)
             out.unlink()
+    time.sleep(ABANDONED_S)  # what was killed inside MPI's start counts as abandoned only by its age
     starts.complete(RANKS, out, fields, quiet=True)
     assert starts.same(out, whole)
     with Result(out) as result:
@@ -83,6 +85,22 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
         )
     assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
+
+
+def test_only_what_nobody_uses_is_removed(tmp_path):
+    """Of MPICH's segments in /dev/shm: an old one goes, one just made or mapped by a process stays."""
+    names = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{i}") for i in range(3)]
+    try:
+        for path in names:
+            path.write_bytes(bytes(4096))
+        for path in names[:2]:
+            os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2)
+        with names[1].open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ):
+            remove_left(tmp_path)
+        assert [path.exists() for path in names] == [False, True, True]
+    finally:
+        for path in names:
+            path.unlink(missing_ok=True)
 
 
 @pytest.fixture
