@@ -115,11 +115,12 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def fill(folder: Path, leave: int) -> Path:
-    """Fill a disk up to so many bytes and return the file that does."""
+def fill(folder: Path) -> Path:
+    """Fill a disk while others write to it, and return the file that does."""
     path = folder / "filler"
-    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    path.write_bytes(b"\1" * max(0, free - leave))
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
     return path
 
 
@@ -127,7 +128,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     out, fields = small_disk / "run.h5", starts.small(rounds=300)
     process = starts.start(2, starts.command(out, fields, checkpoint_every=1))
     starts.wait_for(lambda: max(starts.checkpoint_rounds(out), default=0) >= 2, process)
-    filler = fill(small_disk, 0)
+    filler = fill(small_disk)
     message = starts.finish(process, 2)
     assert "cannot be written: No space left on device" in message
     assert len([line for line in message.splitlines() if line]) == 1
