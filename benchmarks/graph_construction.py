@@ -32,23 +32,23 @@ class Twin:
         self.module = copy.deepcopy(fed.ensemble.module)
         self.row_of = {int(k): i for i, k in enumerate(fed.ids)}
 
-    def reward(self, k: int, members: set[int]) -> float:
-        """Return R = -validation loss of the average over the members on client k."""
-        fed, i = self.fed, self.row_of[k]
+    def reward(self, members: set[int]) -> float:
+        """Return R = -validation loss of the average over the members on the client searched."""
+        fed = self.fed
         ids = sorted(members)
         p = torch.from_numpy(fed.p[ids])
         rows = self.w[[self.row_of[j] for j in ids]].double()
         average = ((rows * p[:, None]).sum(0) / p.sum()).float()
         torch.nn.utils.vector_to_parameters(average[: fed.ensemble.size], self.module.parameters())
         self.evaluations += 1
-        return -float(torch.nn.functional.cross_entropy(self.module(self.x[i]), self.y[i]))
+        return -float(torch.nn.functional.cross_entropy(self.module(self.x), self.y))
 
     def images(self, i: int) -> None:
         """Keep local client i's validation images in the module's order of channels."""
         fed = self.fed
         rows = slice(int(fed.clients.scored[i]), int(fed.clients.scored[i] + fed.clients.n_val[i]))
         x = fed.ensemble.normalise(fed.clients.score_x[rows])
-        self.x, self.y = {i: x.permute(0, 3, 1, 2).contiguous()}, {i: fed.clients.score_y[rows]}
+        self.x, self.y = x.permute(0, 3, 1, 2).contiguous(), fed.clients.score_y[rows]
 
     def search(self, i: int) -> list[int]:
         """Return the set that local client i chooses (lines 1-13)."""
@@ -60,8 +60,8 @@ class Twin:
         for j in map(int, order):
             if len(x) - 1 >= fed.budget[k]:
                 break
-            a = max(self.reward(k, x | {j}) - self.reward(k, x), 0.0)
-            b = max(self.reward(k, y - {j}) - self.reward(k, y), 0.0)
+            a = max(self.reward(x | {j}) - self.reward(x), 0.0)
+            b = max(self.reward(y - {j}) - self.reward(y), 0.0)
             if decide(a, b, coins.random()):
                 x.add(j)
             else:

@@ -116,17 +116,6 @@ def node_bytes(work: Work) -> dict[str, float]:
 # -- measuring ----------------------------------------------------------------------------------------------------------------------------
 
 
-def timed(action, least: float = 0.3) -> float:
-    """Return the least seconds that an action took within a short while."""
-    times: list[float] = []
-    end = time.perf_counter() + least
-    while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def network() -> None:
     """Measure, on two ranks, seconds of a row and of a byte put into a window, and of an Allreduce; root prints JSON."""
     from mpi4py import MPI
@@ -159,6 +148,7 @@ def constants(folder: Path, data: Path) -> Costs:
 
     from dpfl_mpi.comm import World, plan
     from dpfl_mpi.config import Job, Run
+    from dpfl_mpi.describe import quickest
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.graph import CollaborationGraph, ggc
     from dpfl_mpi.results import Recorder
@@ -174,23 +164,23 @@ def constants(folder: Path, data: Path) -> Costs:
     before = int(fed.steps.sum())
     fed.local_opt(w, 1)
     steps = int(fed.steps.sum()) - before
-    step = timed(lambda: fed.local_opt(w, 1)) / steps
-    score = timed(lambda: fed.evaluate(w)) / k
+    step = quickest(lambda: fed.local_opt(w, 1)) / steps
+    score = quickest(lambda: fed.evaluate(w)) / k
     received = fed.exchange(w, graph)
-    add = timed(lambda: fed.average(w, graph, received)) / len(graph.senders)
-    starts = timed(received.start_sums) / len(graph.senders)
+    add = quickest(lambda: fed.average(w, graph, received)) / len(graph.senders)
+    starts = quickest(received.start_sums) / len(graph.senders)
     fed.begin_round(1)
     ggc(fed, w, received)
     evaluations = fed.notes["evaluations"].sum()
-    evaluation = (timed(lambda: ggc(fed, w, received)) - starts * len(graph.senders)) / evaluations
+    evaluation = (quickest(lambda: ggc(fed, w, received)) - starts * len(graph.senders)) / evaluations
     fed.close()
     n, ranks = 5000, 8
     lists = [rng.integers(0, n, 9) for _ in range(n)]
     receivers, senders = np.repeat(np.arange(n), 9), np.concatenate(lists)
     owner = np.arange(n) % ranks
-    edge = timed(lambda: CollaborationGraph.from_edges(n, receivers, senders)) / (9 * n)
+    edge = quickest(lambda: CollaborationGraph.from_edges(n, receivers, senders)) / (9 * n)
     big = CollaborationGraph.from_edges(n, receivers, senders)
-    edge += timed(lambda: plan(big, owner, np.arange(n) // ranks, 0, ranks)) / (9 * n)
+    edge += quickest(lambda: plan(big, owner, np.arange(n) // ranks, 0, ranks)) / (9 * n)
     recorder = Recorder(folder / "rate.h5", made, {}, {})
     values = rng.random(20_000)
     start = time.perf_counter()

@@ -367,7 +367,7 @@ def measure(run: Run, source: Source, ensemble: Any) -> Cost:
         )
 
 
-def quickest(action: Any, seconds: float) -> float:
+def quickest(action: Any, seconds: float = 0.3) -> float:
     """Return the least seconds an action took over a short while, the first two aside: what other programs do here is no part of it."""
     action(), action()
     times: list[float] = []

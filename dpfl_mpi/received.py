@@ -37,15 +37,15 @@ class Received:
         """Return the models of these senders, `[k, W]` on the device: a local row, or a copy out of the window."""
         fed = self.fed
         assert self.now is not None and fed.inbox is not None
-        remote = [i for i, j in enumerate(senders) if fed.owner[j] != fed.world.rank]
-        if len(remote) == len(senders):
-            rows = np.stack([fed.inbox.take(self.now.slot[j]) for j in senders])
-            return torch.from_numpy(rows).to(fed.device)
-        own = np.where(fed.owner[senders] == fed.world.rank, fed.row_of[senders], 0)
+        here = fed.owner[senders] == fed.world.rank
         if len(senders) == 1:
-            return self.w[own[0]][None]
-        out = self.w[torch.from_numpy(own).to(fed.device)]
-        for i in remote:
+            j = senders[0]
+            row = (
+                self.w[fed.row_of[j]] if here[0] else torch.from_numpy(fed.inbox.take(self.now.slot[j])).to(fed.device)
+            )
+            return row[None]
+        out = self.w[torch.from_numpy(np.where(here, fed.row_of[senders], 0)).to(fed.device)]  # one gather, no loop
+        for i in np.flatnonzero(~here).tolist():
             out[i] = torch.from_numpy(fed.inbox.take(self.now.slot[senders[i]]))
         return out
 
