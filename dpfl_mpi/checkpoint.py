@@ -35,6 +35,7 @@ import h5py
 import numpy as np
 import torch
 
+from dpfl_mpi import disk
 from dpfl_mpi.config import NUMERICS, Job, Run, UserError, every
 from dpfl_mpi.graph import CollaborationGraph
 
@@ -88,7 +89,7 @@ class Checkpoints:
         with self._all_or_nobody():
             self.folder.mkdir(parents=True, exist_ok=True)
             if fed.k:
-                with replacing(self.folder / shards[self.world.rank]) as path, h5py.File(path, "w", **NEW) as file:
+                with replacing(self.folder / shards[self.world.rank]) as path, disk.File(path, "w", **NEW) as file:
                     for name, value in clients.items():
                         write(file, name, value)
         with self._all_or_nobody():
@@ -274,10 +275,7 @@ class Checkpoints:
         return out
 
 
-NEW: dict[str, Any] = {
-    "libver": ("v110", "v110"),
-    "locking": False,
-}  # checksummed metadata; node-shared folders may lack locks
+NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 
 
 def split(fed: Federation, state: State) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
+from dpfl_mpi import disk
 from dpfl_mpi.config import UserError
 from dpfl_mpi.results import Result
 
@@ -62,7 +62,7 @@ def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def write_pfllib(result: Result, out: Path) -> None:
     """Write one result in PFLlib's layout."""
-    with h5py.File(out, "w") as file:
+    with disk.File(out, "w") as file:
         file["rs_test_acc"] = weighted(result["round/test_acc"], result["client/n_test"])
         file["rs_test_auc"] = np.zeros(0)
         file["rs_train_loss"] = weighted(result["round/train_loss"], result["client/n_train"])

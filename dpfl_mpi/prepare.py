@@ -234,12 +234,14 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
     """
     import h5py
 
+    from dpfl_mpi import disk
+
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     sha256 = digest(arrays)
     kind = "uint8" if len(arrays.class_names) <= 256 else "uint16"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(temporary, "w", libver="earliest") as file:
+        with disk.File(temporary, "w", libver="earliest") as file:
             for part in ("train", "test"):
                 file.create_dataset(f"{part}/images", data=getattr(arrays, f"{part}_images"))
                 file.create_dataset(f"{part}/labels", data=getattr(arrays, f"{part}_labels").astype(kind))

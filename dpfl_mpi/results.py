@@ -1,6 +1,6 @@
 """The results file: one HDF5 a Run. `Recorder` writes it on root, `Result` reads it, finished or running.
 
-Opened with locking=False and libver="earliest" and flushed each round: after a kill at any moment the file opens.
+Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens.
 
 Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 axis is after preprocessing):
 
@@ -41,6 +41,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import h5py
 import numpy as np
 
+from dpfl_mpi import disk
 from dpfl_mpi.config import NUMERICS, Run, UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 
@@ -92,28 +93,32 @@ class Recorder:
             starts = earlier_starts(path) if snapshot else []
             if snapshot:
                 shutil.copyfile(snapshot, part)
-            self.file = h5py.File(part, "r+" if snapshot else "w", libver="earliest", locking=False)
-            if not snapshot:
-                self.file.attrs.update(
-                    run=run.to_json(),
-                    schema=SCHEMA,
-                    dataset=run.dataset,
-                    partition=str(run.partition),
-                    method=run.method,
-                    budget=str(run.budget),
-                    seed=run.seed,
-                    rounds_done=-1,
-                )
-                self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
-                self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
-            self.file.attrs["state"] = "running"
-            stored = self.file["meta/starts"]
-            self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
-            stored.resize(len(self.starts) + 1, 0)
-            stored[:] = [json.dumps(s) for s in [*self.starts, start]]
-            self.file.flush()
-            os.replace(part, path)
+            with contextlib.ExitStack() as stack:
+                self.file = stack.enter_context(disk.File(part, "r+" if snapshot else "w", libver="earliest"))
+                if not snapshot:
+                    self.file.attrs.update(
+                        run=run.to_json(),
+                        schema=SCHEMA,
+                        dataset=run.dataset,
+                        partition=str(run.partition),
+                        method=run.method,
+                        budget=str(run.budget),
+                        seed=run.seed,
+                        rounds_done=-1,
+                    )
+                    self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
+                    self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
+                self.file.attrs["state"] = "running"
+                stored = self.file["meta/starts"]
+                self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
+                stored.resize(len(self.starts) + 1, 0)
+                stored[:] = [json.dumps(s) for s in [*self.starts, start]]
+                self.file.flush()
+                os.replace(part, path)
+                stack.pop_all()  # stays open
         except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise UserError(f"the results file {path} cannot be written: {reason(error)}") from None
 
     def copy(self, path: Path) -> None:
@@ -179,8 +184,9 @@ class Recorder:
     def close(self, state: str) -> None:
         """Close the file, marked finished or stopped."""
         if self.file:
-            self.file.attrs["state"] = state
-            self.file.close()
+            with self.file:
+                self.file.flush()  # a file that is not whole is not called finished
+                self.file.attrs["state"] = state
 
     def abandon(self) -> None:
         """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""

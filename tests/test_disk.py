@@ -1,0 +1,104 @@
+"""Writing HDF5 when the disk takes no more: an error to handle, and nothing that happens later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+
+from dpfl_mpi import disk
+
+SCRIPT = """
+import errno, resource, sys
+from pathlib import Path
+import numpy as np
+from dpfl_mpi import disk
+
+def rows(t):
+    return np.random.default_rng(t).random((4, 300))
+
+def write(path, room):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    done = -1
+    file = disk.File(path, "w", libver="earliest")
+    try:
+        stored = file.create_dataset("x", (0, 300), float, chunks=(2, 300), maxshape=(None, 300), compression=1)
+        for t in range(10):
+            stored.resize(len(stored) + 4, 0)
+            stored[-4:] = rows(t)
+            file.create_group(f"group{t}").attrs["t"] = t
+            file.flush()
+            done = t
+    except OSError as error:
+        assert error.errno == errno.EFBIG
+        assert all((stored[4 * t : 4 * t + 4] == rows(t)).all() for t in range(len(stored) // 4))  # HDF5 noticed nothing
+        try:
+            file.close()
+        except OSError:
+            return done
+        raise AssertionError("the error is not told")
+    file.close()
+    return done
+
+whole = Path(sys.argv[1]) / "whole.h5"
+assert write(whole, resource.RLIM_INFINITY) == 9
+size = whole.stat().st_size
+for room in range(0, size, int(sys.argv[2])):
+    path = whole.with_name("file.h5")
+    done = write(path, room)
+    print(room, size, done)
+    if done >= 0:
+        import h5py
+        with h5py.File(path) as file:  # what was flushed before is there
+            assert all((file["x"][4 * t : 4 * t + 4] == rows(t)).all() for t in range(done + 1)), room
+"""
+
+
+@pytest.mark.parametrize("step", [1499, pytest.param(241, marks=pytest.mark.slow)])
+def test_a_file_that_may_not_grow_is_an_error_and_no_more(tmp_path, step):
+    """At every size at which the disk can become full; the process also ends as if nothing had been."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), str(step)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    reached = [int(line.split()[2]) for line in done.stdout.splitlines()]
+    assert reached == sorted(reached) and reached[0] == -1 and reached[-1] >= 8
+
+
+def test_the_bytes_are_those_of_hdf5s_own_files(tmp_path):
+    options = {"libver": "earliest", "track_order": False}
+    for make, name in ((disk.File, "ours.h5"), (h5py.File, "theirs.h5")):
+        with make(tmp_path / name, "w", **options) as file:
+            file.create_dataset("x", data=np.arange(5000.0).reshape(50, 100), chunks=(7, 100), compression=1)
+        with make(tmp_path / name, "r+", **options) as file:
+            file["x"][3] = 7
+            file["group/y"] = np.arange(10)
+    assert (tmp_path / "ours.h5").read_bytes() == (tmp_path / "theirs.h5").read_bytes()
+
+
+def test_a_file_that_cannot_be_made_is_the_systems_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        disk.File(tmp_path / "missing" / "x.h5", "w")
+    with pytest.raises(IsADirectoryError):
+        disk.File(tmp_path, "w")
+
+
+def test_what_is_left_open_is_closed_at_the_end(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from dpfl_mpi import disk
+def use():
+    file = disk.File(Path(sys.argv[1]), "w")
+    file["x"] = [1, 2, 3]
+    raise ValueError("of something else")
+use()
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.h5")], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("Error") == 1
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["x"][:].tolist() == [1, 2, 3]
