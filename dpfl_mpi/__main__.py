@@ -146,9 +146,8 @@ def sentence(text: str) -> str:
 def before_mpi() -> None:
     """Set what must be set before MPI and torch start: one thread a rank, and MPICH's yielding where ranks outnumber cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault(
-        "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0"
-    )  # its pipelined ring is 50 times slower on shared cores
+    # MPICH's pipelined ring is 50 times slower on shared cores
+    os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
     if launched(LOCAL_SIZE, 1) > len(os.sched_getaffinity(0)):
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
 

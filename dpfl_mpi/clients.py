@@ -20,9 +20,8 @@ from dpfl_mpi.datasets import Source
 from dpfl_mpi.ensemble import Ensemble, Rows
 from dpfl_mpi.partition import Partition
 
-INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP = range(
-    1, 10
-)  # purposes of a stream; a number never changes its meaning
+# purposes of a stream; a number never changes its meaning
+INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP = range(1, 10)
 PAD = 4  # pixels around an image before a random crop
 GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
 
@@ -139,9 +138,8 @@ class Clients:
         if not self.augment:
             return self.x[index], self.y[index]
         dy, dx = torch.from_numpy(np.ascontiguousarray(crop[:2])).to(device)
-        flipped = torch.from_numpy(np.flatnonzero(crop[2])).to(
-            device
-        )  # numbers, not a mask: a mask would make a GPU wait
+        # numbers, not a mask: a mask would make a GPU wait
+        flipped = torch.from_numpy(np.flatnonzero(crop[2])).to(device)
         h, w, c = self.shape
         line = (w + 2 * PAD) * c
         places = self.x.as_strided(
@@ -165,9 +163,8 @@ class Clients:
         counts = (self.n_val if val_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))
-        part = -(
-            -most // max(1, -(-most // chunk))
-        )  # a last part of a few images would cost nearly as much as a full one
+        # equal parts: a last part of a few images would cost nearly as much as a full one
+        part = -(-most // max(1, -(-most // chunk)))
         for first in range(0, most, max(part, 1)):
             s = min(part, most - first)
             at = first + np.arange(s)

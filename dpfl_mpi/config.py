@@ -108,9 +108,8 @@ class Run:
             defaults["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
         fixed = getattr(method, "FIXED", {})
         if not getattr(method, "PREPROCESSES", False):
-            defaults["rounds"] = (
-                dataset.PAPER["rounds"] + 2
-            )  # preprocessing costs DPFL two rounds; the others train them
+            # preprocessing costs DPFL two rounds; the others train them
+            defaults["rounds"] = dataset.PAPER["rounds"] + 2
         values = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         if self.partition_file and self.clients is None:
             from dpfl_mpi.partition import load

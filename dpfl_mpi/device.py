@@ -12,9 +12,8 @@ from dpfl_mpi.config import Job, Run, UserError
 
 def pick_device(run: Run, job: Job, world: World) -> torch.device:
     """Return this rank's device: its local rank modulo the GPUs seen, set before anything else touches CUDA."""
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # cuBLAS is deterministic only with a workspace of its own
+    # cuBLAS is deterministic only with a workspace of its own
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     available = torch.cuda.is_available() if job.device != "cpu" else False
     if job.device == "cuda" and not available:
         raise UserError(

@@ -158,9 +158,8 @@ class Search:
             p_j = np.where(active, p[j], 0.0)
             w_j, share = received.rows(j).double(), fed.column(p_j)
             x_j, y_j = self.x.addcmul(w_j, share), self.y.addcmul(w_j, share, value=-1)
-            r_xj, r_yj = self._rewards(
-                x_j, self.p_x + p_j, y_j, self.p_y - p_j, active
-            )  # R(X and j), R(Y without j): lines 4, 6
+            # R(X and j), R(Y without j): lines 4, 6
+            r_xj, r_yj = self._rewards(x_j, self.p_x + p_j, y_j, self.p_y - p_j, active)
             added = np.zeros(len(active), bool)
             for i in np.flatnonzero(active):
                 a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7

@@ -35,9 +35,8 @@ class Partition:
     indptr: dict[str, np.ndarray]  # int64 [N + 1]
     indices: dict[str, np.ndarray]  # int64 [M]
     class_counts: np.ndarray  # int64 [N, C], training and validation samples together
-    p: (
-        np.ndarray
-    )  # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
+    # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
+    p: np.ndarray
     pooled: bool = False  # test indexes the same pool as train and val: training samples first, then test samples
 
     @property

@@ -48,12 +48,8 @@ from dpfl_mpi.graph import CASES, CollaborationGraph
 P = ParamSpec("P")
 T = TypeVar("T")
 SCHEMA = 1
-EXEMPT = (
-    "meta",
-    "seconds",
-    "traffic/bytes_rma",
-    "traffic/bytes_collective",
-)  # provenance: may differ between equal runs
+# provenance: may differ between equal runs
+EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
 
 
 def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenate[Recorder, P], T]:

@@ -71,11 +71,8 @@ class Watch:
 
     def __init__(self, job: Job, world: World):
         self.job, self.world = job, world
-        self.round, self.started, self.last = (
-            0,
-            time.monotonic(),
-            0.0,
-        )  # round now, its start, seconds of the one before
+        self.round = 0
+        self.started, self.last = time.monotonic(), 0.0  # of this round; seconds of the one before
         self.grace = job.grace
         self.ends = float("inf")  # monotonic time at which the allocation is over
         if os.environ.get("SLURM_JOB_END_TIME", "").isdigit():

@@ -91,9 +91,8 @@ def shard(where: str, text: bytes) -> list[tuple[str, np.ndarray, np.ndarray]]:
         raise UserError(f"{where} does not fit together: {what}")
     out = []
     for user, count in zip(users, counts, strict=True):
-        images, labels = samples(
-            f"{where}, writer {user}", user_data.pop(str(user))
-        )  # popped: a shard's floats take gigabytes
+        # popped: a shard's floats take gigabytes
+        images, labels = samples(f"{where}, writer {user}", user_data.pop(str(user)))
         if len(labels) != count:
             raise UserError(f"{where}, writer {user} has {len(labels)} images, num_samples says {count}")
         out.append((str(user), images, labels))

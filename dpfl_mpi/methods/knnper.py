@@ -77,9 +77,8 @@ def mixture(fed: Federation) -> Predict:
 
 def neighbours(z: Any, remembered: Any, k: int) -> tuple[Any, Any]:
     """Return squared distance and number of the k nearest remembered representations `[M, F]` of each of z `[S, F]`, `[S, k]` both."""
-    d2 = (
-        (z[:, None] - remembered[None]).square().sum(2)
-    )  # not by |z|^2 - 2 z z' + |z'|^2, which cancels where it matters
+    # not by |z|^2 - 2 z z' + |z'|^2, which cancels where it matters
+    d2 = (z[:, None] - remembered[None]).square().sum(2)
     return d2.topk(min(k, len(remembered)), 1, largest=False)
 
 
