@@ -260,8 +260,14 @@ def setting(run: Run) -> str:
 
 
 def budget_order(run: Run) -> float:
-    """Return a resolved run's budget as a number to sort by."""
-    return float("inf") if run.budget == "inf" else float(str(run.budget))
+    """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
+    budget = str(run.budget)
+    if budget.startswith("uniform:"):
+        return float(np.mean([float(end) for end in budget.split(":")[1:]]))
+    try:
+        return float(budget)
+    except ValueError:
+        return 0.0
 
 
 def class_names(result: Result) -> list[str]:

@@ -1,7 +1,7 @@
 """Accuracies as numbers of a table: repetitions of one setting, paired differences with intervals, what the best does not beat, markdown, LaTeX.
 
 Accuracies are in percent, differences in percentage points. An interval is Student's 95 % interval over clients: the pairs are the same client
-of the same partition under two methods, all repetitions together.
+of the same partition under two methods, the mean over repetitions on one partition, all partitions together.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
 
 
 def share(run: Run) -> str:
-    """Return a resolved run's budget as a share of the clients, as the paper's tables name it: "0.1N" or "inf"."""
-    return "inf" if run.budget == "inf" else f"{budget_order(run) / int(run.clients or 1):.3g}N"
+    """Return a resolved run's budget as a share of the clients, as the paper's tables name it: "0.1N" or "inf"; a budget per client as it is."""
+    if not str(run.budget).replace(".", "").isdigit():
+        return str(run.budget)
+    return f"{budget_order(run) / int(run.clients or 1):.3g}N"
 
 
 def row_name(run: Run) -> str:
@@ -101,10 +103,20 @@ def partition_of(result: Result) -> tuple[str, str]:
 
 
 def paired(a: Group, b: Group) -> np.ndarray:
-    """Return accuracy of a minus that of b in points, for every client of every partition both have run (empty: none)."""
-    theirs = {partition_of(r): r for r in b}
-    both = [(r, theirs[partition_of(r)]) for r in a if partition_of(r) in theirs]
-    difference = np.concatenate([np.zeros(0), *(100 * (accuracy(x) - accuracy(y)) for x, y in both)])
+    """Return accuracy of a minus that of b in points, for every client of every partition both have run (empty: none).
+
+    Repetitions on one partition are averaged first, those of common seeds where there are any: they are the same clients.
+    """
+    out = [np.zeros(0)]
+    for part in dict.fromkeys(map(partition_of, a)):
+        mine, theirs = ({r.run.seed: accuracy(r) for r in group if partition_of(r) == part} for group in (a, b))
+        common = mine.keys() & theirs.keys()
+        if theirs:
+            means = [
+                np.mean([x for s, x in side.items() if s in common or not common], axis=0) for side in (mine, theirs)
+            ]
+            out.append(100 * (means[0] - means[1]))
+    difference = np.concatenate(out)
     return difference[np.isfinite(difference)]
 
 
@@ -170,16 +182,21 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def by_budget(
-    results: Iterable[Result], field: str, symbol: str, paper: dict[Any, Sequence[str]] | None = None
+    results: Iterable[Result],
+    field: str,
+    symbol: str,
+    paper: dict[Any, Sequence[str]] | None = None,
+    paper_setting: str = "",
 ) -> tuple[pd.DataFrame, str, str]:
     """Return (data, markdown, LaTeX) of a table with a row for each value of a Run field and a column for each budget.
 
-    Bold is what the best of its column does not beat. `paper` maps the field's value to the paper's figures for inf, 20, 10, 5.
+    Bold is what the best of its column does not beat. `paper` maps the field's value to the paper's figures for inf, 20, 10, 5,
+    which are of one setting.
     """
     groups = repetitions(results)
     settings = sorted({setting(g[0].run) for g in groups})
     rows, lines, data = [], [], []
-    budgets = sorted({str(g[0].run.budget) for g in groups}, key=lambda b: -float(b))
+    budgets = list(dict.fromkeys(str(g[0].run.budget) for g in sorted(groups, key=lambda g: -budget_order(g[0].run))))
     for where in settings:
         for value in sorted({getattr(g[0].run, field) for g in groups}):
             cells = []
@@ -188,7 +205,7 @@ def by_budget(
                 bold = dict(zip(map(id, column), unbeaten(column), strict=True))
                 here = [g for g in column if getattr(g[0].run, field) == value]
                 cells.append(" / ".join(f"**{cell(g)}**" if bold[id(g)] else cell(g) for g in here) or "-")
-                published = paper_value(paper, value, budget)
+                published = paper_value(paper, value, budget) if where == paper_setting else ""
                 if published and here:
                     cells[-1] += f" [{published}]"
                 for group in here:

@@ -26,7 +26,7 @@ PAPER = {
 def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
     """Return the table."""
     dpfl = [r for r in results if r.run.method == "dpfl"]
-    data, text, latex = by_budget(dpfl, "ggc_period", "P", PAPER if paper else None)
+    data, text, latex = by_budget(dpfl, "ggc_period", "P", PAPER if paper else None, "CIFAR-10 Dir(0.1)")
     return Drawing(data, text=text, latex=latex)
 
 

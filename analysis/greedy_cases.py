@@ -27,6 +27,7 @@ from _common import (
 )
 from sparsity import RUNS as SPARSITY
 
+from dpfl_mpi.config import UserError
 from dpfl_mpi.graph import CASES
 from dpfl_mpi.results import Result
 
@@ -51,6 +52,8 @@ def measure(result: Result) -> pd.DataFrame:
 def draw(results: Sequence[Result]) -> Drawing:
     """Return the figure."""
     results = [r for r in graphs(results) if r["graph/cases"].any()]
+    if not results:
+        raise UserError("none of these results has searched for its graph")
     results = sorted(results, key=lambda r: (-budget_order(r.run), r.run.seed))
     columns = min(len(results), 4)
     rows = -(-len(results) // columns)

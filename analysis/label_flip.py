@@ -2,7 +2,7 @@
 
 One row a run, with flipped clients that only train locally and with flipped clients that search too: the graph before round 1 and at the end, the
 clients grouped into benign and flipped; the share of benign clients' edges that come from flipped ones over rounds; and its distribution over the
-benign clients at the end.
+benign clients at the end. With --rounds the graphs of these rounds alone: "every" is every tenth, as the paper shows them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from _common import (
     setting,
     wanted,
 )
+from graph_evolution import round_list, rounds_to_show
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -80,8 +82,36 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
     axes.set_title(r"$\Omega$ (before round 1)" if t == 0 else f"round {t}", fontsize=7)
 
 
-def draw(results: Sequence[Result]) -> Drawing:
-    """Return the figure."""
+def evolution(results: Sequence[Result], rounds: str) -> Figure:
+    """Return the graphs of the rounds asked for, one row a run."""
+    asked = None if rounds == "every" else round_list(rounds)
+    shown = [rounds_to_show(r, asked, several=False) for r in results]
+    columns = max(map(len, shown))
+    side = TEXT / min(columns, 6)
+    lines = [-(-columns // 6) * [r] for r in results]
+    figure, grid = plt.subplots(
+        sum(map(len, lines)), min(columns, 6), figsize=(TEXT, (side + 0.15) * sum(map(len, lines)) + 0.3), squeeze=False
+    )
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for i, (result, ts) in enumerate(zip(results, shown, strict=True)):
+        for j, t in enumerate(ts):
+            axes = grid[i * len(lines[0]) + j // 6, j % 6]
+            axes.set_axis_on()
+            matrix(axes, result, t)
+            if j == 0:
+                axes.set_ylabel(name_of(result), fontsize=7)
+    return figure
+
+
+def name_of(result: Result) -> str:
+    """Return what the flipped clients of a run do."""
+    searches = bool(getattr(result.run, "flipped_run_ggc", True))
+    return "flipped clients search too" if searches else "flipped clients only train"
+
+
+def draw(results: Sequence[Result], rounds: str | None = None) -> Drawing:
+    """Return the figure: graphs and shares, or with `rounds` the graphs of these rounds."""
     results = [r for r in graphs(results) if "client/flipped" in r and 0 < flipped(r).sum() < len(flipped(r))]
     if not results:
         raise UserError("none of these results has clients with flipped labels (--flip_share)")
@@ -92,8 +122,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         flip, last = flipped(result), result.last_round
         matrix(first, result, 0)
         matrix(end, result, last)
-        searches = bool(getattr(result.run, "flipped_run_ggc", True))
-        name = "flipped clients search too" if searches else "flipped clients only train"
+        name = name_of(result)
         first.set_ylabel(name, fontsize=7)
         line = [edge_share(result.graph(t), flip) for t in range(last + 1)]
         chance = flip.sum() / (len(flip) - 1)
@@ -117,13 +146,16 @@ def draw(results: Sequence[Result]) -> Drawing:
         rows += [
             {
                 "run": result.path.stem,
-                "flipped_run_ggc": searches,
+                "flipped_run_ggc": bool(getattr(result.run, "flipped_run_ggc", True)),
                 "round": t,
                 "edge_share_from_flipped": s,
                 "chance": chance,
             }
             for t, s in enumerate(line)
         ]
+    if rounds:
+        plt.close(figure)
+        figure = evolution(results, rounds)
     figure.legend(
         handles=[Patch(color=BLUE, label="from a benign client"), Patch(color=RED, label="from a flipped client")],
         loc="outside upper left",
@@ -134,5 +166,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     return Drawing(pd.DataFrame(rows), figure, "\n".join(text))
 
 
+OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}}
+
 if __name__ == "__main__":
-    main("label_flip", __doc__, RUNS, draw)
+    main("label_flip", __doc__, RUNS, draw, OPTIONS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from _common import TEXT, Drawing, curve, main, over_rounds, text_label
 from _tables import named, repetitions
@@ -45,7 +46,7 @@ def draw(results: Sequence[Result]) -> Drawing:
             if array == "round/test_acc" and getattr(
                 group[0].run, "finetune_epochs", 0
             ):  # goes on from the best models
-                _, tuned, _ = over_rounds(group, lambda r: r.mean("finetune/test_acc"))
+                _, tuned, _ = over_rounds(group, lambda r: np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1))
                 axes.plot(
                     epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0],
                     factor * tuned,

@@ -26,7 +26,7 @@ PAPER = {
 def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
     """Return the table."""
     dpfl = [r for r in results if r.run.method == "dpfl"]
-    data, text, latex = by_budget(dpfl, "tau_init", "tau_init", PAPER if paper else None)
+    data, text, latex = by_budget(dpfl, "tau_init", "tau_init", PAPER if paper else None, "CIFAR-10 Patho(3)")
     return Drawing(data, text=text, latex=latex)
 
 

@@ -217,7 +217,7 @@ def summary(path: Path) -> str:
                 f"{run.method} on {run.dataset}, {run.partition}, {run.clients} clients, B_c = {run.budget}, "
                 f"{run.rounds} rounds, seed {run.seed}",
                 f"  test accuracy        {100 * test.mean():.2f} %, mean over clients of their best-validation models "
-                f"({100 * np.nanmean(result['round/test_acc'][0]):.2f} % in round 0)",
+                f"({100 * result.mean('round/test_acc')[0]:.2f} % in round 0)",
                 f"  spread over clients  {100 * test.std():.2f} points (lowest {100 * test.min():.1f} %, highest {100 * test.max():.1f} %)",
                 f"  edges                {chosen[0]} in Omega, {chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept a round",
                 f"  models received      {received[1:].mean(1).sum() / rounds:.2f} a client and round, "

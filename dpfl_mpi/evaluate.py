@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import UserError
-from dpfl_mpi.datasets import Source, in_file, open_source
+from dpfl_mpi.config import UserError, find
+from dpfl_mpi.datasets import Source, deals_test, in_file, open_source, pooled
 from dpfl_mpi.partition import PARTS, deal
 from dpfl_mpi.results import Result
 
@@ -32,7 +32,12 @@ def source_of(result: Result, data: Path | None) -> Source:
             name = str(file.attrs.get("dataset", result.run.dataset))
     except OSError:
         name = result.run.dataset  # in_file says what is wrong
-    return in_file(data, name)
+    source = in_file(data, name)
+    return (
+        pooled(source)
+        if source.sha256 == str(result.file["meta"].attrs["data_sha256"]) and deals_test(result.run)
+        else source
+    )
 
 
 def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
@@ -118,6 +123,14 @@ def main(arguments: list[str] | None = None) -> int:
             n = len(result["client/p"])
             result.state_dict(0)  # says so at once where no models were saved
             source = source_of(result, args.data)
+            if (
+                args.on == "all"
+                and source.sha256 == str(result.file["meta"].attrs["data_sha256"])
+                and deals_test(result.run)
+            ):
+                raise UserError(
+                    f"--on is all; --partition {result.run.partition} takes training and test samples from one pool: name other data with --data"
+                )
             if args.on == "all":
                 part, rows = "test", [np.arange(len(source.labels["test"]))] * n
             else:
@@ -136,16 +149,19 @@ def main(arguments: list[str] | None = None) -> int:
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     """Return the sentences that are printed."""
     where = "the whole test set" if on == "all" else f"their own {part} samples"
+    stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
+    scores = scores[result.benign]
     lines = [
         f"{len(scores)} models on {where}: mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}, "
         f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
     ]
-    if on == "own" and part in ("test", "val"):
-        stored = result[f"best/{part}_acc"]
+    if stored is not None:
         lines.append(
             f"stored in the result: mean {100 * np.nanmean(stored):.2f} %; the same for {int((np.abs(stored - scores) < 1e-9).sum())} of "
             f"{len(scores)} clients"
         )
+    if not getattr(find("method", result.run.method), "FINETUNES", True):
+        lines.append(f"{result.run.method} is scored by more than its models in the run: these are the models alone")
     return "\n".join(lines)
 
 

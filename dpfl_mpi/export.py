@@ -63,9 +63,9 @@ def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def write_pfllib(result: Result, out: Path) -> None:
     """Write one result in PFLlib's layout."""
     with disk.File(out, "w") as file:
-        file["rs_test_acc"] = weighted(result["round/test_acc"], result["client/n_test"])
+        file["rs_test_acc"] = weighted(result["round/test_acc"], result["client/n_test"] * result.benign)
         file["rs_test_auc"] = np.zeros(0)
-        file["rs_train_loss"] = weighted(result["round/train_loss"], result["client/n_train"])
+        file["rs_train_loss"] = weighted(result["round/train_loss"], result["client/n_train"] * result.benign)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -36,8 +36,12 @@ def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) ->
     arrays = fed.world.from_root(lambda: read(path, run, recorder, fed.partition.sha256()))
     if not arrays:
         return False
-    best, epochs, diverged, steps = arrays
+    best, epochs, diverged, steps, *scores = arrays
     fed.best[:, : fed.ensemble.size] = torch.from_numpy(best.view(np.float32)[fed.ids]).to(fed.device)
+    for mine, stored in zip(
+        (fed.best_round, fed.best_val, fed.best_test, fed.last_test, fed.best_confusion), scores, strict=True
+    ):
+        mine[:] = stored[fed.ids]  # a diverged client keeps them
     fed.epochs[:] = epochs[fed.ids]
     fed.diverged_round[:] = diverged
     fed.alive[:] = diverged < 0
@@ -48,7 +52,7 @@ def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) ->
 
 
 def read(path: Path, run: Run, recorder: Recorder | None, partition: str) -> list[np.ndarray]:
-    """Return best models, epochs, diverged rounds and gradient steps of the base Run, on root; [] where they cannot be had."""
+    """Return best models, epochs, diverged rounds, gradient steps and scores of the base Run, on root; [] where they cannot be had."""
     if not path.is_file():
         return []
     with Result(path) as base:
@@ -62,7 +66,10 @@ def read(path: Path, run: Run, recorder: Recorder | None, partition: str) -> lis
             recorder.once({"client/diverged_round": base["client/diverged_round"]})
         best = np.ascontiguousarray(base["model/best"], np.float32)
         steps = base["round/gradient_steps"][-1:].astype(np.int64)
-        return [best.view(np.uint8), base["client/epochs"], base["client/diverged_round"].astype(np.int64), steps]
+        scores = [base[f"best/{name}"] for name in ("round", "val_acc", "test_acc")]
+        scores += [base["last/test_acc"], base["best/confusion"]]
+        diverged = base["client/diverged_round"].astype(np.int64)
+        return [best.view(np.uint8), base["client/epochs"], diverged, steps, *scores]
 
 
 def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[int]:
@@ -81,6 +88,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
         fed.round = before + epoch
         if epoch:
             fed.local_opt(w, 1, gradient, momentum="finetune")
+        fed.check_finite(w)
         if epoch < 2:
             mine = fed.alive[fed.ids]  # a diverged client keeps its last finite best
             fed.best_val[mine], fed.best_round[mine] = np.nan, -1
@@ -106,6 +114,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
                 "best/val_acc": last[:, 1],
                 "best/test_acc": last[:, 2],
                 "last/test_acc": last[:, 3],
+                "client/diverged_round": fed.diverged_round,
                 "client/epochs": last[:, 4].astype(np.int64),
             }
         )

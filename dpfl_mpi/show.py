@@ -134,7 +134,7 @@ def show(result: Result, last: int, each: int) -> str:
     return "\n".join(
         [
             f"{result.path}: {run.method} on {run.dataset}, {result.state} of {run.rounds}",
-            f"  test accuracy {head['test accuracy, %']} % (mean over {len(result['client/p'])} clients of their best model by validation), "
+            f"  test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
             f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %",
             f"  {start['ranks']} ranks on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
             f"{start['time']}, {head['seconds']} s",
@@ -165,7 +165,7 @@ def compare(a: Result, b: Result) -> str:
     if meta[0] != meta[1]:
         out.append("\nnot compared client by client: the data or the partition differ")
         return "\n".join(out)
-    difference = 100 * (b["best/test_acc"] - a["best/test_acc"])
+    difference = 100 * (b["best/test_acc"] - a["best/test_acc"])[a.benign & b.benign]
     differing = Result.differences(a, b)
     out.append(
         f"\nclient by client (same partition), B - A: {np.nanmean(difference):+.2f} points; B is better for {int((difference > 0).sum())}, equal for "

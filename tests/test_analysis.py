@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import tiny_result
@@ -42,6 +43,7 @@ def made(tmp_path_factory):
     out = {(m, s): tiny_result.make(folder / f"{m}{s}.h5", m, s) for m in ("dpfl", "local") for s in (42, 52)}
     out["flip"] = tiny_result.make(folder / "flip.h5", flipped=[False, True, False, True])
     out["random"] = tiny_result.make(folder / "random.h5", budget=2)
+    out["unsearched"] = tiny_result.make(folder / "unsearched.h5", "random_graph", best=(0.5, 0.5, 0.5, 0.5))
     both = [[[1, 2], [0, 2], [0, 1]]] * 3
     out["alone"] = tiny_result.make(folder / "alone.h5", "local", clients=3, best=(0.5, 0.9, 0.9))
     out["pair"] = tiny_result.make(
@@ -308,13 +310,68 @@ def test_clients_with_flipped_labels_are_in_no_average(made):
 
 
 def test_fine_tuned_runs_end_with_their_last_round(made, tmp_path):
-    import h5py
-
     path = tiny_result.make(tmp_path / "tuned.h5")
     with h5py.File(path, "a") as file:
         file.attrs["rounds_done"] = 12  # tuning counts on after round 2
     assert Result(path).last_round == 2
     assert module("graph_evolution").draw([Result(path)]).data["round"].tolist() == [0, 1, 2]
+
+
+def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
+    def group(method, *clients):
+        """One result a seed, all on the partition of seed 42."""
+        paths = []
+        for seed, best in zip((42, 52, 62), clients, strict=False):
+            path = tiny_result.make(tmp_path / f"{method}{seed}.h5", method, seed, best=best, partition_seed=1)
+            with h5py.File(path, "a") as file:
+                file["meta"].attrs["partition_sha256"] = "p"
+            paths.append(path)
+        return [Result(p) for p in paths]
+
+    a = group("dpfl", (0.8, 0.5, 0.5, 0.5), (0.9, 0.5, 0.5, 0.5), (1.0, 0.5, 0.5, 0.5))
+    b = group("local", (0.6, 0.5, 0.5, 0.4), (0.5, 0.5, 0.5, 0.2))  # without the third seed
+    tables = module("_tables")
+    assert tables.paired(a, b).tolist() == pytest.approx([30, 0, 0, 20])  # means of .2 and .4, of .1 and .3: four pairs
+    assert tables.paired(a[2:], b).tolist() == pytest.approx([45, 0, 0, 20])  # no common seed: all of each
+
+
+def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
+    paths = [tiny_result.make(tmp_path / f"{i}.h5", budget=b) for i, b in enumerate(("uniform:2:4", 2, "inf"))]
+    results = [Result(p) for p in paths]
+    for name in ("accuracy_table", "variance", "learning_curves", "sparsity", "asymmetry", "graph_evolution"):
+        module(name).draw(results)
+    for name in ("greedy_cases", "random_graph", "traffic_and_time", "tau_init_table"):
+        module(name).draw(results)
+    assert [module("_common").budget_order(r.run) for r in results] == [3, 2, float("inf")]
+    assert "B_c = uniform:2:4" in module("accuracy_table").draw(results).text
+
+
+def test_what_there_is_nothing_to_draw_of(made):
+    with pytest.raises(UserError, match="none of these results has searched for its graph"):
+        module("greedy_cases").draw([Result(made["unsearched"])])
+
+
+def test_tuning_longer_than_the_rounds_is_drawn_whole(tmp_path):
+    path = tiny_result.make(tmp_path / "tuned.h5", "local", finetune_epochs=4)
+    with h5py.File(path, "a") as file:
+        file["finetune/test_acc"] = np.linspace(0.5, 0.9, 5)[:, None] * np.ones(4)
+        file["finetune/epochs"] = 20 + np.arange(5)
+    figure = module("learning_curves").draw([Result(path)]).figure
+    lines = figure.axes[0].lines
+    assert lines[1].get_xdata().tolist() == [20, 21, 22, 23, 24]
+    assert lines[1].get_ydata().tolist() == pytest.approx([50, 60, 70, 80, 90])
+
+
+def test_the_flipped_graph_over_rounds(made):
+    flip = module("label_flip")
+    figure = flip.draw([Result(made["flip"])], rounds="every").figure
+    assert [a.get_title() for a in figure.axes] == [r"$\Omega$ (before round 1)", "round 1", "round 2"]
+    cells = figure.axes[2].images[0].get_array()  # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
+    assert cells.tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
+    figure = flip.draw([Result(made["flip"])], rounds="2").figure
+    assert [a.get_title() for a in figure.axes] == ["round 2"]
+    with pytest.raises(UserError, match="--rounds has 7"):
+        flip.draw([Result(made["flip"])], rounds="7")
 
 
 def test_motivation(made):

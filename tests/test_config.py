@@ -84,8 +84,11 @@ def test_authors_code_is_the_other_column():
     """Same as the paper but for what their code has otherwise; what the user says still counts."""
     paper, code = (Run(dataset="cifar10", preset=p).resolve() for p in ("paper", "authors_code"))
     differ = {f.name for f in dataclasses.fields(Run) if getattr(paper, f.name) != getattr(code, f.name)}
-    assert differ == {"preset", "weight_decay", "lr_decay", "tau_init", "batch_size"}
+    assert differ == {"preset", "weight_decay", "lr_decay", "tau_init", "rounds", "batch_size"}
     assert (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size) == (1e-4, 0.998, 15, 32)
+    for name, epochs in (("cifar10", 500), ("cinic10", 250), ("femnist", 100)):  # as many as the baselines
+        dpfl, local = (Run(dataset=name, preset="authors_code", method=m).resolve() for m in ("dpfl", "local"))
+        assert dpfl.tau_init + dpfl.rounds * dpfl.tau_train == epochs == local.rounds * local.tau_train
     assert Run(dataset="cifar10", preset="authors_code", batch_size=16).resolve().batch_size == 16
 
 

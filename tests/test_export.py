@@ -174,6 +174,32 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, capsys):
     assert "these are not the data of the run" in capsys.readouterr().err
 
 
+def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, tmp_path, capsys):
+    pytest.importorskip("torch")
+    path = tmp_path / "run.h5"
+    command = "--partition fedrep --clients 4 --method local --rounds 1 --tau_train 1 --save_models --quiet --out"
+    subprocess.run([sys.executable, "-m", "dpfl_mpi", *command.split(), str(path)], check=True, timeout=120)
+    for data in ([], ["--data", str(digits_file)]):
+        assert evaluate.main([str(path), *data, "--device", "cpu"]) == 0
+        assert "the same for 4 of 4 clients" in capsys.readouterr().out
+        assert evaluate.main([str(path), *data, "--on", "all"]) == 2
+        assert "takes training and test samples from one pool" in capsys.readouterr().err
+
+
+def test_means_are_over_clients_with_true_labels(tmp_path, capsys):
+    flip = tiny_result.make(tmp_path / "flip.h5", flipped=[False, True, False, True])  # best .8 .6 1.0 .4
+    local = tiny_result.make(tmp_path / "local.h5", "local", flipped=[False, True, False, True])  # .6 .6 .8 .6
+    with Result(flip) as a, Result(local) as b:
+        assert "B - A: -20.00 points; B is better for 0, equal for 0, worse for 2" in show.compare(a, b)
+        assert "(mean over 2 clients" in show.show(a, 1, 1)
+        said = evaluate.report(a, np.array([0.8, 0.1, 1.0, 0.1]), "own", "test")
+    assert said.startswith("2 models on their own test samples: mean 90.00 %") and "the same for 2 of 2 clients" in said
+    out = tmp_path / "flip.pfllib"
+    assert export.main([str(flip), "--format", "pfllib", "--out", str(out)]) == 0
+    with h5py.File(out) as file:
+        assert file["rs_test_acc"][:].tolist() == pytest.approx([0.7, 0.8, 0.9])
+
+
 def test_a_state_dict_loads_into_the_module(trained):
     torch = pytest.importorskip("torch")
     from dpfl_mpi.models import mlp

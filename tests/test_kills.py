@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import starts
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.config import Run, UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.shm import ABANDONED_S, mapped, remove_left
 
@@ -169,6 +169,29 @@ def test_a_diverged_client_stops_the_run_with_its_name(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="client 2 diverged in round 3"):
         starts.here(tmp_path / "run.h5", checkpoint_every="1")
     assert starts.checkpoint_rounds(tmp_path / "run.h5") == [1, 2]
+
+
+def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path, monkeypatch):
+    """From the base Run's file as when its rounds are computed again."""
+    poisoned(monkeypatch, client=2, t=1)
+    fields = starts.small(on_divergence="exclude", method="local")
+    base = starts.here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    tuned = fields | {"finetune_epochs": 2}
+    from_file = starts.here(tmp_path / "file.h5", tuned, results=str(tmp_path))
+    again = starts.here(tmp_path / "again.h5", tuned, results=str(tmp_path / "elsewhere"))
+    assert starts.same(from_file, again)
+    with Result(from_file) as result, Result(base) as before:
+        assert np.isfinite(result["best/test_acc"]).all()
+        assert result["best/test_acc"][2] == before["best/test_acc"][2]
+        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, -1, -1]
+
+
+def test_a_client_that_diverges_while_it_is_tuned_is_named(tmp_path, monkeypatch):
+    fields = starts.small(on_divergence="exclude", method="local", finetune_epochs=2)
+    poisoned(monkeypatch, client=2, t=5)  # the first epoch of tuning, after four rounds
+    with Result(starts.here(tmp_path / "run.h5", fields)) as result:
+        assert result["client/diverged_round"].tolist() == [-1, -1, 5, -1, -1, -1]
+        assert result["best/round"][2] <= 4 and np.isfinite(result["best/test_acc"]).all()
 
 
 def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch):

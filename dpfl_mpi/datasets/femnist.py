@@ -23,7 +23,7 @@ PAPER = {
     "model": "cnn", "rounds": 48, "tau_init": 4, "tau_train": 2, "budget": "0.1N",
     "lr": 0.001, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 10, "augment": False,
 }  # fmt: skip
-AUTHORS_CODE = {"partition": "fedrep", "weight_decay": 1e-4, "lr_decay": 0.998}
+AUTHORS_CODE = {"partition": "fedrep", "tau_init": 6, "rounds": 47, "weight_decay": 1e-4, "lr_decay": 0.998}
 DATA = "data/femnist.h5"
 WEIGHTS = "train"
 SOURCE = "LEAF's folder data/femnist/data, or an archive of it, with {train,test}/*.json; or NIST's by_class, folder or archive"
