@@ -145,7 +145,8 @@ def sentence(text: str) -> str:
 
 def before_mpi() -> None:
     """Set what must be set before MPI and torch start: one thread a rank, and MPICH's yielding where ranks outnumber cores."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is of nested levels
+    os.environ["OMP_NUM_THREADS"] = threads if threads.isdigit() and int(threads) else "1"
     # MPICH's pipelined ring is 50 times slower on shared cores
     os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
     if launched(LOCAL_SIZE, 1) > len(os.sched_getaffinity(0)):
@@ -179,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         from dpfl_mpi.train import train
 
-        torch.set_num_threads(max(1, int(os.environ["OMP_NUM_THREADS"])))
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         path = train(run, job, world)
     except UserError as error:
         together = world.all_stop()

@@ -173,11 +173,17 @@ class Checkpoints:
 
         return bool(self.world.from_root(look)[0][0])
 
-    def clear(self) -> None:
-        """Delete all checkpoints: the run is finished, or to be started over."""
+    def clear(self, sure: bool = False) -> None:
+        """Delete all checkpoints: the run is finished, or to be started over.
+
+        Raises:
+            UserError: on every rank; not all could be deleted, and the caller must be `sure`.
+        """
 
         def delete() -> list[np.ndarray]:
             shutil.rmtree(self.folder, ignore_errors=True)
+            if sure and self.exist():
+                raise UserError(f"{self.folder} cannot be removed; remove it, or choose another --out")
             return []
 
         self.world.from_root(delete)
@@ -214,6 +220,10 @@ class Checkpoints:
                 assert state is not None
                 apply(fed, state)
                 self.round = fed.round
+                for damaged in manifests[
+                    :i
+                ]:  # it would count as the newest for as long as its round is not reached again
+                    damaged.unlink(missing_ok=True)
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
                 older = "going back to the one before" if i + 1 < found else "and there is none before it"
@@ -267,7 +277,7 @@ class Checkpoints:
             group, _, short = name.partition("/")
             value: Any = array
             if schema[name]["kind"] == "tensor":
-                value = torch.from_numpy(array).to(fed.device)
+                value = torch.from_numpy(array).to(fed.device, copy=True)  # aligned as PyTorch aligns, as before
             out["client" if group == "state" else group][short] = value
         for group, into in (("state", "shared"), ("federation", "federation")):
             for short in file.get(group, {}):
@@ -359,11 +369,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too
-    finally:
-        os.close(folder)
+    disk.sync_folder(path.parent)  # the new name, too
 
 
 def sha256(path: Path) -> str:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpfl_mpi.config import Job, Run
+from dpfl_mpi.checkpoint import DAMAGE
+from dpfl_mpi.config import Job, Run, UserError
 from dpfl_mpi.results import Recorder, Result
 
 if TYPE_CHECKING:
@@ -53,23 +54,28 @@ def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) ->
 
 def read(path: Path, run: Run, recorder: Recorder | None, partition: str) -> list[np.ndarray]:
     """Return best models, epochs, diverged rounds, gradient steps and scores of the base Run, on root; [] where they cannot be had."""
-    if not path.is_file():
+    why = ""
+    try:
+        with Result(path) as base:
+            if not base.finished or base.file["meta"].attrs["partition_sha256"] != partition:
+                why = "is not finished, or of another partition"
+            elif "model/best" not in base:
+                why = "holds no models (--save_models)"
+            else:
+                copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
+                best = np.ascontiguousarray(base["model/best"], np.float32)
+                steps = base["round/gradient_steps"][-1:].astype(np.int64)
+                scores = [base[f"best/{name}"] for name in ("round", "val_acc", "test_acc")]
+                scores += [base["last/test_acc"], base["best/confusion"]]
+                epochs, diverged = base["client/epochs"], base["client/diverged_round"].astype(np.int64)
+    except (UserError, *DAMAGE):
+        why = "cannot be read" if path.exists() else "is not there"
+    if why:
+        print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return []
-    with Result(path) as base:
-        if not base.finished or base.file["meta"].attrs["partition_sha256"] != partition:
-            return []
-        if "model/best" not in base:
-            print(f"{path} holds no models (--save_models): its rounds are computed again", file=sys.stderr, flush=True)
-            return []
-        if recorder:
-            recorder.once({name: base[name] for name in base.names() if name.startswith(COPIED)})
-            recorder.once({"client/diverged_round": base["client/diverged_round"]})
-        best = np.ascontiguousarray(base["model/best"], np.float32)
-        steps = base["round/gradient_steps"][-1:].astype(np.int64)
-        scores = [base[f"best/{name}"] for name in ("round", "val_acc", "test_acc")]
-        scores += [base["last/test_acc"], base["best/confusion"]]
-        diverged = base["client/diverged_round"].astype(np.int64)
-        return [best.view(np.uint8), base["client/epochs"], diverged, steps, *scores]
+    if recorder:
+        recorder.once(copied | {"client/diverged_round": diverged})
+    return [best.view(np.uint8), epochs, diverged, steps, *scores]
 
 
 def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[int]:

@@ -19,11 +19,12 @@ PATIENCE = 5.0  # a killed run needs a moment to die: its launcher goes first
 
 
 def myself() -> dict[str, Any]:
-    """Return who would own a lock: host, pid and its start time, Slurm job and how often that was requeued."""
+    """Return who would own a lock: host, pid, where and since when that counts, Slurm job and how often that was requeued."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "born": born(os.getpid()),
+        "space": namespace(),
         "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
         "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
     }
@@ -39,6 +40,26 @@ def born(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]  # a zombie writes no more
 
 
+def namespace() -> str:
+    """Return which processes a pid is one of: two containers may have the host's name and pids of their own."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def gone(pid: int, since: str) -> bool:
+    """Return whether the process that was `born` then is no more; one that /proc hides from us lives."""
+    if now := born(pid):
+        return now != since
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True  # a zombie
+
+
 class Lock:
     """A lock file, made with O_EXCL. On root only."""
 
@@ -46,6 +67,7 @@ class Lock:
         self.path = results.with_name(results.name + ".lock")
         self.stop = threading.Event()
         self.held = False
+        self.text = ""  # in the file, while it is ours
 
     def acquire(self, patience: float = PATIENCE) -> None:
         """Take the lock.
@@ -90,8 +112,9 @@ class Lock:
                         os.link(away, self.path)
                 away.unlink()
             return False
+        self.text = json.dumps(myself())
         with os.fdopen(file, "w") as out:
-            out.write(json.dumps(myself()))
+            out.write(self.text)
         return True
 
     def _text(self) -> str | None:
@@ -119,11 +142,14 @@ class Lock:
             return silent > PATIENCE  # killed between making the file and writing it
         if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
             return True
-        return bool(owner["host"] == me["host"] and born(owner["pid"]) != owner["born"])
+        here = owner["host"] == me["host"] and owner.get("space") == me["space"]
+        return bool(here and gone(owner["pid"], owner["born"]))
 
     def _beat(self) -> None:
         while not self.stop.wait(BEAT):
             now = time.time()
+            if self._text() != self.text:  # we slept so long that another run took it over
+                return
             with contextlib.suppress(OSError):
                 os.utime(self.path, (now, now))
 
@@ -132,4 +158,5 @@ class Lock:
         if self.held:
             self.stop.set()
             self.held = False
-            self.path.unlink(missing_ok=True)
+            if self._text() == self.text:
+                self.path.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from dpfl_mpi.config import UserError, find, names
 from dpfl_mpi.datasets import Arrays, digest
 
 FORMAT = "dpfl_mpi data 1"
+AT_ONCE = 4096  # images written at once
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -243,7 +244,11 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
         out.parent.mkdir(parents=True, exist_ok=True)
         with disk.File(temporary, "w", libver="earliest") as file:
             for part in ("train", "test"):
-                file.create_dataset(f"{part}/images", data=getattr(arrays, f"{part}_images"))
+                images = getattr(arrays, f"{part}_images")
+                stored = file.create_dataset(f"{part}/images", images.shape, images.dtype)
+                for first in range(0, len(images), AT_ONCE):
+                    stored[first : first + AT_ONCE] = images[first : first + AT_ONCE]
+                    file.flush()  # a full disk is known now, and no more is kept in memory
                 file.create_dataset(f"{part}/labels", data=getattr(arrays, f"{part}_labels").astype(kind))
                 clients = getattr(arrays, f"{part}_clients")
                 if clients is not None:

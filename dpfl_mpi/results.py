@@ -100,17 +100,20 @@ class Recorder:
                         method=run.method,
                         budget=str(run.budget),
                         seed=run.seed,
+                        state="running",
                         rounds_done=-1,
+                        test_acc=np.nan,
                     )
                     self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
                     self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
-                self.file.attrs["state"] = "running"
+                self._set(state="running")
                 stored = self.file["meta/starts"]
                 self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
                 stored.resize(len(self.starts) + 1, 0)
                 stored[:] = [json.dumps(s) for s in [*self.starts, start]]
                 self.file.flush()
                 os.replace(part, path)
+                disk.sync_folder(path.parent)
                 stack.pop_all()  # stays open
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
@@ -121,6 +124,11 @@ class Recorder:
         """Write the file as it is now to another one, for a checkpoint."""
         self.file.flush()
         shutil.copyfile(self.path, path)
+
+    def _set(self, **attributes: Any) -> None:
+        """Change attributes in their place: what opens the file stays where it is."""
+        for name, value in attributes.items():
+            self.file.attrs.modify(name, value)
 
     @writes
     def describe(self, group: str, **attributes: Any) -> None:
@@ -173,7 +181,7 @@ class Recorder:
     @writes
     def flush(self, rounds_done: int, test_acc: float) -> None:
         """Make the round durable against a kill of the process."""
-        self.file.attrs["rounds_done"], self.file.attrs["test_acc"] = rounds_done, test_acc
+        self._set(rounds_done=rounds_done, test_acc=test_acc)
         self.file.flush()
 
     @writes
@@ -181,8 +189,8 @@ class Recorder:
         """Close the file, marked finished or stopped."""
         if self.file:
             with self.file:
-                self.file.flush()  # a file that is not whole is not called finished
-                self.file.attrs["state"] = state
+                self.file.sync()  # a file that is not whole is not called finished
+                self._set(state=state)
 
     def abandon(self) -> None:
         """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import Job
@@ -66,11 +67,11 @@ def hear(number: int) -> None:
 class Watch:
     """Beside the main thread of every rank: ends all ranks where waiting for the round's end would be too late, or no end is near.
 
-    Use with `with`; `begin` marks each round. The exit code of an end without notice depends on `progress`.
+    Use with `with`; `begin` marks each round. `on_abort` is called on the rank that ends them all.
     """
 
-    def __init__(self, job: Job, world: World):
-        self.job, self.world = job, world
+    def __init__(self, job: Job, world: World, on_abort: Callable[[], None] = lambda: None):
+        self.job, self.world, self.on_abort = job, world, on_abort
         self.round = 0
         self.started, self.last = time.monotonic(), 0.0  # of this round; seconds of the one before
         self.grace = job.grace
@@ -102,7 +103,9 @@ class Watch:
     def begin(self, t: int) -> None:
         """Mark the start of round t."""
         now = time.monotonic()
-        self.last = now - self.started if t > 1 else 0.0  # preprocessing tells nothing about a round
+        self.last = (
+            now - self.started if self.round > 0 else 0.0
+        )  # starting and preprocessing tell nothing about a round
         self.round, self.started = t, now
         self._arm()
 
@@ -161,6 +164,7 @@ class Watch:
             file=sys.stderr,
             flush=True,
         )
+        self.on_abort()
         self.world.abort(self.code)
 
     def _hung(self) -> None:
@@ -178,6 +182,7 @@ class Watch:
         )
         time.sleep(2)  # for the other ranks to print theirs
         if self._first():
+            self.on_abort()
             self.world.abort(1)
 
     def _first(self) -> bool:

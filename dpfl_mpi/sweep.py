@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def compute(arguments: list[str]) -> int:
     )
     try:
         code = process.wait()
-    except KeyboardInterrupt:
+    except BaseException:  # Ctrl-C, or submitit's time limit
         process.send_signal(signal.SIGUSR1)  # the end of the round, a checkpoint
         process.wait()
         raise
@@ -181,6 +182,8 @@ class Known:
     folder: str = ""
     submitted: float = 0.0
     cluster: str = ""
+    born: str = ""  # when a process of this machine began, and its host: a number may be used again
+    host: str = ""
 
     def look(self, queue: set[str]) -> Row:
         """Return what its result file and its job say: finished, running, stopped, waiting, failed, missing or unreadable."""
@@ -202,9 +205,9 @@ class Known:
             return False
         if self.cluster == "slurm":
             return self.job_id in queue or time.time() - self.submitted < BLIND_S
-        if self.cluster == "debug":  # no process of its own
+        if self.cluster == "debug" or self.host != socket.gethostname():  # no process of its own, or none of ours
             return Lock(self.path).taken()
-        return bool(born(int(self.job_id)))
+        return born(int(self.job_id)) == self.born != ""
 
     def log(self) -> str:
         """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
@@ -239,9 +242,10 @@ def queued(known: list[Known], before: set[str] | None = None) -> set[str]:
     return before
 
 
-def remember(folder: Path, jobs: dict[str, str], cluster: str) -> None:
-    """Write which Run went to which job beside the logs."""
+def remember(folder: Path, jobs: dict[str, str], cluster: str, since: dict[str, str] | None = None) -> None:
+    """Write which Run went to which job beside the logs, and when the processes of this machine began."""
     entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
+    entry |= {"host": socket.gethostname(), "born": since or {}}
     part = folder / "jobs.json.part"
     part.write_text(json.dumps(entry, indent=1))
     os.replace(part, folder / "jobs.json")  # whole, for whoever reads it meanwhile
@@ -250,17 +254,12 @@ def remember(folder: Path, jobs: dict[str, str], cluster: str) -> None:
 def recall(known: list[Known], sweeps: Path) -> None:
     """Fill in the newest submission of each Run."""
     of = {k.path.name: k for k in known}
-    for file in sorted(sweeps.glob("*/jobs.json")):
-        entry = json.loads(file.read_text())
+    entries = [(json.loads(file.read_text()), str(file.parent)) for file in sweeps.glob("*/jobs.json")]
+    for entry, folder in sorted(entries, key=lambda e: e[0]["submitted"]):
         for name, job_id in entry["jobs"].items():
-            if name in of:
-                k = of[name]
-                k.job_id, k.folder, k.submitted, k.cluster = (
-                    job_id,
-                    str(file.parent),
-                    entry["submitted"],
-                    entry["cluster"],
-                )
+            if k := of.get(name):
+                k.job_id, k.folder, k.submitted, k.cluster = job_id, folder, entry["submitted"], entry["cluster"]
+                k.born, k.host = entry["born"].get(name, ""), entry["host"]
 
 
 def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool] | None = None) -> None:
@@ -314,19 +313,23 @@ def minutes(text: str) -> int:
     """Return a time limit in minutes: a number of them, or H:MM:SS, or D-H:MM:SS."""
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
-    if not all(p.isdigit() for p in [*parts, *([days] if days else [])]) or len(parts) > 3:
+    right = len(parts) == 3 or (len(parts) == 1 and not days)
+    if not right or not all(p.isdigit() for p in [*parts, days or "0"]):
         raise UserError(f"--time is {text}; allowed is a number of minutes, H:MM:SS or D-H:MM:SS")
     if len(parts) == 1:
         return int(parts[0])
-    hours, mins, seconds = (*map(int, parts), 0)[:3]
+    hours, mins, seconds = map(int, parts)
     return int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
 
 
 def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live) -> None:
     """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for, one with `debug`."""
     sweeps = Path(job.results) / "sweeps"
-    sweeps.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
+    try:
+        sweeps.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
+    except OSError as error:
+        raise UserError(f"--results is {job.results}; nothing can be written there: {error.strerror}") from None
     jobs = executor(args, folder)
     lines = [flags(k.run, dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))) for k in todo]
     if args.cluster == "slurm":
@@ -342,6 +345,7 @@ def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Kn
     at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
     running: list[Any] = []
     begun: dict[str, str] = {}
+    since: dict[str, str] = {}
 
     def busy(most: int) -> bool:
         running[:] = [r for r in running if not r.done()]
@@ -351,12 +355,13 @@ def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Kn
         for k, line in zip(todo, lines, strict=True):
             one = jobs.submit(compute, [str(args.ranks), *line])
             begun[k.path.name] = one.job_id
-            remember(folder, begun, args.cluster)
+            since[k.path.name] = born(int(one.job_id)) if args.cluster == "local" else ""
+            remember(folder, begun, args.cluster, since)
             recall(known, sweeps)
             if args.cluster == "debug":
                 print(f"--- {k.path.stem}", flush=True)
-                if error := one.exception():  # computes it; .result() would open a debugger
-                    print(f"{k.path.stem} failed: {error}", file=sys.stderr, flush=True)
+                if failure := one.exception():  # computes it; .result() would open a debugger
+                    print(f"{k.path.stem} failed: {failure}", file=sys.stderr, flush=True)
                 continue
             running.append(one)
             follow(known, live, LOOK_S, lambda: busy(at_once - 1))
@@ -459,6 +464,9 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
 
     if args.file and any(getattr(args, flag) for flag in GRID):
         raise UserError(f"name either {args.file} or a grid ({', '.join('--' + flag for flag in GRID)}), not both")
+    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0)):
+        if getattr(args, flag) < least:
+            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
     _, job = parse(rest)
     given = one_run().parse_args(rest)
     base = Run(**{f.name: given[f.name] for f in dataclasses.fields(Run)})

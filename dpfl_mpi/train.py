@@ -42,11 +42,13 @@ def train(run: Run, job: Job, world: World) -> Path:
     at_root(world, lock.acquire)
     try:
         checkpoints = Checkpoints(path, run, job, world)
-        if job.fresh and not requeued():  # a requeued job has the same command line, and goes on
-            checkpoints.clear()
+        # a requeued job has the same command line, and goes on from what it kept
+        if job.fresh and (not requeued() or world.agree(world.root and not checkpoints.exist())):
+            checkpoints.clear(sure=True)
         elif already_done(path, run, checkpoints, world):
+            checkpoints.clear()
             return path
-        with Watch(job, world) as watch:
+        with Watch(job, world, lock.release) as watch:
             rounds(path, run, job, world, checkpoints, watch)
         checkpoints.clear()
     finally:
@@ -130,7 +132,9 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
         try:
             result = Result(path)
         except UserError:
-            if checkpoints.exist():  # the checkpoint has a copy of what was recorded
+            if (
+                checkpoints.folder.is_dir()
+            ):  # ours, torn: the checkpoint has a copy of what was recorded, if there was anything
                 return [np.zeros(1, np.int64)]
             raise
         with result:

@@ -366,7 +366,9 @@ def test_the_flipped_graph_over_rounds(made):
     flip = module("label_flip")
     figure = flip.draw([Result(made["flip"])], rounds="every").figure
     assert [a.get_title() for a in figure.axes] == [r"$\Omega$ (before round 1)", "round 1", "round 2"]
-    cells = figure.axes[2].images[0].get_array()  # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
+    cells = (
+        figure.axes[2].images[0].get_array()
+    )  # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
     assert cells.tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
     figure = flip.draw([Result(made["flip"])], rounds="2").figure
     assert [a.get_title() for a in figure.axes] == ["round 2"]

@@ -125,6 +125,37 @@ def test_a_damaged_newest_falls_back(tmp_path, monkeypatch, capfd, undisturbed, 
     assert starts.same(out, undisturbed)
 
 
+def test_a_damaged_generation_does_not_displace_whole_ones(tmp_path, monkeypatch, undisturbed):
+    """Rounds 2 and 3 are kept, 3 is damaged: after two more saves the two kept are those, and both whole."""
+    out = tmp_path / "run.h5"
+    cut_after(monkeypatch, 3, out)
+    assert starts.checkpoint_rounds(out) == [1, 2]
+    flip(newest(out, "shard"), 0.5)
+    cut_after(monkeypatch, 3, out)  # goes on from round 1 and saves round 2 once more
+    assert starts.checkpoint_rounds(out) == [1, 2]
+    flip(newest(out, "shard"), 0.5)
+    starts.here(out)
+    assert starts.same(out, undisturbed)
+
+
+def test_a_first_round_torn_while_it_was_written_is_no_obstacle(tmp_path, monkeypatch, undisturbed):
+    out = tmp_path / "run.h5"
+    cut_after(monkeypatch, 0, out, checkpoint_every="never")
+    out.write_bytes(out.read_bytes()[:3000])
+    starts.here(out)
+    assert starts.same(out, undisturbed)
+
+
+def test_what_a_kill_at_the_very_end_leaves_is_removed(tmp_path, undisturbed):
+    out = tmp_path / "run.h5"
+    out.write_bytes(undisturbed.read_bytes())
+    folder = Path(f"{out}.checkpoint")
+    folder.mkdir()
+    (folder / "begun_from").write_text("3\n")
+    starts.here(out)
+    assert not folder.exists()
+
+
 def test_both_damaged_is_an_error(tmp_path, monkeypatch):
     out = tmp_path / "run.h5"
     cut_after(monkeypatch, 3, out)
@@ -171,6 +202,15 @@ def test_fresh_starts_over_but_not_when_requeued(tmp_path, monkeypatch):
     starts.here(out, fresh=True)
     with Result(out) as result:
         assert len(result.starts()) == 1
+
+
+def test_fresh_is_not_forgotten_where_a_requeued_job_has_nothing_to_go_on_from(tmp_path, monkeypatch):
+    out = tmp_path / "run.h5"
+    starts.here(out, starts.small(seed=7))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # stopped before it had replaced the old file
+    starts.here(out, fresh=True)
+    with Result(out) as result:
+        assert result.run.seed == 42 and result.finished
 
 
 def test_every_kind_of_state_comes_back(tmp_path):

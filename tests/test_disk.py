@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 from dpfl_mpi import disk
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import Recorder, Result
 
 SCRIPT = """
 import errno, resource, sys
@@ -78,6 +82,79 @@ def test_the_bytes_are_those_of_hdf5s_own_files(tmp_path):
             file["x"][3] = 7
             file["group/y"] = np.arange(10)
     assert (tmp_path / "ours.h5").read_bytes() == (tmp_path / "theirs.h5").read_bytes()
+
+
+def test_a_results_file_opens_whatever_write_was_the_last(tmp_path, monkeypatch):
+    """A kill may come between any two writes: every beginning of the sequence of writes is a file that opens."""
+    writes, after_first_round = [], 0
+    pwrite = os.pwrite
+
+    def noted(fd, data, at):
+        writes.append((at, bytes(data)))
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    run = Run(clients=30, rounds=40).resolve()
+    recorder = Recorder(tmp_path / "run.h5", run, {"data_sha256": "d"}, {"time": "now"})
+    rng = np.random.default_rng(0)
+    recorder.once({"client/p": np.full(30, 1 / 30), "graph/omega/indptr": np.arange(31)})
+    for t in range(40):
+        recorder.append({"round/number": t, "round/epochs": 5 * t})
+        recorder.append({f"round/{name}": rng.random(30) for name in ("train_loss", "val_loss", "val_acc", "test_acc")})
+        recorder.append({f"traffic/{name}": rng.integers(0, 9, 30) for name in ("models_received",)})
+        recorder.once({"best/test_acc": rng.random(30)})
+        recorder.flush(t, 0.5)
+        after_first_round = after_first_round or len(writes)
+    recorder.close("finished")
+    image, seen = bytearray(), set()
+    for i, (at, data) in enumerate(writes, 1):
+        image[len(image) : at] = bytes(max(0, at - len(image)))
+        image[at : at + len(data)] = data
+        if i >= after_first_round:
+            (tmp_path / "cut.h5").write_bytes(image)
+            with Result(tmp_path / "cut.h5") as result:
+                seen.add((result.state.split()[0].rstrip(","), int(result.file.attrs["rounds_done"])))
+                assert result.run.key() == run.key()
+    assert seen == {("running", t) for t in range(40)} | {("finished", 39)}
+    assert bytes(image) == (tmp_path / "run.h5").read_bytes()
+
+
+@pytest.mark.parametrize("room", [None, 0, 3, 17, 60])
+def test_a_disk_is_a_file(tmp_path, monkeypatch, room):
+    """Against an array of bytes: random writes, reads, cuts and flushes, with a disk that takes `room` writes and no more."""
+    pwrite, left = os.pwrite, [room]
+
+    def full(fd, data, at):
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "full")
+        left[0] = left[0] and left[0] - 1
+        return pwrite(fd, data[: max(1, len(data) // 2)], at)  # short writes, as a pipe or a network may make them
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(disk, "AT_MOST", 300)
+    rng, twin = np.random.default_rng(1), bytearray()
+    file = disk.Disk(tmp_path / "file", new=True)
+    for _ in range(400):
+        at, n = (int(x) for x in rng.integers(0, 500, 2))
+        file.seek(at)
+        match rng.integers(0, 6):
+            case 0 | 1 | 2:
+                data = rng.bytes(n // 5)
+                assert file.write(memoryview(data)) == len(data)
+                if data:
+                    twin[len(twin) : at] = bytes(max(0, at - len(twin)))
+                    twin[at : at + len(data)] = data
+            case 3:
+                assert file.read(n) == (bytes(twin) + bytes(1000))[at : at + n]
+            case 4:
+                file.flush()
+            case 5:
+                assert file.truncate(max(at, len(twin))) == max(at, len(twin))
+                twin += bytes(max(0, at - len(twin)))
+        assert file.seek(0, os.SEEK_END) == len(twin)
+    file.close()
+    assert (file.error is None) == (room is None)
+    assert room is not None or (tmp_path / "file").read_bytes() == bytes(twin)
 
 
 def test_a_file_that_cannot_be_made_is_the_systems_error(tmp_path):

@@ -385,7 +385,7 @@ def test_finetuning_says_why_it_trains_again(tmp_path):
     run_mpi(1, Run(**fields).resolve().path(tmp_path), fields, results=tmp_path)
     words = [f"--{n}={v}" for n, v in fields.items()]
     done = mpirun(1, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path, "--finetune_epochs", 1, *words)
-    assert done.returncode == 0 and "holds no models (--save_models): its rounds are computed again" in done.stderr
+    assert done.returncode == 0 and "holds no models (--save_models): its rounds are computed here" in done.stderr
 
 
 def test_finetune_prox_pulls_back():

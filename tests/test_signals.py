@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import starts
 
-from dpfl_mpi import signals
+from dpfl_mpi import lock, signals
 from dpfl_mpi.config import Job, UserError
 from dpfl_mpi.lock import Lock, myself
 from dpfl_mpi.results import Result
@@ -80,6 +81,7 @@ def test_a_round_that_would_outlast_the_grace_is_replayed(tmp_path, undisturbed)
     process.send_signal(signal.SIGUSR1)
     message = starts.finish(process, signals.REQUEUE)
     assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in message
+    assert not Path(f"{out}.lock").exists()  # it may go on elsewhere at once
     starts.here(out)
     assert starts.same(out, undisturbed)
 
@@ -143,6 +145,20 @@ def owned_by(path: Path, **changes: object) -> None:
     path.with_name(path.name + ".lock").write_text(json.dumps(myself() | changes))
 
 
+def test_what_came_before_the_first_round_tells_nothing_about_its_length(monkeypatch):
+    class World:
+        root, rank, size = True, 0, 1
+
+    for first in (0, 1, 8):  # a new run, one without preprocessing, one that goes on
+        watch = signals.Watch(Job(), World())
+        watch.started = time.monotonic() - 40  # reading data
+        watch.begin(first)
+        assert watch.last == 0
+        watch.started -= 3
+        watch.begin(first + 1)
+        assert watch.last == (pytest.approx(3, abs=0.5) if first else 0)
+
+
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
     first, out = Lock(tmp_path / "run.h5"), tmp_path / "run.h5"
     first.acquire()
@@ -173,6 +189,13 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     assert taken(pid=gone.pid, born="1")  # a dead process on this host
     assert taken(pid=os.getpid(), born="1")  # its number is used again
     assert not taken(**other)
+    assert not taken(pid=gone.pid, born="1", space="pid:[1]")  # a container of this host's name, with pids of its own
+    monkeypatch.setattr(lock, "born", lambda pid: "")  # /proc shows nothing of others
+    monkeypatch.setattr(os, "kill", raises(PermissionError))
+    assert not taken(pid=1, born="1")
+    monkeypatch.setattr(os, "kill", raises(ProcessLookupError))
+    assert taken(pid=1, born="1")
+    monkeypatch.undo()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert taken(**other, slurm_job="7", restarts=1)  # this job, before it was requeued
@@ -181,6 +204,23 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     owned_by(out, **other)
     os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)  # long untouched
     Lock(out).acquire(patience=0.3)
+
+
+def raises(error: type[Exception]) -> Callable[..., None]:
+    """Return a function that raises."""
+
+    def raising(*_: object) -> None:
+        raise error
+
+    return raising
+
+
+def test_a_lock_taken_over_is_not_ours_to_remove(tmp_path):
+    mine = Lock(tmp_path / "run.h5")
+    mine.acquire()
+    owned_by(tmp_path / "run.h5", host="elsewhere", pid=1)  # while we slept
+    mine.release()
+    assert (tmp_path / "run.h5.lock").exists()
 
 
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):

@@ -18,6 +18,7 @@ import starts
 
 from dpfl_mpi import sweep
 from dpfl_mpi.config import Job, Run, UserError
+from dpfl_mpi.lock import Lock, born
 from dpfl_mpi.results import Recorder, Result
 
 
@@ -59,8 +60,21 @@ def test_flags_name_the_same_run():
 
 def test_time_limits():
     assert [sweep.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
-    with pytest.raises(UserError, match="--time is soon"):
-        sweep.minutes("soon")
+    for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):  # Slurm reads some of these in its own way
+        with pytest.raises(UserError, match=f"--time is {wrong}; allowed"):
+            sweep.minutes(wrong)
+
+
+def test_numbers_and_folders_that_cannot_be(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    few = ["--methods", "local", *starts.command(tmp_path, starts.small())[4:]]
+    for words, said in (
+        (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
+        (["--max_parallel", "-1"], "--max_parallel is -1; allowed is a whole number of at least 0"),
+        ([f"--results={tmp_path / 'file'}"], "nothing can be written there: Not a directory"),
+    ):
+        assert sweep.main([*few, *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
@@ -275,6 +289,36 @@ def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):
     for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr"):
         with pytest.raises(UserError, match="--tune"):
             sweep.trials([Run()], wrong)
+
+
+def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
+    """Alive is the process that began when the job did; on another host what the lock says."""
+    folder = tmp_path / "sweeps" / "1"
+    folder.mkdir(parents=True)
+    path, pid = tmp_path / "a.h5", os.getpid()
+    for since, host, lives in ((born(pid), None, True), ("1", None, False), (born(pid), "elsewhere", False)):
+        sweep.remember(folder, {"a.h5": str(pid)}, "local", {"a.h5": since})
+        if host:
+            entry = json.loads((folder / "jobs.json").read_text()) | {"host": host}
+            (folder / "jobs.json").write_text(json.dumps(entry))
+        known = sweep.Known(Run().resolve(), path)
+        sweep.recall([known], tmp_path / "sweeps")
+        assert known.alive(set()) == lives
+    mine = Lock(path)
+    mine.acquire()
+    assert known.alive(set())
+    mine.release()
+
+
+def test_the_newest_submission_counts(tmp_path):
+    for folder, when, job in (("b", 1.0, "1"), ("a", 2.0, "2")):
+        (tmp_path / folder).mkdir()
+        sweep.remember(tmp_path / folder, {"a.h5": job}, "slurm")
+        file = tmp_path / folder / "jobs.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"submitted": when}))
+    known = sweep.Known(Run().resolve(), tmp_path / "a.h5")
+    sweep.recall([known], tmp_path)
+    assert known.job_id == "2"
 
 
 def test_the_record_of_a_sweep_is_readable(tmp_path):
