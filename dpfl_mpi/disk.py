@@ -44,30 +44,33 @@ class Disk:
 
     def write(self, data: Any) -> int:
         """Take all of it. Return the number of bytes."""
-        self.waiting.append((self.at, bytes(data)))
-        self.at += len(data)
-        self.end = max(self.end, self.at)
         self.size += len(data)
         if self.size > AT_MOST:
             self.flush()
+        if len(data) <= AT_MOST or not self._put(self.at, memoryview(data)):  # much at once is not copied
+            self.waiting.append((self.at, bytes(data)))
+        self.at += len(data)
+        self.end = max(self.end, self.at)
         return len(data)
 
     def flush(self) -> None:
         """Give the system what waits, from the end of the file to its beginning."""
         self.size = 0
-        if self.error:
-            return
-        left = merged(self.waiting)
-        try:
-            while left:
-                at, data = left[-1]
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(self.fd, memoryview(data)[done:], at + done)
+        if not self.error:
+            left = merged(self.waiting)
+            while left and self._put(left[-1][0], memoryview(left[-1][1])):
                 left.pop()
+            self.waiting = left
+
+    def _put(self, at: int, data: memoryview) -> bool:
+        """Write all of it to disk; return whether that was possible."""
+        try:
+            while len(data) and not self.error:
+                done = os.pwrite(self.fd, data, at)
+                at, data = at + done, data[done:]
         except OSError as error:
             self.error = error
-        self.waiting = left
+        return not self.error
 
     def sync(self) -> None:
         """Wait until the disk has everything."""
@@ -131,6 +134,9 @@ def merged(pieces: list[Piece]) -> list[Piece]:
             stretches.append((begin, begin + len(data), [i]))
     out = []
     for first, end, members in stretches:
+        if len(members) == 1:
+            out.append(pieces[members[0]])
+            continue
         stretch = bytearray(end - first)
         for i in sorted(members):
             begin, data = pieces[i]

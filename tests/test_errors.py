@@ -302,3 +302,14 @@ def test_results_that_are_none(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             Result(path)
+
+
+@pytest.mark.parametrize("given, used", [(None, "1"), ("", "1"), ("4", "4"), ("4,2", "4"), ("0", "1"), ("many", "1")])
+def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
+    from dpfl_mpi.__main__ import before_mpi
+
+    monkeypatch.setenv("OMP_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    before_mpi()
+    assert os.environ["OMP_NUM_THREADS"] == used

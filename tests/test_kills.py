@@ -134,6 +134,8 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     assert len([line for line in message.splitlines() if line]) == 1
     rounds = starts.checkpoint_rounds(out)
     assert len(rounds) >= 1
+    with Result(out) as result:
+        assert result.last_round >= rounds[-1]
     filler.unlink()
     process = starts.start(2, starts.command(out, fields, checkpoint_every=1))
     starts.wait_for(lambda: max(starts.checkpoint_rounds(out), default=0) > rounds[-1], process)

@@ -388,6 +388,15 @@ def test_finetuning_says_why_it_trains_again(tmp_path):
     assert done.returncode == 0 and "holds no models (--save_models): its rounds are computed here" in done.stderr
 
 
+def test_finetuning_trains_again_where_the_base_is_torn(tmp_path):
+    fields = {"method": "local", **SMALL}
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    whole = run_here(tmp_path / "whole.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    base.write_bytes(base.read_bytes()[:4000])
+    torn = run_here(tmp_path / "torn.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    assert differences(whole, torn) == []
+
+
 def test_finetune_prox_pulls_back():
     """A strong proximal term keeps the tuned row near its start; without it the row leaves."""
     import importlib
