@@ -65,8 +65,8 @@ def read(path: Path, run: Run, recorder: Recorder | None, partition: str) -> lis
                 copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
                 best = np.ascontiguousarray(base["model/best"], np.float32)
                 steps = base["round/gradient_steps"][-1:].astype(np.int64)
-                scores = [base[f"best/{name}"] for name in ("round", "val_acc", "test_acc")]
-                scores += [base["last/test_acc"], base["best/confusion"]]
+                scores = [base["best/round"].astype(np.int64), base["best/val_acc"], base["best/test_acc"]]
+                scores += [base["last/test_acc"], base["best/confusion"].astype(np.int64)]
                 epochs, diverged = base["client/epochs"], base["client/diverged_round"].astype(np.int64)
     except (UserError, *DAMAGE):
         why = "cannot be read" if path.exists() else "is not there"
