@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -28,6 +29,9 @@ def draw(results: Sequence[Result]) -> Drawing:
     names = list(dict.fromkeys(n for _, n, _ in entries))
     for where, name, group in entries:
         i = names.index(name)
+        untuned = dataclasses.replace(group[0].run, finetune_epochs=0).key()
+        based = any(g[0].run.key() == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
+        tuning: list[tuple[int, int, float]] = []  # round, epochs, accuracy
         epochs = group[0]["round/epochs"]
         for axes, array, factor in zip(
             grid[settings.index(where)], ("round/test_acc", "round/val_loss"), (100, 1), strict=True
@@ -35,24 +39,16 @@ def draw(results: Sequence[Result]) -> Drawing:
             x, mean, spread = over_rounds(group, lambda r, array=array: r.mean(array))
             look = {"color": f"C{i % 7}", "ls": STYLES[i // 7 % 4]}
             trained = epochs[: len(x)] > 0  # the untrained models' chance level would press all curves together
-            curve(
-                axes,
-                epochs[: len(x)][trained],
-                factor * mean[trained],
-                factor * spread[trained],
-                label=text_label(name),
-                **look,
-            )
+            if not based:
+                shown = epochs[: len(x)][trained], factor * mean[trained], factor * spread[trained]
+                curve(axes, *shown, label=text_label(name), **look)
             if array == "round/test_acc" and getattr(
                 group[0].run, "finetune_epochs", 0
             ):  # goes on from the best models
                 _, tuned, _ = over_rounds(group, lambda r: np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1))
-                axes.plot(
-                    epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0],
-                    factor * tuned,
-                    label=text_label(name),
-                    **look,
-                )
+                after = epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0]
+                axes.plot(after, factor * tuned, label=text_label(name), **look)
+                tuning = [(len(x) - 1 + i, e, factor * m) for i, (e, m) in enumerate(zip(after, tuned, strict=True))]
             rows += [
                 {
                     "setting": where,
@@ -65,6 +61,10 @@ def draw(results: Sequence[Result]) -> Drawing:
                 }
                 for t, e, m, s in zip(x, epochs, mean, spread, strict=False)
             ]
+        rows += [
+            {"setting": where, "method": name, "measure": "finetune/test_acc", "round": t, "epochs": e, "mean": m}
+            for t, e, m in tuning
+        ]
         handles[name] = grid[settings.index(where), 0].lines[-1]
     for axes_pair, where in zip(grid, settings, strict=True):
         for axes, text in zip(axes_pair, ("test accuracy, %", "validation loss"), strict=True):
@@ -78,7 +78,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         columnspacing=1,
     )
     data = pd.DataFrame(rows)
-    last = data[data["measure"] == "round/test_acc"].groupby(["setting", "method"], sort=False).tail(1)
+    last = data[data["measure"] != "round/val_loss"].groupby(["setting", "method"], sort=False).tail(1)
     text = [
         f"{r.setting}, {r.method}: {r['mean']:.2f} % after {r.epochs} epochs (round {r['round']})"
         for _, r in last.iterrows()
