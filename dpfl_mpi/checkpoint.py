@@ -220,9 +220,7 @@ class Checkpoints:
                 assert state is not None
                 apply(fed, state)
                 self.round = fed.round
-                for damaged in manifests[
-                    :i
-                ]:  # it would count as the newest for as long as its round is not reached again
+                for damaged in manifests[:i]:  # would count as the newest until their rounds are reached again
                     damaged.unlink(missing_ok=True)
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:

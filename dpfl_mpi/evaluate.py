@@ -33,11 +33,12 @@ def source_of(result: Result, data: Path | None) -> Source:
     except OSError:
         name = result.run.dataset  # in_file says what is wrong
     source = in_file(data, name)
-    return (
-        pooled(source)
-        if source.sha256 == str(result.file["meta"].attrs["data_sha256"]) and deals_test(result.run)
-        else source
-    )
+    return pooled(source) if one_pool(result, source) else source
+
+
+def one_pool(result: Result, source: Source) -> bool:
+    """Return whether these are the run's data and it dealt training and test samples out of one pool of them."""
+    return source.sha256 == str(result.file["meta"].attrs["data_sha256"]) and deals_test(result.run)
 
 
 def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
@@ -123,11 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
             n = len(result["client/p"])
             result.state_dict(0)  # says so at once where no models were saved
             source = source_of(result, args.data)
-            if (
-                args.on == "all"
-                and source.sha256 == str(result.file["meta"].attrs["data_sha256"])
-                and deals_test(result.run)
-            ):
+            if args.on == "all" and one_pool(result, source):
                 raise UserError(
                     f"--on is all; --partition {result.run.partition} takes training and test samples from one pool: name other data with --data"
                 )

@@ -52,12 +52,12 @@ def gone(pid: int, since: str) -> bool:
     if now := born(pid):
         return now != since
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # may succeed: a zombie
     except PermissionError:
         return False
     except OSError:
-        return True
-    return True  # a zombie
+        pass
+    return True
 
 
 class Lock:

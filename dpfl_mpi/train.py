@@ -132,9 +132,7 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
         try:
             result = Result(path)
         except UserError:
-            if (
-                checkpoints.folder.is_dir()
-            ):  # ours, torn: the checkpoint has a copy of what was recorded, if there was anything
+            if checkpoints.folder.is_dir():  # ours, torn: a checkpoint has a copy of what was recorded
                 return [np.zeros(1, np.int64)]
             raise
         with result:
