@@ -34,7 +34,7 @@ COPIED = (
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = dataclasses.replace(run, finetune_epochs=0).path(job.results)
-    arrays = fed.world.from_root(lambda: read(path, run, recorder, fed.partition.sha256()))
+    arrays = fed.world.from_root(lambda: read(path, recorder, fed.partition.sha256(), job.quiet))
     if not arrays:
         return False
     best, epochs, diverged, steps, *scores = arrays
@@ -52,7 +52,7 @@ def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) ->
     return True
 
 
-def read(path: Path, run: Run, recorder: Recorder | None, partition: str) -> list[np.ndarray]:
+def read(path: Path, recorder: Recorder | None, partition: str, quiet: bool) -> list[np.ndarray]:
     """Return best models, epochs, diverged rounds, gradient steps and scores of the base Run, on root; [] where they cannot be had."""
     why = ""
     try:
@@ -70,8 +70,9 @@ def read(path: Path, run: Run, recorder: Recorder | None, partition: str) -> lis
                 epochs, diverged = base["client/epochs"], base["client/diverged_round"].astype(np.int64)
     except (UserError, *DAMAGE):
         why = "cannot be read" if path.exists() else "is not there"
-    if why:
+    if why and not (quiet and not path.exists()):
         print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
+    if why:
         return []
     if recorder:
         recorder.once(copied | {"client/diverged_round": diverged})
