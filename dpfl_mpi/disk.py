@@ -20,6 +20,7 @@ from typing import Any
 import h5py
 
 AT_MOST = 2**26  # bytes that wait for a flush
+LARGE = 2**17  # bytes of a write that does not wait: models, whose copy would cost as much as writing them
 Piece = tuple[int, bytes]  # position in the file, what is there
 
 
@@ -44,12 +45,17 @@ class Disk:
 
     def write(self, data: Any) -> int:
         """Take all of it. Return the number of bytes."""
-        self.size += len(data)
-        if self.size > AT_MOST:
-            self.flush()
-        if len(data) <= AT_MOST or not self._put(self.at, memoryview(data)):  # much at once is not copied
-            self.waiting.append((self.at, bytes(data)))
-        self.at += len(data)
+        at, self.at = self.at, self.at + len(data)
+        if len(data) < LARGE:
+            self.waiting.append((at, bytes(data)))
+            self.size += len(data)
+            if self.size > AT_MOST:
+                self.flush()
+        else:
+            if any(begin < self.at and at < begin + len(piece) for begin, piece in self.waiting):
+                self.flush()  # what waits is older
+            if not self._put(at, memoryview(data)):
+                self.waiting.append((at, bytes(data)))
         self.end = max(self.end, self.at)
         return len(data)
 

@@ -132,6 +132,7 @@ def test_a_disk_is_a_file(tmp_path, monkeypatch, room):
 
     monkeypatch.setattr(os, "pwrite", full)
     monkeypatch.setattr(disk, "AT_MOST", 300)
+    monkeypatch.setattr(disk, "LARGE", 70)
     rng, twin = np.random.default_rng(1), bytearray()
     file = disk.Disk(tmp_path / "file", new=True)
     for _ in range(400):
