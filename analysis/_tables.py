@@ -181,6 +181,11 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def budgets_of(groups: Sequence[Group]) -> list[str]:
+    """Return the budgets of the groups, the largest first."""
+    return list(dict.fromkeys(str(g[0].run.budget) for g in sorted(groups, key=lambda g: -budget_order(g[0].run))))
+
+
 def by_budget(
     results: Iterable[Result],
     field: str,
@@ -196,7 +201,7 @@ def by_budget(
     groups = repetitions(results)
     settings = sorted({setting(g[0].run) for g in groups})
     rows, lines, data = [], [], []
-    budgets = list(dict.fromkeys(str(g[0].run.budget) for g in sorted(groups, key=lambda g: -budget_order(g[0].run))))
+    budgets = budgets_of(groups)
     for where in settings:
         for value in sorted({getattr(g[0].run, field) for g in groups}):
             cells = []

@@ -86,17 +86,15 @@ def evolution(results: Sequence[Result], rounds: str) -> Figure:
     """Return the graphs of the rounds asked for, one row a run."""
     asked = None if rounds == "every" else round_list(rounds)
     shown = [rounds_to_show(r, asked, several=False) for r in results]
-    columns = max(map(len, shown))
-    side = TEXT / min(columns, 6)
-    lines = [-(-columns // 6) * [r] for r in results]
-    figure, grid = plt.subplots(
-        sum(map(len, lines)), min(columns, 6), figsize=(TEXT, (side + 0.15) * sum(map(len, lines)) + 0.3), squeeze=False
-    )
+    most = max(map(len, shown))
+    columns, lines = min(most, 6), -(-most // 6)  # lines a run
+    height = (TEXT / columns + 0.15) * lines * len(results) + 0.3
+    figure, grid = plt.subplots(lines * len(results), columns, figsize=(TEXT, height), squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for i, (result, ts) in enumerate(zip(results, shown, strict=True)):
         for j, t in enumerate(ts):
-            axes = grid[i * len(lines[0]) + j // 6, j % 6]
+            axes = grid[i * lines + j // columns, j % columns]
             axes.set_axis_on()
             matrix(axes, result, t)
             if j == 0:

@@ -19,7 +19,7 @@ from _common import (
     over_rounds,
     text_label,
 )
-from _tables import interval, means, named, paired, repetitions
+from _tables import budgets_of, interval, means, named, paired, repetitions
 from matplotlib.lines import Line2D
 
 from dpfl_mpi.config import Run, UserError
@@ -38,7 +38,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     groups = repetitions(r for r in results if r.run.method in ("dpfl", "random_graph"))
     if not groups:
         raise UserError("none of these results is of dpfl or random_graph")
-    budgets = list(dict.fromkeys(str(g[0].run.budget) for g in sorted(groups, key=lambda g: -budget_order(g[0].run))))
+    budgets = budgets_of(groups)
     colour = dict(zip(budgets, (BLUE, RED, GREEN, "#000000", "#E69F00", "#CC79A7", "#56B4E9"), strict=False))
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
     rows = []

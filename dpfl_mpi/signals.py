@@ -103,9 +103,8 @@ class Watch:
     def begin(self, t: int) -> None:
         """Mark the start of round t."""
         now = time.monotonic()
-        self.last = (
-            now - self.started if self.round > 0 else 0.0
-        )  # starting and preprocessing tell nothing about a round
+        # starting and preprocessing tell nothing about a round
+        self.last = now - self.started if self.round > 0 else 0.0
         self.round, self.started = t, now
         self._arm()
 
