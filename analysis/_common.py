@@ -27,7 +27,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpfl_mpi.config import Run, UserError, find
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text

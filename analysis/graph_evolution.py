@@ -31,7 +31,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.results import Result
 

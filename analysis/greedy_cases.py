@@ -27,7 +27,7 @@ from _common import (
 )
 from sparsity import RUNS as SPARSITY
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES
 from dpfl_mpi.results import Result
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from _common import COLUMN, DARK, GREY, SEEDS, SKY, Drawing, accuracy, main, wanted
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 EXAMPLE = {"dataset": "cifar10", "partition": "motivation"}

@@ -22,7 +22,8 @@ from _common import (
 from _tables import budgets_of, interval, means, named, paired, repetitions
 from matplotlib.lines import Line2D
 
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 RUNS = [

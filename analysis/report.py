@@ -27,7 +27,8 @@ from _common import (
     setting,
 )
 
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.results import Result
 

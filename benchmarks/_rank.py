@@ -40,8 +40,8 @@ def main() -> None:
 
     seen: dict[str, Any] = {"torch": time.perf_counter() - began, "private": 0}
     from dpfl_mpi.__main__ import main as program
-    from dpfl_mpi.clients import Clients
-    from dpfl_mpi.ensemble import Ensemble
+    from dpfl_mpi.numerics.clients import Clients
+    from dpfl_mpi.numerics.ensemble import Ensemble
 
     seen["imported"], seen["imported_private"] = memory("VmRSS"), memory("RssAnon")
     gradient = Ensemble.gradient

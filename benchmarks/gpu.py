@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl_mpi.clients import Clients
-from dpfl_mpi.datasets import Source
+from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
-from dpfl_mpi.ensemble import Block, Ensemble, sgd_step
 from dpfl_mpi.models._cnn_stacked import phases, windows
 from dpfl_mpi.models.cnn import build
-from dpfl_mpi.partition import Partition
-from dpfl_mpi.recorded import RecordedSteps
+from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.numerics.recorded import RecordedSteps
 
 S, SGD = 16, (0.9, 1e-3, 20.0)  # mini-batch; momentum, weight decay, clipping norm
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from dpfl_mpi.comm import World
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.graph import bggc, decide
+from dpfl_mpi.federation.greedy import bggc, decide
+from dpfl_mpi.mpi.world import World
 
 
 class Twin:

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfl_mpi.clients import PAD, Clients
-from dpfl_mpi.datasets import Source
+from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
-from dpfl_mpi.ensemble import Block, Ensemble, sgd_step
 from dpfl_mpi.models.cnn import build
-from dpfl_mpi.partition import Partition
+from dpfl_mpi.numerics.clients import PAD, Clients
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
 
 S = 16
 

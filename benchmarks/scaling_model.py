@@ -120,7 +120,8 @@ def network() -> None:
     """Measure, on two ranks, seconds of a row and of a byte put into a window, and of an Allreduce; root prints JSON."""
     from mpi4py import MPI
 
-    from dpfl_mpi.comm import Inbox, Plan, World
+    from dpfl_mpi.mpi.window import Inbox, Plan
+    from dpfl_mpi.mpi.world import World
 
     world = World(MPI.COMM_WORLD)
     rows, width, repeats = 256, 16_000, 10
@@ -146,11 +147,13 @@ def constants(folder: Path, data: Path) -> Costs:
     """Return what is measured here, of small runs: one rank for the arithmetic, two for the messages."""
     from mpi4py import MPI
 
-    from dpfl_mpi.comm import World, plan
     from dpfl_mpi.config import Job, Run
     from dpfl_mpi.describe import quickest
     from dpfl_mpi.federation import Federation
-    from dpfl_mpi.graph import CollaborationGraph, ggc
+    from dpfl_mpi.federation.greedy import ggc
+    from dpfl_mpi.graph import CollaborationGraph
+    from dpfl_mpi.mpi.window import plan
+    from dpfl_mpi.mpi.world import World
     from dpfl_mpi.results import Recorder
 
     k = 20
@@ -202,8 +205,8 @@ def paper_costs(measured: Costs) -> Costs:
     from dpfl_mpi.config import Run
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
     from dpfl_mpi.describe import measure
-    from dpfl_mpi.ensemble import Ensemble
     from dpfl_mpi.models.cnn import build
+    from dpfl_mpi.numerics.ensemble import Ensemble
 
     shape = (32, 32, 3)
     source = SimpleNamespace(shape=shape, classes=10)

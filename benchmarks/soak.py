@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from dpfl_mpi import train
-from dpfl_mpi.comm import World
 from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine import train
+from dpfl_mpi.mpi.world import World
 
 
 def usage() -> tuple[float, int, int]:

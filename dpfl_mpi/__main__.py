@@ -13,8 +13,10 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from dpfl_mpi.config import KINDS, Job, Run, UserError, allowed_choices, names
-from dpfl_mpi.signals import Leave, listen
+from dpfl_mpi.config import Job, Run, allowed_choices
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import KINDS, names
+from dpfl_mpi.survival.signals import Leave, listen
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
@@ -172,13 +174,13 @@ def main(arguments: list[str] | None = None) -> None:
             "(pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch",
             3,
         )
-    from dpfl_mpi.comm import World
+    from dpfl_mpi.mpi.world import World
 
     world = World(MPI.COMM_WORLD)
     try:
         import torch
 
-        from dpfl_mpi.train import train
+        from dpfl_mpi.engine.train import train
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         path = train(run, job, world)

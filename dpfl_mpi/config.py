@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import math
-import pkgutil
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find
+
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
-
-
-class UserError(Exception):
-    """A mistake of the user's, or a situation only the user can mend: one clear sentence, never a traceback."""
 
 
 def field(default: Any, group: str, text: str) -> Any:
@@ -112,7 +109,7 @@ class Run:
             defaults["rounds"] = dataset.PAPER["rounds"] + 2
         values = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         if self.partition_file and self.clients is None:
-            from dpfl_mpi.partition import load
+            from dpfl_mpi.data.partition_file import load
 
             values["clients"] = load(self.partition_file).n
         values["partition_seed"] = self.seed if self.partition_seed is None else self.partition_seed
@@ -383,23 +380,6 @@ def check_reach(reach: str | None, clients: int | None) -> None:
 def is_file(value: Any) -> bool:
     """Return whether a setting names a file that exists."""
     return isinstance(value, str) and Path(value).is_file()
-
-
-KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
-
-
-def names(kind: str) -> list[str]:
-    """Return the names of all datasets, methods or models: one file each, found by its name."""
-    package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
-
-
-def find(kind: str, name: str) -> ModuleType:
-    """Return the module of a dataset or method by its name (models are only checked: importing one imports torch)."""
-    known = names(kind)
-    if name not in known:
-        raise UserError(f"--{kind} is {name}; allowed are {', '.join(known)}")
-    return importlib.import_module(f"dpfl_mpi.{KINDS[kind]}" + ("" if kind == "model" else f".{name}"))
 
 
 def method_options(method: ModuleType, given: dict[str, Any] | None) -> dict[str, Any]:

@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.config import Job, Run, UserError, find
-from dpfl_mpi.datasets import Source, open_source
-from dpfl_mpi.partition import PARTS, Partition, deal, save
-from dpfl_mpi.placement import node_memory, place
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.data.partition_file import save
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import Source, open_source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import node_memory, place
+from dpfl_mpi.plugins import find
 
 if TYPE_CHECKING:
     pass
@@ -193,7 +197,7 @@ def build(run: Run, source: Source) -> Any:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from dpfl_mpi.ensemble import Ensemble
+    from dpfl_mpi.numerics.ensemble import Ensemble
 
     torch.set_num_threads(1)  # as each rank of a run
     find("model", str(run.model))
@@ -337,7 +341,7 @@ def measure(run: Run, source: Source, ensemble: Any) -> Cost:
     """Return what a step, a scored image and a copied byte cost here: the quickest of several tries, one thread, about a second."""
     import torch
 
-    from dpfl_mpi.ensemble import Block, cross_entropy, sgd_step
+    from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
 
     s = int(run.batch_size or 1)
     rng = np.random.default_rng(0)

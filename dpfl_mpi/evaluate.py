@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import UserError, find
-from dpfl_mpi.datasets import Source, deals_test, in_file, open_source, pooled
-from dpfl_mpi.partition import PARTS, deal
+from dpfl_mpi.data.partition import PARTS
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 
 CHUNK = 2048  # images scored at once
@@ -64,8 +66,8 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
     """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images."""
     import torch
 
-    from dpfl_mpi.ensemble import Ensemble
     from dpfl_mpi.federation import find_model
+    from dpfl_mpi.numerics.ensemble import Ensemble
 
     shapes = {name: values.shape for name, values in result.state_dict(0).items()}
     module = find_model(str(result.run.model), source.shape, source.classes).to(device).eval()

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi import disk
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.storage import disk
 
 SETS = ("train", "val", "test")
 

@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 
-TRY = "import os, dpfl_mpi.comm as comm; os.write(1, b'world of %d\\n' % comm.world_size())"  # in one piece: lines of ranks mix
+TRY = "import os, dpfl_mpi.mpi.world as comm; os.write(1, b'world of %d\\n' % comm.world_size())"  # in one piece: lines of ranks mix
 SECONDS = 60  # a mismatched pair may wait for ever
 SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
 

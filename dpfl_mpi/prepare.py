@@ -22,8 +22,9 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from dpfl_mpi.config import UserError, find, names
-from dpfl_mpi.datasets import Arrays, digest
+from dpfl_mpi.data.source import Arrays, digest
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find, names
 
 FORMAT = "dpfl_mpi data 1"
 AT_ONCE = 4096  # images written at once
@@ -235,7 +236,7 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
     """
     import h5py
 
-    from dpfl_mpi import disk
+    from dpfl_mpi.storage import disk
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     sha256 = digest(arrays)

@@ -41,9 +41,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import h5py
 import numpy as np
 
-from dpfl_mpi import disk
-from dpfl_mpi.config import NUMERICS, Run, UserError
+from dpfl_mpi.config import NUMERICS, Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
+from dpfl_mpi.storage import disk
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Run, UserError, find
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")

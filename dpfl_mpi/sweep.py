@@ -29,10 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Job, Run, UserError, find
-from dpfl_mpi.lock import Lock, born
-from dpfl_mpi.progress import Live, Row
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.sweep_table import Live, Row
 
 GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
 LOG_LINES = 6

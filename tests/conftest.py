@@ -24,7 +24,7 @@ def colour_file(tmp_path_factory):
     import numpy as np
 
     from dpfl_mpi import prepare
-    from dpfl_mpi.datasets import Arrays
+    from dpfl_mpi.data.source import Arrays
 
     rng = np.random.default_rng(0)
     patterns = rng.integers(40, 215, (4, 17, 18, 3))

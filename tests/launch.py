@@ -46,9 +46,9 @@ def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run in this process, on one rank, and return the result file `out`."""
     from mpi4py import MPI
 
-    from dpfl_mpi.comm import World
     from dpfl_mpi.config import Job, Run
-    from dpfl_mpi.train import train
+    from dpfl_mpi.engine.train import train
+    from dpfl_mpi.mpi.world import World
 
     settings = {"quiet": True, "out": str(out)} | job
     assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
@@ -59,8 +59,8 @@ def federation(fields: dict[str, object], **job: object):
     """Return a Federation of one rank, in this process."""
     from mpi4py import MPI
 
-    from dpfl_mpi.comm import World
     from dpfl_mpi.config import Job, Run
     from dpfl_mpi.federation import Federation
+    from dpfl_mpi.mpi.world import World
 
     return Federation(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))

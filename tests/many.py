@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
-from dpfl_mpi.comm import World
 from dpfl_mpi.config import Job, Run
-from dpfl_mpi.train import train
+from dpfl_mpi.engine.train import train
+from dpfl_mpi.mpi.world import World
 
 torch.set_num_threads(1)
 world = World(MPI.COMM_WORLD)

@@ -30,7 +30,7 @@ OPEN_MPI = {  # Open MPI refuses root and more ranks than cores unless told; MPI
 def data() -> Path:
     """Return a prepared file of 8x8 grey images in four classes: a start reads it in a moment, without scikit-learn."""
     from dpfl_mpi import prepare
-    from dpfl_mpi.datasets import Arrays
+    from dpfl_mpi.data.source import Arrays
 
     folder = tempfile.TemporaryDirectory(prefix="dpfl-tests-")
     atexit.register(folder.cleanup)
@@ -175,9 +175,9 @@ def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
     """Compute a Run in this process, on one rank."""
     from mpi4py import MPI
 
-    from dpfl_mpi.comm import World
     from dpfl_mpi.config import Job, Run
-    from dpfl_mpi.train import train
+    from dpfl_mpi.engine.train import train
+    from dpfl_mpi.mpi.world import World
 
     run = Run(**(small() if fields is None else fields)).resolve()
     return train(run, Job(out=str(out), **({"quiet": True} | job)), World(MPI.COMM_SELF))
@@ -194,7 +194,7 @@ def checkpoint_rounds(out: Path) -> list[int]:
 
 def recorded(out: Path) -> int:
     """Return the last round that a running results file holds, -1 before there is one or while it is written."""
-    from dpfl_mpi.config import UserError
+    from dpfl_mpi.errors import UserError
     from dpfl_mpi.results import Result
 
     with contextlib.suppress(UserError, OSError, KeyError, RuntimeError), Result(out) as result:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tiny_result
 
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 HERE = Path(__file__).resolve().parents[1]

@@ -70,8 +70,8 @@ def test_cost_model_by_hand(benchmarks):
 
 
 def test_rows_arriving_is_what_plan_counts(benchmarks):
-    from dpfl_mpi.comm import plan
     from dpfl_mpi.graph import CollaborationGraph
+    from dpfl_mpi.mpi.window import plan
 
     n, ranks, others = 60, 4, 5
     owner, rng = np.arange(n) % ranks, np.random.default_rng(0)

@@ -13,13 +13,16 @@ import starts
 import torch
 from mpi4py import MPI
 
-from dpfl_mpi import checkpoint, train
-from dpfl_mpi.checkpoint import Checkpoints
-from dpfl_mpi.comm import World
-from dpfl_mpi.config import Job, Run, UserError, every, names
+from dpfl_mpi.config import Job, Run, every
+from dpfl_mpi.engine import train
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.survival import checkpoint
+from dpfl_mpi.survival.checkpoint import Checkpoints
 
 
 class Cut(Exception):

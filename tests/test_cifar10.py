@@ -6,8 +6,8 @@ from making import real
 
 from dpfl_mpi import prepare
 from dpfl_mpi.config import Run
-from dpfl_mpi.datasets import open_source
-from dpfl_mpi.partition import make
+from dpfl_mpi.data.recipes import make
+from dpfl_mpi.data.source import open_source
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from launch import federation
 
-from dpfl_mpi import clients as streams
+from dpfl_mpi import streams
 
 BASE = {"dataset": "image_folder", "clients": 6, "batch_size": 8, "seed": 3, "classes_per_client": 2}
 

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from launch import mpirun
 from mpi4py import MPI
 
-from dpfl_mpi import comm as comm_module
-from dpfl_mpi.comm import Inbox, World, ids_of, place, plan
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi import world as comm_module
+from dpfl_mpi.mpi.placement import ids_of, place
+from dpfl_mpi.mpi.window import Inbox, plan
+from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row
 RANKS = [1, 2, 3]

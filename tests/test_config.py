@@ -8,9 +8,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfl_mpi import config
+from dpfl_mpi import config, plugins
 from dpfl_mpi.__main__ import main, parse, parser
-from dpfl_mpi.config import Job, Run, UserError, budget_name, names
+from dpfl_mpi.config import Job, Run, budget_name
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import names
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_help_fits_a_terminal(capsys, monkeypatch):
     for settings in (Run, Job):
         for f in dataclasses.fields(settings):
             assert f"--{f.name}" in text or f"--[no-]{f.name}" in text, f.name
-            words = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in config.KINDS else "")
+            words = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in plugins.KINDS else "")
             assert words in " ".join(text.split()), f.name
             assert f"{f.metadata['group']}:" in text
     for symbol in ("B_c", "tau_init", "tau_train", "P:", "m:", " N", " T ", "eta"):

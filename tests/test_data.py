@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 from making import folder, leaf, real
 
-from dpfl_mpi import partition
-from dpfl_mpi.config import Run, UserError, names
-from dpfl_mpi.datasets import Arrays, cifar10, femnist, in_memory, pooled
-from dpfl_mpi.partition import PARTS, Partition, deal, make, save
+from dpfl_mpi.config import Run
+from dpfl_mpi.data import partition
+from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.data.partition_file import save
+from dpfl_mpi.data.recipes import deal, make
+from dpfl_mpi.data.source import Arrays, in_memory, pooled
+from dpfl_mpi.datasets import cifar10, femnist
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import names
 
 
 def writers(run, tmp_path, **kwargs):

@@ -9,10 +9,10 @@ from making import folder, images, real
 
 from dpfl_mpi import describe
 from dpfl_mpi.config import Job, Run
-from dpfl_mpi.datasets import open_source
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main, make_plan
-from dpfl_mpi.partition import deal
-from dpfl_mpi.placement import ids_of, place
+from dpfl_mpi.mpi.placement import ids_of, place
 
 
 def shown(capsys, *flags, code=0):
@@ -49,9 +49,9 @@ def test_plan_is_what_the_run_does(tmp_path):
     """The plan's bounds against what a run records: steps exactly, models and evaluations never more."""
     from mpi4py import MPI
 
-    from dpfl_mpi.comm import World
+    from dpfl_mpi.engine.train import train
+    from dpfl_mpi.mpi.world import World
     from dpfl_mpi.results import Result
-    from dpfl_mpi.train import train
 
     run = Run(rounds=2, clients=8, budget=3, tau_init=1, tau_train=1).resolve()
     source = open_source(run)

@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
-from dpfl_mpi import disk
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.storage import disk
 
 SCRIPT = """
 import errno, resource, sys

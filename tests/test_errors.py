@@ -8,7 +8,7 @@ import pytest
 from launch import mpirun, run_here
 
 from dpfl_mpi.__main__ import main
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 SMALL = {

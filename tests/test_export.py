@@ -10,7 +10,7 @@ import pytest
 import tiny_result
 
 from dpfl_mpi import evaluate, export, show
-from dpfl_mpi.config import find
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launch import federation
 
-from dpfl_mpi.graph import CollaborationGraph, Order, bggc, decide, ggc
+from dpfl_mpi.federation.greedy import Order, bggc, decide, ggc
+from dpfl_mpi.graph import CollaborationGraph
 
 N = 7
 

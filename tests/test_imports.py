@@ -41,45 +41,53 @@ def breaks(path: Path, forbidden: tuple[str, ...], anywhere: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", files("config.py", "partition.py", "results.py", "prepare.py", "datasets/*.py"), ids=lambda p: p.name
+    "path", files("config.py", "data/*.py", "results.py", "prepare.py", "datasets/*.py"), ids=lambda p: p.name
 )
 def test_data_side_needs_no_torch_and_no_mpi(path):
-    assert breaks(path, ("torch", "mpi4py", "dpfl_mpi.federation", "dpfl_mpi.comm"), anywhere=True) == []
+    assert breaks(path, ("torch", "mpi4py", "dpfl_mpi.federation", "dpfl_mpi.mpi"), anywhere=True) == []
     assert breaks(path, HEAVY, anywhere=False) == []
 
 
 @pytest.mark.parametrize("path", files("methods/*.py"), ids=lambda p: p.name)
 def test_methods_know_neither_mpi_nor_files(path):
-    assert breaks(path, ("mpi4py", "h5py", "dpfl_mpi.comm", "dpfl_mpi.results", "os", "pathlib"), anywhere=True) == []
+    assert breaks(path, ("mpi4py", "h5py", "dpfl_mpi.mpi", "dpfl_mpi.results", "os", "pathlib"), anywhere=True) == []
     assert "open(" not in path.read_text()
 
 
-@pytest.mark.parametrize("path", files("ensemble.py", "clients.py", "models/*.py"), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", files("numerics/ensemble.py", "numerics/clients.py", "models/*.py"), ids=lambda p: p.name
+)
 def test_numerics_know_no_mpi(path):
-    assert breaks(path, ("mpi4py", "dpfl_mpi.comm", "dpfl_mpi.federation", "h5py"), anywhere=True) == []
+    assert breaks(path, ("mpi4py", "dpfl_mpi.mpi", "dpfl_mpi.federation", "h5py"), anywhere=True) == []
 
 
 def test_only_comm_and_the_entry_import_mpi4py():
     users = {p.relative_to(PACKAGE).as_posix() for p in files("**/*.py") if breaks(p, ("mpi4py",), anywhere=True)}
-    assert users <= {"comm.py", "__main__.py"}
+    assert users <= {"mpi/world.py", "mpi/window.py", "__main__.py"}
     assert breaks(PACKAGE / "__main__.py", (*HEAVY, "jsonargparse", "h5py"), anywhere=False) == []
 
 
 def test_comm_needs_no_torch():
-    assert breaks(PACKAGE / "comm.py", ("torch", "h5py"), anywhere=True) == []
+    assert breaks(PACKAGE / "mpi" / "world.py", ("torch", "h5py"), anywhere=True) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda p: p.name)
 def test_analysis_reads_results_only(path):
     own = {m for m in imported(path, anywhere=True) if m.startswith("dpfl_mpi.")}
-    assert {".".join(m.split(".")[:2]) for m in own} <= {"dpfl_mpi.config", "dpfl_mpi.results", "dpfl_mpi.graph"}
+    assert {".".join(m.split(".")[:2]) for m in own} <= {
+        "dpfl_mpi.config",
+        "dpfl_mpi.errors",
+        "dpfl_mpi.plugins",
+        "dpfl_mpi.results",
+        "dpfl_mpi.graph",
+    }
     assert breaks(path, ("torch", "mpi4py"), anywhere=True) == []
 
 
 def test_resolving_a_run_and_opening_results_loads_nothing_heavy():
     """In a fresh interpreter, through every data set and method: what a laptop without MPI would run."""
     code = (
-        "import sys; from dpfl_mpi.config import Run, names; import dpfl_mpi.results, dpfl_mpi.partition\n"
+        "import sys; from dpfl_mpi.config import Run; from dpfl_mpi.plugins import names; import dpfl_mpi.results, dpfl_mpi.data.partition\n"
         "import dpfl_mpi.prepare, dpfl_mpi.__main__\n"
         "for d in names('dataset'):\n"
         "    for m in names('method'):\n"

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import starts
 
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
-from dpfl_mpi.shm import ABANDONED_S, mapped, remove_left
+from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
 RANKS = 2
 
@@ -144,7 +145,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
 
 
 def test_windows_that_cannot_fit_are_refused(tmp_path, monkeypatch):
-    from dpfl_mpi import comm
+    from dpfl_mpi.mpi import world as comm
 
     monkeypatch.setattr(comm, "node_memory", lambda: (1000, "/dev/shm"))
     with pytest.raises(UserError, match=r"the RMA windows need .* GiB on a node that has .* GiB \(/dev/shm\)"):
@@ -197,7 +198,7 @@ def test_a_client_that_diverges_while_it_is_tuned_is_named(tmp_path, monkeypatch
 
 
 def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch):
-    from dpfl_mpi import train
+    from dpfl_mpi.engine import train
 
     poisoned(monkeypatch, client=2, t=1)
     fields = starts.small(on_divergence="exclude")

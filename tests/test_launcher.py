@@ -11,7 +11,7 @@ import pytest
 import starts
 
 from dpfl_mpi import launcher
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 
 
 @pytest.fixture

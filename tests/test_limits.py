@@ -10,11 +10,15 @@ import pytest
 import torch
 from launch import federation, mpirun, run_here, run_mpi
 
-from dpfl_mpi import graph, reach
-from dpfl_mpi.config import Run, UserError, names
-from dpfl_mpi.graph import CollaborationGraph, bggc, ggc
+from dpfl_mpi import graph
+from dpfl_mpi.config import Run
+from dpfl_mpi.data.recipes import make
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import limits as reach
+from dpfl_mpi.federation.greedy import bggc, ggc
+from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import dpfl
-from dpfl_mpi.partition import make
+from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
 
 N = 9

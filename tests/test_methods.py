@@ -14,9 +14,11 @@ from launch import federation, run_here, run_mpi
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
-from dpfl_mpi.config import Run, UserError, names
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import knnper, pfedgraph
 from dpfl_mpi.models import mlp
+from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
 
 N, ROUNDS, TAU = 4, 3, 2
@@ -483,5 +485,5 @@ def test_methods_import_without_torch(tmp_path):
     import subprocess
     import sys
 
-    code = "import sys, dpfl_mpi.config as c; [c.find('method', m) for m in c.names('method')]; assert 'torch' not in sys.modules"
+    code = "import sys, dpfl_mpi.plugins as c; [c.find('method', m) for m in c.names('method')]; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

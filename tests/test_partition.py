@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_mpi import partition
-from dpfl_mpi.config import Run, UserError
-from dpfl_mpi.partition import PARTS, cut, deal_test, make, train_val
+from dpfl_mpi.config import Run
+from dpfl_mpi.data import partition
+from dpfl_mpi.data.partition import PARTS
+from dpfl_mpi.data.recipes import cut, deal_test, make, train_val
+from dpfl_mpi.errors import UserError
 
 CLASSES = 10
 

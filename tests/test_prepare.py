@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from making import folder, images, leaf, png, real, records, tar, zipped
 
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.data.source import in_file, open_source, read_rows
 from dpfl_mpi.datasets import arrays as own
-from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist, in_file, open_source, read_rows
+from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.prepare import default_out, main, prepare
 
 NAMES = cifar10.CLASSES
@@ -385,7 +387,7 @@ def test_truncated_and_missing_shards(tmp_path):
 
 @pytest.mark.parametrize("gap", [0, 5, 10**6])
 def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
-    monkeypatch.setattr("dpfl_mpi.datasets.GAP", gap)
+    monkeypatch.setattr("dpfl_mpi.data.source.GAP", gap)
     x = np.random.default_rng(0).integers(0, 256, (9000, 2, 3, 1), dtype=np.uint8)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["train/images"] = x

@@ -8,10 +8,10 @@ import pytest
 import torch
 from launch import federation
 
-from dpfl_mpi.clients import Batch
-from dpfl_mpi.ensemble import Ensemble
 from dpfl_mpi.models import mlp
-from dpfl_mpi.recorded import RecordedSteps, block_sizes
+from dpfl_mpi.numerics.clients import Batch
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.recorded import RecordedSteps, block_sizes
 
 
 def cost(steps, sizes):

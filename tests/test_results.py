@@ -11,7 +11,8 @@ import torch
 from launch import run_here
 
 from dpfl_mpi import results
-from dpfl_mpi.config import Run, UserError
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Recorder, Result
 
@@ -113,9 +114,9 @@ def test_it_carries_its_origin(result, digits_file):
 
 def test_models_give_the_scores(result, digits_file):
     """`state_dict` loads into the plain module, which reproduces best/test_acc and the confusion matrix on the file's images."""
-    from dpfl_mpi.datasets import open_source
+    from dpfl_mpi.data.recipes import make
+    from dpfl_mpi.data.source import open_source
     from dpfl_mpi.models import mlp
-    from dpfl_mpi.partition import make
 
     source = open_source(result.run)
     dealt = make(result.run, source.labels, source.classes)

@@ -9,7 +9,7 @@ import reference
 import torch
 from launch import federation, mpirun, run_here
 
-from dpfl_mpi import clients as streams
+from dpfl_mpi import streams
 from dpfl_mpi.results import Result
 
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import starts
 
-from dpfl_mpi import lock, signals
-from dpfl_mpi.config import Job, UserError
-from dpfl_mpi.lock import Lock, myself
+from dpfl_mpi.config import Job
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.survival import lock, signals
+from dpfl_mpi.survival.lock import Lock, myself
 
 SLOW = """
 import sys, time

@@ -17,9 +17,10 @@ import pytest
 import starts
 
 from dpfl_mpi import sweep
-from dpfl_mpi.config import Job, Run, UserError
-from dpfl_mpi.lock import Lock, born
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.survival.lock import Lock, born
 
 
 def rest(folder: Path, **changes: object) -> list[str]:

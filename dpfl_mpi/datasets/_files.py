@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 
 LARGEST = 16 * 2**20  # bytes of one image
 MEMBERS = 4_000_000  # files in one archive; NIST's special database 19 has 1.7 million

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import UserError
-from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import TOTAL, broken, check, moments
 from dpfl_mpi.datasets.image_folder import PAPER as IMAGE_FOLDER
+from dpfl_mpi.errors import UserError
 
 PAPER = IMAGE_FOLDER | {"model": "mlp", "augment": False, "min_samples": 5}
 DATA = "data/arrays.h5"

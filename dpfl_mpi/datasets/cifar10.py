@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import UserError
-from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import entries, image_splits, size
+from dpfl_mpi.errors import UserError
 
 PAPER = {
     "partition": "pathological",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import UserError
-from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import image_splits, size
 from dpfl_mpi.datasets.cifar10 import AUTHORS_CODE as CIFAR10_CODE
 from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
+from dpfl_mpi.errors import UserError
 
 PAPER = CIFAR10 | {"clients": 200, "rounds": 48}
 AUTHORS_CODE = CIFAR10_CODE | {"rounds": 47, "batch_size": 16}

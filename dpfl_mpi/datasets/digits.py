@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.data.source import Arrays
 
 PAPER = {  # not in the paper: chosen so that collaboration shows within a minute on two cores
     "partition": "pathological", "classes_per_client": 5, "dirichlet_alpha": 0.5, "min_per_class": 2, "min_samples": 5, "clients": 32,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpfl_mpi.datasets import Arrays
+from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import image_splits, moments
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.graph import bggc, ggc
-
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
@@ -24,7 +22,7 @@ def init(fed: Federation) -> dict[str, Any]:
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)  # line 2
     fed.evaluate(w)
     with fed.clock("graph"):
-        omega = bggc(fed, w)  # line 3
+        omega = fed.bggc(w)  # line 3
     fed.narrow(omega)
     w = fed.average(w, omega)  # line 4
     fed.evaluate(w, "mixed")
@@ -39,7 +37,7 @@ def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
     if t % fed.run.ggc_period == 0:
         received = fed.exchange(w, omega)  # line 9
         with fed.clock("graph"):
-            chosen = ggc(fed, w, received).where(fed.active, chosen)  # line 10; an absent client's choice stays
+            chosen = fed.ggc(w, received).where(fed.active, chosen)  # line 10; an absent client's choice stays
         w = fed.average(w, chosen, received)  # line 11; Omega itself never shrinks
     elif fed.run.ggc_off_rounds == "reuse":
         w = fed.average(w, chosen)  # Paper: only line 10 is periodic, so the last choice is fetched and averaged

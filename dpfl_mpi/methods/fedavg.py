@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods.local import FIXED  # no graph, no preprocessing
+from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:
-    from dpfl_mpi.ensemble import Gradient
     from dpfl_mpi.federation import Federation
+    from dpfl_mpi.numerics.ensemble import Gradient
 
 CITATION = """@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},

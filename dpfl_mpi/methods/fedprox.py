@@ -13,8 +13,8 @@ from dpfl_mpi.methods import fedavg
 from dpfl_mpi.methods.fedavg import FIXED, init
 
 if TYPE_CHECKING:
-    from dpfl_mpi.ensemble import Gradient
     from dpfl_mpi.federation import Federation
+    from dpfl_mpi.numerics.ensemble import Gradient
 
 CITATION = """@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.config import UserError, option
+from dpfl_mpi.config import option
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:
-    from dpfl_mpi.ensemble import Gradient
     from dpfl_mpi.federation import Federation
+    from dpfl_mpi.numerics.ensemble import Gradient
 
 CITATION = """@inproceedings{ye2023pfedgraph,
   title = {Personalized Federated Learning with Inferred Collaboration Graphs},

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfl_mpi.ensemble import one_hot
+from dpfl_mpi.numerics.ensemble import one_hot
 
 
 def where_positive(d: Tensor, condition: Tensor) -> Tensor:

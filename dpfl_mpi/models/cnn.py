@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 
 HEAD = "head"
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from dpfl_mpi.config import UserError
-from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.placement import ids_of as ids_of
-from dpfl_mpi.placement import node_memory
-from dpfl_mpi.placement import place as place
-from dpfl_mpi.placement import rows_of as rows_of
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import ids_of as ids_of
+from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.mpi.placement import place as place
+from dpfl_mpi.mpi.placement import rows_of as rows_of
 
 
 class World:
@@ -152,90 +149,6 @@ class World:
 def as_bytes(array: np.ndarray | None) -> np.ndarray | None:
     """Return the bytes of a contiguous array, as a view."""
     return None if array is None else array.view(np.uint8).reshape(-1)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Who puts which row where, for one graph: made once, used every round."""
-
-    puts: list[tuple[int, int, int]]  # my row, rank, slot there
-    slot: dict[int, int]  # sender -> slot of my window, for senders on other ranks
-    need: np.ndarray  # [ranks] slots used
-
-
-def plan(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int) -> Plan:
-    """Return the plan of a graph; a sender that several clients of a rank want gets one slot there.
-
-    Args:
-        owner: the rank of every client `[N]`.
-        row: the row of every client on its rank `[N]`.
-    """
-    to = owner[graph.receivers()]
-    remote = to != owner[graph.senders]
-    to, sender = np.divmod(np.unique(to[remote] * graph.n + graph.senders[remote]), max(graph.n, 1))  # rank by rank
-    need = np.bincount(to, minlength=ranks)
-    slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]
-    mine, arriving = owner[sender] == rank, to == rank
-    puts = list(zip(row[sender[mine]].tolist(), to[mine].tolist(), slots[mine].tolist(), strict=True))
-    return Plan(puts, dict(zip(sender[arriving].tolist(), slots[arriving].tolist(), strict=True)), need)
-
-
-class Inbox:
-    """One RMA window of `slots` rows that other ranks Put models into, and the staging rows that this rank Puts from.
-
-    A graph that needs more slots than the window has cannot be sent. Use with `with`: closing frees the window on all ranks.
-    """
-
-    def __init__(self, world: World, staging: np.ndarray, slots: int, flag: str = "set a smaller --window_gb"):
-        """Allocate collectively. `staging` is this rank's persistent float32 `[K, W]` rows, page-locked where it can be."""
-        self.world, self.staging, self.slots = world, staging, slots
-        self.row_bytes = staging.shape[1] * 4
-        self.bytes_put = 0
-        world.check_memory(slots * self.row_bytes, flag)
-        self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
-        memory: Any = self.window.tomemory()
-        self.view: np.ndarray | None = (
-            np.frombuffer(memory, np.float32).reshape(slots, -1)
-            if slots
-            else np.empty((0, staging.shape[1]), np.float32)
-        )
-
-    def exchange(self, plan: Plan, wait: Callable[[], Any] = lambda: None) -> None:
-        """Put the staged rows along the plan: Fence, one Put a row and rank, Fence. Collective.
-
-        Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash
-        between nodes. `wait` is called after the opening Fence, when the slowest rank has arrived.
-        """
-        if self.window is None:
-            raise ValueError("this Inbox is closed")
-        if plan.need[self.world.rank] > self.slots:
-            raise ValueError(f"the graph needs {plan.need[self.world.rank]} slots, the window has {self.slots}")
-        self.window.Fence()
-        wait()
-        for row, rank, slot in plan.puts:
-            self.window.Put([self.staging[row], MPI.FLOAT], rank, [slot, self.staging.shape[1], MPI.FLOAT])
-        self.bytes_put += len(plan.puts) * self.row_bytes
-        self.window.Fence()
-
-    def take(self, slot: int) -> np.ndarray:
-        """Return a copy of the row in a slot, float32 `[W]`."""
-        assert self.view is not None
-        return self.view[slot].copy()
-
-    def close(self) -> None:
-        """Free the window on all ranks; reading a freed view would be a segmentation fault, so the view goes first."""
-        if self.window is not None:
-            self.view = None
-            self.window.Fence()
-            self.window.Free()
-            self.window = None
-
-    def __enter__(self) -> Inbox:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error == (None, None, None):
-            self.close()  # after an exception the ranks are no longer in step: abort ends them
 
 
 def world_size() -> int:

@@ -16,16 +16,19 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi import __version__, finetune
-from dpfl_mpi.checkpoint import Checkpoints
-from dpfl_mpi.comm import World
-from dpfl_mpi.config import Job, Run, UserError, find
+from dpfl_mpi import __version__
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine import finetune
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import PHASES, Federation
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.lock import Lock
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Recorder, Result
-from dpfl_mpi.shm import Segments, remove_left
-from dpfl_mpi.signals import REQUEUE, STALLED, Heard, Leave, Watch
+from dpfl_mpi.survival.checkpoint import Checkpoints
+from dpfl_mpi.survival.lock import Lock
+from dpfl_mpi.survival.shm import Segments, remove_left
+from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch
 
 
 def train(run: Run, job: Job, world: World) -> Path:

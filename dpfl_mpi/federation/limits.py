@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi import clients as streams
-from dpfl_mpi.config import Run, UserError, is_file
+from dpfl_mpi import streams
+from dpfl_mpi.config import Run, is_file
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 
 UNTOUCHED = 600.0  # seconds after which a lock is abandoned: its owner touches it every BEAT
 BEAT = 30.0

@@ -1,100 +1,26 @@
-"""Who holds which sample: Dir(alpha), Patho(classes), natural clients, fedrep's users or a file, and every client's train/val/test split.
+"""How samples are dealt to clients: Dir(alpha), Patho(classes), natural clients, fedrep's users, the motivating example.
 
 The recipes are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import math
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfl_mpi.config import Run, UserError, find
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 
 if TYPE_CHECKING:
-    from dpfl_mpi.datasets import Source
+    from dpfl_mpi.data.source import Source
+from dpfl_mpi.data.partition import Partition, assemble, weights
+from dpfl_mpi.data.partition_file import from_file
 
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
-FORMAT = "dpfl_mpi partition 1"
-PARTS = ("train", "val", "test")
-
-
-@dataclass(frozen=True)
-class Partition:
-    """For each part the samples of client k: `indices[part][indptr[part][k] : indptr[part][k + 1]]`; train and val index the training pool."""
-
-    indptr: dict[str, np.ndarray]  # int64 [N + 1]
-    indices: dict[str, np.ndarray]  # int64 [M]
-    class_counts: np.ndarray  # int64 [N, C], training and validation samples together
-    # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
-    p: np.ndarray
-    pooled: bool = False  # test indexes the same pool as train and val: training samples first, then test samples
-
-    @property
-    def n(self) -> int:
-        """Number of clients N."""
-        return len(self.p)
-
-    def of(self, part: str, k: int) -> np.ndarray:
-        """Return the samples of client k in one part."""
-        return self.indices[part][self.indptr[part][k] : self.indptr[part][k + 1]]
-
-    def sizes(self, part: str) -> np.ndarray:
-        """Return how many samples every client has in one part, int64 `[N]`."""
-        return np.diff(self.indptr[part])
-
-    def sha256(self) -> str:
-        """Return the hash that names this partition."""
-        sha = hashlib.sha256()
-        for part in PARTS:
-            sha.update(self.indptr[part].tobytes() + self.indices[part].tobytes())
-        return sha.hexdigest()
-
-    def arrays(self) -> list[np.ndarray]:
-        """Return the partition as plain arrays; `from_arrays` is the inverse."""
-        return [
-            *(self.indptr[p] for p in PARTS),
-            *(self.indices[p] for p in PARTS),
-            self.class_counts,
-            self.p,
-            np.array([self.pooled], np.int64),
-        ]
-
-    @classmethod
-    def from_arrays(cls, arrays: list[np.ndarray]) -> Partition:
-        """Return the partition that `arrays` describes."""
-        return cls(
-            dict(zip(PARTS, arrays[:3], strict=True)),
-            dict(zip(PARTS, arrays[3:6], strict=True)),
-            arrays[6],
-            arrays[7],
-            bool(arrays[8][0]),
-        )
-
-    def leaked(self) -> float:
-        """Return the share of all clients' test samples that another client trains on or validates with: 0 unless pooled."""
-        if not self.pooled:
-            return 0.0
-        used = np.unique(np.concatenate([self.indices["train"], self.indices["val"]]))
-        return float(np.isin(self.indices["test"], used).mean())
-
-    def note(self) -> str:
-        """Return what a reader of results must know about the partition: one sentence, or nothing."""
-        if not self.pooled:
-            return ""
-        share = self.leaked()
-        if share == 0:
-            return "clients share no image"
-        return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
 
 
 def deal(run: Run, source: Source) -> Partition:
@@ -153,23 +79,6 @@ def make(
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
     return assemble(parts, counts, weights(run, parts), run.partition == "fedrep")
-
-
-def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
-    """Return the partition of these samples a part and client; `w` `[N]` is proportional to p."""
-    return Partition(
-        indptr={name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()},
-        indices={name: np.concatenate(part).astype(np.int64) for name, part in parts.items()},
-        class_counts=counts,
-        p=w / w.sum(),
-        pooled=pooled,
-    )
-
-
-def weights(run: Run, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
-    """Return what p_k is proportional to: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
-    after = getattr(find("dataset", run.dataset), "WEIGHTS", "pool") == "train"
-    return np.array([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])
 
 
 def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -325,135 +234,6 @@ def fedrep(
             f"(about {max(1, int(n * (have / np.maximum(taken, 1)).min()))}), or --overlap"
         )
     return pools, tests
-
-
-def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
-    """Write who holds what as JSON: `clients`, a list of {train, val, test} indices, so that any framework can run on the same split.
-
-    Indices count the samples of the prepared file: train and val those under /train, test those under /test; where `pooled` is true,
-    all three count one pool, /train followed by /test.
-    """
-    head = {
-        "format": FORMAT,
-        "dataset": run.dataset,
-        "data_sha256": source.sha256,
-        "partition_sha256": partition.sha256(),
-        "made_by": f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}",
-        "pooled": partition.pooled,
-        "note": partition.note(),
-        "p": partition.p.tolist(),
-    }
-    body = [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(head | {"clients": body}))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"--save is {path}; it cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A partition file as it was read: the samples of each part and client, and what it was made for."""
-
-    parts: dict[str, list[np.ndarray]]
-    p: np.ndarray | None
-    pooled: bool
-    data_sha256: str
-
-    @property
-    def n(self) -> int:
-        """Number of clients N."""
-        return len(self.parts["train"])
-
-
-def load(path: str) -> Stored:
-    """Return a partition file.
-
-    Raises:
-        UserError: there is no such file, or it is not one; the sentence names the client.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(
-            f"--partition is file:{path}; there is no such file (`python -m dpfl_mpi.describe --save {path}` makes one)"
-        )
-    return parsed(path, file.stat().st_mtime_ns, file.stat().st_size)
-
-
-@functools.lru_cache(maxsize=2)
-def parsed(path: str, _time: int, _size: int) -> Stored:
-    """Return a partition file; parsed once, though a run asks for N, the pool and the samples."""
-    where = f"--partition is file:{path}, which"
-    try:
-        data = json.loads(Path(path).read_bytes())
-        clients = data["clients"]
-        parts = {part: [np.array(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
-        if any(isinstance(i, (float, str, bool)) for c in clients for part in PARTS for i in c[part][:1]):
-            raise TypeError
-        p = np.array(data["p"], np.float64).reshape(len(clients)) if data.get("p") is not None else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise UserError(
-            f'{where} is no partition: JSON with "clients", a list of {{"train", "val", "test"}} index lists'
-        ) from None
-    if not clients:
-        raise UserError(f"{where} holds no client")
-    for part in PARTS:
-        empty = next((k for k, samples in enumerate(parts[part]) if len(samples) == 0), None)
-        if empty is not None:
-            raise UserError(f"{where} gives client {empty} no {part} sample; each needs one")
-    if p is not None and not (np.isfinite(p).all() and (p > 0).all()):
-        raise UserError(f"{where} holds a p that is not positive")
-    return Stored(parts, p, bool(data.get("pooled", False)), str(data.get("data_sha256", "")))
-
-
-def from_file(run: Run, source: Source) -> Partition:
-    """Return the partition of `--partition file:PATH` over this data.
-
-    Raises:
-        UserError: it was made for other data, or for another number of clients, names a sample that is not there, or deals one twice.
-    """
-    stored = load(str(run.partition_file))
-    where = f"--partition is {run.partition}, which"
-    if stored.n != run.clients:
-        raise UserError(f"{where} holds {stored.n} clients; --clients is {run.clients}")
-    if stored.data_sha256 and stored.data_sha256 != source.sha256:
-        raise UserError(
-            f"{where} was made for other data (sha256 {stored.data_sha256[:12]}, this {run.dataset} has {source.sha256[:12]})"
-        )
-    for part in PARTS:
-        size = len(source.labels["test" if part == "test" else "train"])
-        for k, samples in enumerate(stored.parts[part]):
-            if samples.min() < 0 or samples.max() >= size:
-                raise UserError(
-                    f"{where} gives client {k} the {part} sample {samples.max()}; allowed are 0 to {size - 1}"
-                )
-            if len(np.unique(samples)) < len(samples):
-                raise UserError(f"{where} gives client {k} a {part} sample twice")
-    for k, (train, val, test) in enumerate(zip(*(stored.parts[part] for part in PARTS), strict=True)):
-        for one, other, names in (
-            (train, val, "train and val"),
-            (train, test, "train and test"),
-            (val, test, "val and test"),
-        ):
-            if (names == "train and val" or stored.pooled) and np.isin(one, other).any():
-                raise UserError(f"{where} gives client {k} a sample in both {names}")
-    y = source.labels["train"]
-    counts = np.array(
-        [
-            np.bincount(y[np.concatenate(pair)], minlength=source.classes)
-            for pair in zip(stored.parts["train"], stored.parts["val"], strict=True)
-        ]
-    )
-    partition = assemble(
-        stored.parts, counts, weights(run, stored.parts) if stored.p is None else stored.p, stored.pooled
-    )
-    if stored.p is not None and abs(stored.p.sum() - 1) < 1e-9:
-        return replace(partition, p=stored.p)  # dividing by a sum beside 1 would move the last bit
-    return partition
 
 
 MOTIVATION = (

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpfl_mpi.checkpoint import DAMAGE
-from dpfl_mpi.config import Job, Run, UserError
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.survival.checkpoint import DAMAGE
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.comm import Plan, plan
-from dpfl_mpi.ensemble import check_fixed_point, fixed_point, from_fixed_point
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.window import Plan, plan
+from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation

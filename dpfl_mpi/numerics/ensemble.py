@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpfl_mpi.config import UserError
+from dpfl_mpi.errors import UserError
 
 Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by number
 FIXED_POINT = 2.0**50  # scale of the exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62

@@ -18,14 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi import clients as streams
-from dpfl_mpi import reach
-from dpfl_mpi.clients import Batch, Clients
-from dpfl_mpi.comm import Inbox, Plan, World, ids_of, place, plan, rows_of
-from dpfl_mpi.config import Job, Run, UserError, find
-from dpfl_mpi.datasets import open_source
-from dpfl_mpi.device import pick_device
-from dpfl_mpi.ensemble import (
+from dpfl_mpi import streams
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import open_source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import greedy
+from dpfl_mpi.federation import limits as reach
+from dpfl_mpi.federation.mail import Received
+from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.placement import ids_of, place, rows_of
+from dpfl_mpi.mpi.window import Inbox, Plan, plan
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.numerics.clients import Batch, Clients
+from dpfl_mpi.numerics.device import pick_device
+from dpfl_mpi.numerics.ensemble import (
     LARGEST,
     Block,
     Ensemble,
@@ -37,10 +45,8 @@ from dpfl_mpi.ensemble import (
     one_hot,
     sgd_step,
 )
-from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.partition import Partition, deal
-from dpfl_mpi.received import Received
-from dpfl_mpi.recorded import RecordedSteps
+from dpfl_mpi.numerics.recorded import RecordedSteps
+from dpfl_mpi.plugins import find
 
 PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
 Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (block, rows [k, W], images [k, S, H, W, C]) -> logits [k, S, C]
@@ -517,6 +523,15 @@ class Federation:
                 with self.clock("exchange"):
                     for j in now:
                         visit(int(j), held.rows([j])[0])
+
+    # choosing whose models to average ----------------------------------------------------------------------------------
+    def bggc(self, w_KW: Tensor) -> CollaborationGraph:
+        """Return Omega, chosen by every client among all it can reach (Algorithm 3)."""
+        return greedy.bggc(self, w_KW)
+
+    def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
+        """Return C, chosen by every client among the models it received (Algorithm 2)."""
+        return greedy.ggc(self, w_KW, received)
 
     # what the greedy search needs --------------------------------------------------------------------------------------
     def reachable(self, k: int) -> np.ndarray:

@@ -6,8 +6,9 @@ import os
 
 import torch
 
-from dpfl_mpi.comm import World
-from dpfl_mpi.config import Job, Run, UserError
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.world import World
 
 
 def pick_device(run: Run, job: Job, world: World) -> torch.device:

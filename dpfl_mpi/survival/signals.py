@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from dpfl_mpi.config import Job
 
 if TYPE_CHECKING:
-    from dpfl_mpi.comm import World
+    from dpfl_mpi.mpi.world import World
 
 REQUEUE = 75  # EX_TEMPFAIL: the same command goes on
 STALLED = 76  # two starts in a row kept nothing: the same command would do no better

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.clients import Batch
-from dpfl_mpi.config import UserError
-from dpfl_mpi.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.clients import Batch
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
 
 SIZES = 8  # most block sizes recorded: each takes memory of its own
 WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate in their first calls

@@ -16,19 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.datasets import Source
-from dpfl_mpi.ensemble import Ensemble, Rows
-from dpfl_mpi.partition import Partition
+from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.source import Source
+from dpfl_mpi.numerics.ensemble import Ensemble, Rows
+from dpfl_mpi.streams import AUGMENT, ORDER, stream
 
-# purposes of a stream; a number never changes its meaning
-INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP = range(1, 10)
 PAD = 4  # pixels around an image before a random crop
 GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
-
-
-def stream(seed: int, purpose: int, client: int, counter: int) -> np.random.Generator:
-    """Return the random generator of one purpose, client and counter (epoch or round)."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, purpose, client, counter))))
 
 
 @dataclass(frozen=True)

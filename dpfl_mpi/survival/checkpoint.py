@@ -35,13 +35,14 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi import disk
-from dpfl_mpi.config import NUMERICS, Job, Run, UserError, every
+from dpfl_mpi.config import NUMERICS, Job, Run, every
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.storage import disk
 
 if TYPE_CHECKING:
-    from dpfl_mpi.comm import World
     from dpfl_mpi.federation import Federation
+    from dpfl_mpi.mpi.world import World
     from dpfl_mpi.results import Recorder
 
 KEEP = 2  # generations

@@ -1,0 +1,1 @@
+"""What clients hold: data sets as sources, and partitions of them."""

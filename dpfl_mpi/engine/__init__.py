@@ -1,0 +1,1 @@
+"""The loop of every method: train, record, tune, finish."""

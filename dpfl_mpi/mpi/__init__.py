@@ -1,0 +1,1 @@
+"""Everything MPI: collectives, the one-sided window, which client where."""

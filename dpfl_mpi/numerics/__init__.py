@@ -1,0 +1,1 @@
+"""Rows as models: stacked parameters, samples on the device, recorded steps."""

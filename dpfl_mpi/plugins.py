@@ -1,0 +1,25 @@
+"""Data sets, methods and models by their names: one file each."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from dpfl_mpi.errors import UserError
+
+KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
+
+
+def names(kind: str) -> list[str]:
+    """Return the names of all datasets, methods or models: one file each, found by its name."""
+    package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def find(kind: str, name: str) -> ModuleType:
+    """Return the module of a dataset or method by its name (models are only checked: importing one imports torch)."""
+    known = names(kind)
+    if name not in known:
+        raise UserError(f"--{kind} is {name}; allowed are {', '.join(known)}")
+    return importlib.import_module(f"dpfl_mpi.{KINDS[kind]}" + ("" if kind == "model" else f".{name}"))

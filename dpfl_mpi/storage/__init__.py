@@ -1,0 +1,1 @@
+"""Files that survive a full disk and a kill."""

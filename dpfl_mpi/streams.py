@@ -1,0 +1,17 @@
+"""Keyed random streams: every draw of a Run comes from one.
+
+Streams are Philox generators keyed by (seed, purpose, client, counter), so a draw depends neither on the number of ranks nor on what
+was drawn before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# purposes of a stream; a number never changes its meaning
+INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP = range(1, 10)
+
+
+def stream(seed: int, purpose: int, client: int, counter: int) -> np.random.Generator:
+    """Return the random generator of one purpose, client and counter (epoch or round)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, purpose, client, counter))))
