@@ -60,7 +60,7 @@ def federation(fields: dict[str, object], **job: object):
     from mpi4py import MPI
 
     from dpfl_mpi.config import Job, Run
-    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.engine.build import build
     from dpfl_mpi.mpi.world import World
 
-    return Federation(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))
+    return build(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))

@@ -51,7 +51,7 @@ def test_a_stream_is_numpys_philox():
 
 def seen(fed, i, epochs, first):
     """The batches of local client i from its local epoch `first` on, as (x, y, weight)."""
-    done = np.full(fed.k, first)
+    done = np.full(len(fed.ids), first)
     return [
         (b.x[0], b.y[0], b.weight[0]) for b in fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
     ]
@@ -151,9 +151,9 @@ def test_scoring_does_not_augment(augmented):
 def test_a_block_is_its_clients_padded(name, request):
     """The batches of a block of all clients are those of each client alone, padding has weight 0, finished clients leave."""
     fed = request.getfixturevalue(name)
-    alone = [seen(fed, i, 2, 1) for i in range(fed.k)]
+    alone = [seen(fed, i, 2, 1) for i in range(len(fed.ids))]
     widths = []
-    for step, batch in enumerate(fed.clients.batches(slice(0, fed.k), 2, np.ones(fed.k, np.int64), 8)):
+    for step, batch in enumerate(fed.clients.batches(slice(0, len(fed.ids)), 2, np.ones(len(fed.ids), np.int64), 8)):
         widths.append(batch.k)
         for i in range(batch.k):
             x, y, weight = alone[i][step]
@@ -161,7 +161,7 @@ def test_a_block_is_its_clients_padded(name, request):
             assert torch.equal(batch.x[i, :s], x) and torch.equal(batch.y[i, :s], y)
             assert torch.equal(batch.weight[i, :s], weight) and not batch.weight[i, s:].any()
     assert widths == sorted(widths, reverse=True)
-    assert [sum(w > i for w in widths) for i in range(fed.k)] == [len(a) for a in alone]
+    assert [sum(w > i for w in widths) for i in range(len(fed.ids))] == [len(a) for a in alone]
 
 
 def test_numbers_do_not_name_the_method(digits_file):

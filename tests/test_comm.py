@@ -11,7 +11,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import world as comm_module
 from dpfl_mpi.mpi.placement import ids_of, place
-from dpfl_mpi.mpi.window import Inbox, plan
+from dpfl_mpi.mpi.window import Inbox, route
 from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row

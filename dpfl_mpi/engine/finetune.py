@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.errors import UserError
@@ -31,25 +30,17 @@ COPIED = (
     "seconds/",
 )  # what the base Run recorded is this Run's record of its rounds
 
+SCORES = ("best_round", "best_val", "best_test", "last_test", "best_confusion")  # in the order that `read` returns
+
 
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = dataclasses.replace(run, finetune_epochs=0).path(job.results)
-    arrays = fed.world.from_root(lambda: read(path, recorder, fed.partition.sha256(), job.quiet))
+    arrays = fed.world.from_root(lambda: read(path, recorder, fed.about["partition_sha256"], job.quiet))
     if not arrays:
         return False
     best, epochs, diverged, steps, *scores = arrays
-    fed.best[:, : fed.ensemble.size] = torch.from_numpy(best.view(np.float32)[fed.ids]).to(fed.device)
-    for mine, stored in zip(
-        (fed.best_round, fed.best_val, fed.best_test, fed.last_test, fed.best_confusion), scores, strict=True
-    ):
-        mine[:] = stored[fed.ids]  # a diverged client keeps them
-    fed.epochs[:] = epochs[fed.ids]
-    fed.diverged_round[:] = diverged
-    fed.alive[:] = diverged < 0
-    fed.steps[:] = 0
-    if fed.k:
-        fed.steps[0] = steps[0] if fed.world.root else 0  # only the sum over all ranks is recorded
+    fed.adopt(best.view(np.float32), epochs, diverged, int(steps[0]), dict(zip(SCORES, scores, strict=True)))
     return True
 
 
@@ -85,28 +76,26 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
 
     /finetune row 0 scores the start; the best by validation is over the tuning epochs alone, and the end model is /last.
     """
-    start = fed.best.clone()
+    start = fed.begin_tuning()
     w = start.clone()
-    fed.present[:] = True
-    fed.momentum.clear()
     gradient = method.finetune_gradient(fed, start) if hasattr(method, "finetune_gradient") else None
-    before = fed.round = int(fed.run.rounds or 0)
+    before, scoring, training = int(fed.run.rounds or 0), fed.scoring, fed.training
     scores, counts = [], []
     for epoch in range(fed.run.finetune_epochs + 1):
-        fed.round = before + epoch
+        fed.begin_epoch(before + epoch)
         if epoch:
             fed.local_opt(w, 1, gradient, momentum="finetune")
-        fed.check_finite(w)
+        fed.members.exclude_diverged(w)
         if epoch < 2:
-            mine = fed.alive[fed.ids]  # a diverged client keeps its last finite best
-            fed.best_val[mine], fed.best_round[mine] = np.nan, -1
+            scoring.forget_best()
         fed.evaluate(w)
         scores.append(np.stack([fed.notes["val_acc"], fed.notes["test_acc"]], 1))
-        counts.append(fed.world.sum_int64(np.array([fed.steps.sum()]))[0])
-        fed.notes["models_received"][:] = 0
+        counts.append(fed.world.sum_int64(np.array([training.steps.sum()]))[0])
         yield fed.round
-    table = fed.to_clients(np.stack(scores, 1))
-    last = fed.to_clients(np.column_stack([fed.best_round, fed.best_val, fed.best_test, fed.last_test, fed.epochs]))
+    table = fed.members.to_root(np.stack(scores, 1))
+    last = fed.members.to_root(
+        np.column_stack([scoring.best_round, scoring.best_val, scoring.best_test, scoring.last_test, training.epochs])
+    )
 
     def write() -> list[np.ndarray]:
         if recorder is None or table is None or last is None:
@@ -122,7 +111,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
                 "best/val_acc": last[:, 1],
                 "best/test_acc": last[:, 2],
                 "last/test_acc": last[:, 3],
-                "client/diverged_round": fed.diverged_round,
+                "client/diverged_round": fed.members.diverged_round,
                 "client/epochs": last[:, 4].astype(np.int64),
             }
         )

@@ -19,8 +19,10 @@ import torch
 from dpfl_mpi import __version__
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine import finetune
+from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import PHASES, Federation
+from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation.log import PHASES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find
@@ -68,11 +70,10 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     segments = Segments(checkpoints.folder, world.rank)
     segments.note()
     try:
-        fed = Federation(run, job, world)
+        fed = build(run, job, world, on_window=segments.note)
     except UserError:
         segments.forget()
         raise
-    fed.on_window = segments.note
     state = checkpoints.restore(fed)
     if checkpoints.stalled():
         watch.code = STALLED  # unless this start keeps a checkpoint
@@ -103,7 +104,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                 for t in finetune.tune(recorder, fed, method):
                     watch.begin(t)
                     progress.line(fed, t)
-        finish(recorder, fed)
+        finish(recorder, fed, job.save_models)
         at_root(world, lambda: recorder and recorder.close("finished"))
     finally:
         if recorder:
@@ -156,15 +157,8 @@ def open_recorder(path: Path, run: Run, fed: Federation, checkpoints: Checkpoint
     opened: list[Recorder] = []
 
     def create() -> list[np.ndarray]:
-        meta = {
-            "data_sha256": fed.data_sha256,
-            "data_note": fed.data_note,
-            "partition_sha256": fed.partition.sha256(),
-            "partition_note": fed.partition.note(),
-            "parameters": fed.ensemble.size,
-        }
         start = describe_start(hosts, fed)
-        recorder = Recorder(path, run, meta, start, checkpoints.results)
+        recorder = Recorder(path, run, fed.about, start, checkpoints.results)
         opened.append(recorder)
         if checkpoints.results:
             warn_of_change(recorder.starts[-1], start)
@@ -172,14 +166,14 @@ def open_recorder(path: Path, run: Run, fed: Federation, checkpoints: Checkpoint
         recorder.once(
             {
                 "client/p": fed.p,
-                "client/budget": fed.budget + 1 if run.budget_counts_self else fed.budget,
+                "client/budget": fed.others + 1 if run.budget_counts_self else fed.others,
                 "client/flipped": fed.flipped,
                 "client/class_counts": fed.partition.class_counts,
                 **{f"client/n_{part}": fed.partition.sizes(part) for part in ("train", "val", "test")},
             }
         )
-        if fed.reach is not None:
-            recorder.once({"graph/reach/indptr": fed.reach.indptr, "graph/reach/senders": fed.reach.senders})
+        if (reach := fed.members.reach) is not None:
+            recorder.once({"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders})
         return []
 
     fed.world.from_root(create)
@@ -214,7 +208,7 @@ def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
         "cpu": cpu,
         "threads": torch.get_num_threads(),
-        "block": max((b.stop - b.start for b in fed.blocks), default=0),
+        "block": max((b.stop - b.start for b in fed.backend.blocks), default=0),
         "commit": commit(),
         "versions": {
             "dpfl_mpi": __version__,
@@ -254,18 +248,18 @@ def record(recorder: Recorder | None, fed: Federation, state: dict[str, Any]) ->
             [
                 *(fed.notes[n] for n in names),
                 fed.notes["cases"],
-                fed.best_round,
-                fed.best_val,
-                fed.best_test,
-                fed.last_test,
-                fed.epochs,
+                fed.scoring.best_round,
+                fed.scoring.best_val,
+                fed.scoring.best_test,
+                fed.scoring.last_test,
+                fed.training.epochs,
             ]
         )
-        table = fed.to_clients(rows)
+        table = fed.members.to_root(rows)
         totals = fed.world.sum_int64(
-            np.array([fed.steps.sum(), fed.inbox.bytes_put if fed.inbox else 0, fed.world.bytes_collective])
+            np.array([fed.training.steps.sum(), fed.mail.bytes_put, fed.world.bytes_collective])
         )
-    seconds = fed.world.spread(np.array([fed.seconds[name] for name in PHASES]))
+    seconds = fed.world.spread(np.array([fed.log.seconds[name] for name in PHASES]))
     if recorder and table is not None:
         at_root(fed.world, lambda: write_round(recorder, fed, state, names, table, totals, seconds))
     else:
@@ -299,9 +293,9 @@ def write_round(
         }
     )
     recorder.append({f"round/{n}": column[n] for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")})
-    if fed.job.mixed:
+    if fed.scoring.mixed:
         recorder.append({f"mixed/{n}": column[f"mixed_{n}"] for n in ("val_acc", "test_acc")})
-    recorder.append_graph(fed.among_active(state["shared"].get("chosen", omega)))
+    recorder.append_graph(fed.members.among_active(state["shared"].get("chosen", omega)))
     recorder.append(
         {"graph/cases": cases.astype(np.int32), "graph/evaluations": column["evaluations"].astype(np.int32)}
     )
@@ -318,7 +312,7 @@ def write_round(
             "best/val_acc": best_val,
             "best/test_acc": best_test,
             "last/test_acc": last_test,
-            "client/diverged_round": fed.diverged_round,
+            "client/diverged_round": fed.members.diverged_round,
             "client/epochs": epochs.astype(np.int64),
         }
     )
@@ -328,10 +322,11 @@ def write_round(
     recorder.flush(fed.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
 
 
-def finish(recorder: Recorder | None, fed: Federation) -> None:
+def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> None:
     """Write what is known at the end: confusion matrices and, where asked, the best models. Collective."""
-    confusion = fed.to_clients(fed.best_confusion)
-    models = fed.to_clients(fed.best[:, : fed.ensemble.size].cpu().numpy()) if fed.job.save_models else None
+    confusion = fed.members.to_root(fed.scoring.best_confusion)
+    best = fed.scoring.best[:, : fed.ensemble.size]
+    models = fed.members.to_root(best.cpu().numpy()) if save_models else None
 
     def write() -> None:
         if recorder and confusion is not None:
@@ -370,7 +365,7 @@ class Progress:
         """Show a round."""
         benign = ~fed.flipped[fed.ids]  # averages are over clients with true labels
         means = []
-        for values in (fed.notes["val_acc"], fed.notes["test_acc"], fed.best_test):
+        for values in (fed.notes["val_acc"], fed.notes["test_acc"], fed.scoring.best_test):
             ok = np.isfinite(values) & benign
             means += [values[ok].sum(), ok.sum()]
         sums = self.world.spread(np.array([*means, fed.notes["models_received"].sum()], np.float64))[:, 1]

@@ -1,9 +1,9 @@
-"""Everything MPI: `World` (collectives on arrays), `place` (which client where), `Inbox` (the one-sided RMA window).
+"""`World`: the ranks of a run and their collectives on arrays.
 
-The only module that imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every collective; a rank without clients
+Only `mpi.world` and `mpi.window` import mpi4py, and the entry, which starts MPI. Only buffers are sent, never pickles. Every rank reaches every collective; a rank without clients
 has arrays of length 0.
 
-Axes: N clients in all, K on this rank, B slots of the inbox, W row width in float32.
+Axes: N clients in all, K on this rank.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.mpi.placement import ids_of as ids_of
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.mpi.placement import place as place
-from dpfl_mpi.mpi.placement import rows_of as rows_of
 
 
 class World:

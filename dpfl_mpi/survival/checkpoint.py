@@ -89,7 +89,7 @@ class Checkpoints:
         clients, shared = split(fed, state)
         with self._all_or_nobody():
             self.folder.mkdir(parents=True, exist_ok=True)
-            if fed.k:
+            if len(fed.ids):
                 with replacing(self.folder / shards[self.world.rank]) as path, disk.File(path, "w", **NEW) as file:
                     for name, value in clients.items():
                         write(file, name, value)
@@ -265,7 +265,7 @@ class Checkpoints:
         shard, row = file["client/shard"][()][fed.ids], file["client/row"][()][fed.ids]
         shards = json.loads(str(file.attrs["shards"]))
         schema = json.loads(str(file.attrs["schema"]))
-        arrays = {name: np.empty((fed.k, *s["shape"]), s["dtype"]) for name, s in schema.items()}
+        arrays = {name: np.empty((len(fed.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
         for number in np.unique(shard):
             with h5py.File(self.folder / shards[number], "r", locking=False) as part:
                 for i in np.flatnonzero(shard == number):
@@ -290,19 +290,17 @@ NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 def split(fed: Federation, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (client arrays `[K, ...]`, what is the same on every rank), by path: the method's state and the Federation's."""
     clients = {f"state/{name}": value for name, value in state["client"].items()}
-    clients |= {f"momentum/{name}": value for name, value in fed.momentum.items()}
-    clients |= {f"federation/{name}": getattr(fed, name) for name in fed.CLIENT_STATE}
+    clients |= {f"momentum/{name}": value for name, value in fed.training.momentum.items()}
+    mine, same = fed.state()
+    clients |= {f"federation/{name}": value for name, value in mine.items()}
     shared = {f"state/{name}": value for name, value in state["shared"].items()}
-    shared |= {f"federation/{name}": getattr(fed, name) for name in fed.SHARED_STATE}
+    shared |= {f"federation/{name}": value for name, value in same.items()}
     return clients, shared
 
 
 def apply(fed: Federation, state: State) -> None:
     """Set the Federation to a restored state, and its window to what Omega needs."""
-    fed.begin_round(state["federation"].pop("round"))
-    fed.momentum = state["momentum"]
-    for name, value in state["federation"].items():
-        setattr(fed, name, value)
+    fed.set_state(state["federation"]["round"], state["federation"], state["momentum"])
     omega = state["shared"].get("omega")
     if isinstance(omega, CollaborationGraph):
         fed.narrow(omega)
