@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from dpfl_mpi.config import Job, Run, every
 from dpfl_mpi.engine import train
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.engine.build import build
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names

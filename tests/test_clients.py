@@ -60,7 +60,7 @@ def seen(fed, i, epochs, first):
 def test_every_sample_once_an_epoch(plain):
     """Three epochs: each a permutation of the client's own samples, no two the same, the last batch shorter."""
     source_images, source_labels = plain.clients.x, plain.clients.y
-    for i in range(plain.k):
+    for i in range(len(plain.ids)):
         n, start = int(plain.clients.n_train[i]), int(plain.clients.start[i])
         own = plain.ensemble.normalise(source_images[start : start + n])
         steps = -(-n // 8)
@@ -81,7 +81,7 @@ def test_every_sample_once_an_epoch(plain):
 
 def test_epochs_are_counted_from_the_common_row(augmented):
     """Two epochs at once are the same batches as one and then another, whoever asks."""
-    for i in (0, augmented.k - 1):
+    for i in (0, len(augmented.ids) - 1):
         together = seen(augmented, i, 2, 4)
         apart = seen(augmented, i, 1, 4) + seen(augmented, i, 1, 5)
         assert all(torch.equal(a, b) for x, y in zip(together, apart, strict=True) for a, b in zip(x, y, strict=True))
@@ -127,7 +127,7 @@ def test_augmentation_against_a_plain_loop(augmented, colour_file):
 
     with h5py.File(colour_file) as file:
         images = file["train/images"][:]
-    for i in (0, augmented.k - 1):
+    for i in (0, len(augmented.ids) - 1):
         k, n = int(augmented.ids[i]), int(augmented.clients.n_train[i])
         own = images[augmented.partition.of("train", k)]
         order = streams.stream(3, streams.ORDER, k, 2).permutation(n)

@@ -1,4 +1,4 @@
-"""MPI: placement, plans and exact sums; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
+"""MPI: placement, routes and exact sums; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ WIDTH = 32  # of a row
 RANKS = [1, 2, 3]
 
 
-# placement and plans: every rank computes the same, without MPI -----------------------------------------------------------
+# placement and routes: every rank computes the same, without MPI -----------------------------------------------------------
 def test_place_by_hand():
     """Heaviest first, each to the rank with least work: 9 | 7 | 5, then 4 to the 5, 3 to the 7, 2 to the 9 or the equal 9."""
     assert place(np.array([2, 9, 4, 7, 3, 5]), 3).tolist() == [0, 0, 2, 1, 1, 2]
@@ -53,22 +53,22 @@ def cast(n, ranks, density, seed):
 
 @settings(deadline=None)
 @given(st.integers(1, 15), st.integers(1, 6), st.floats(0, 1), st.integers(0, 1000))
-def test_plan(n, ranks, density, seed):
+def test_route(n, ranks, density, seed):
     """One slot a sender and rank, however many clients there want it; nothing inside a rank; both ends agree."""
     graph, owner, row, _ = cast(n, ranks, density, seed)
-    plans = [plan(graph, owner, row, r, ranks) for r in range(ranks)]
+    routes = [route(graph, owner, row, r, ranks) for r in range(ranks)]
     sent = {}
-    for r, p in enumerate(plans):
+    for r, p in enumerate(routes):
         for source, to, slot in p.puts:
             sender = int(np.flatnonzero((owner == r) & (row == source))[0])
             assert (to, slot) not in sent, "two rows put into one slot"
             sent[to, slot] = sender
-    for r, p in enumerate(plans):
+    for r, p in enumerate(routes):
         wanted = {int(s) for k in np.flatnonzero(owner == r) for s in graph.of(k) if owner[s] != r}
         assert set(p.slot) == wanted
         assert sorted(p.slot.values()) == list(range(len(wanted)))
         assert {slot: s for s, slot in p.slot.items()} == {slot: s for (to, slot), s in sent.items() if to == r}
-        assert p.need.tolist() == [len(q.slot) for q in plans]
+        assert p.need.tolist() == [len(q.slot) for q in routes]
 
 
 # with ranks ---------------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def exchange_equals_permutation(world, n, density, seed):
     """Several rounds along one random graph through one window: slot by slot what numpy would index."""
     graph, owner, row, work = cast(n, world.size, density, seed)
     ids = ids_of(owner, work, world.rank)
-    step = plan(graph, owner, row, world.rank, world.size)
+    step = route(graph, owner, row, world.rank, world.size)
     staging = np.zeros((len(ids), WIDTH), np.float32)
     with Inbox(world, staging, int(step.need[world.rank])) as inbox:
         for number in range(3):
@@ -105,14 +105,14 @@ def windows_one_after_the_other(world):
         inbox.close()
         inbox.close()  # twice is once
         with pytest.raises(ValueError, match="closed"):
-            inbox.exchange(plan(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
+            inbox.exchange(route(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
 
 
 def a_graph_wider_than_the_window_is_refused(world):
     """The window is the budget: what does not fit cannot be sent. On one rank nothing is sent, so all fits."""
     n = 6
     graph, owner, row, work = cast(n, world.size, 1.0, 0)
-    step = plan(graph, owner, row, world.rank, world.size)
+    step = route(graph, owner, row, world.rank, world.size)
     staging = rows(n, 0)[ids_of(owner, work, world.rank)]
     need = int(step.need[world.rank])
     assert need == n - len(staging)

@@ -124,12 +124,12 @@ def test_mistakes_are_sentences(fields, sentence):
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        getattr(reach, {"budget": "budgets", "reach": "reach", "available": "availability"}[name])(
+        getattr(limits, {"budget": "others", "reach": "reach_graph", "available": "availability"}[name])(
             run(**{name: str(tmp_path / "file")})
         )
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UserError, match="no readable text file"):
-        reach.read(str(tmp_path / "file"), name)
+        limits.read(str(tmp_path / "file"), name)
 
 
 def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):

@@ -9,9 +9,10 @@ import torch
 from launch import federation
 
 from dpfl_mpi.models import mlp
+from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.recorded import RecordedSteps, block_sizes
+from dpfl_mpi.numerics.recorded import RecordedBackend, RecordedSteps, block_sizes
 
 
 def cost(steps, sizes):
