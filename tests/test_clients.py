@@ -171,7 +171,7 @@ def test_numbers_do_not_name_the_method(digits_file):
         contextlib.closing(federation(fields | {"method": "local"})) as a,
         contextlib.closing(federation(fields | {"budget": 2, "lr": 0.5})) as b,
     ):
-        for i in range(a.k):
+        for i in range(len(a.ids)):
             for x, y in zip(seen(a, i, 1, 7), seen(b, i, 1, 7), strict=True):
                 assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
         assert torch.equal(a.common_row(), b.common_row())
