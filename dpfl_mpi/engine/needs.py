@@ -93,7 +93,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     row = -(-ensemble.size * 4 // ROW) * ROW
     k_r = np.bincount(owner, minlength=ranks)
 
-    def a_rank(values: np.ndarray) -> np.ndarray:
+    def per_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, ranks).astype(np.int64)
 
     slots, limit = window_slots(k_r * run.others, k_r, n), window_rows(job.window_gb, row)
@@ -108,17 +108,18 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     first = 2 * (n - 1) + 2 if graph else 0  # R of two models a candidate, and of the two that the search starts from
     later = 2 * run.others + 2 if graph else 0
     repeats = run.ggc_repeats
-    phases = (
-        -(-(n - 1) // run.others) if graph else 0
-    )  # a row may come to a rank again in another phase, for another client
+    # a row may come to a rank again in another phase, for another client
+    phases = -(-(n - 1) // run.others) if graph else 0
+    largest_val = np.zeros(ranks, np.int64)
+    np.maximum.at(largest_val, owner, val)
     asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats
     return Needs(
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
-        data=a_rank(train * ((h + pad) * (w + pad) * c + LABEL) + (val + test) * (h * w * c + LABEL)),
+        data=per_rank(train * ((h + pad) * (w + pad) * c + LABEL) + (val + test) * (h * w * c + LABEL)),
         models=k_r * ROWS * ensemble.size * 4,
-        scratch=np.array([int(val[owner == r].max(initial=0)) for r in range(ranks)]) * image_bytes(source, ensemble),
+        scratch=largest_val * image_bytes(source, ensemble),
         window=np.minimum(slots, limit) * row,
         passes=passes,
         parameters=ensemble.size,
@@ -126,9 +127,9 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         received=received,
         wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
         evaluations=(n * first * repeats, n * later * repeats),
-        steps=a_rank(-(-train // int(run.batch_size or 1)) * tau),
-        scored=a_rank((val + test) * (rounds + 1)),
-        judged=a_rank(val * (first + later * ggc) * repeats),
+        steps=per_rank(-(-train // int(run.batch_size or 1)) * tau),
+        scored=per_rank((val + test) * (rounds + 1)),
+        judged=per_rank(val * (first + later * ggc) * repeats),
     )
 
 
