@@ -117,7 +117,7 @@ class Recorder:
             self.file.attrs.modify(name, value)
 
     @writes
-    def describe(self, group: str, **attributes: Any) -> None:
+    def set_attributes(self, group: str, **attributes: Any) -> None:
         """Write attributes of a group."""
         self.file[group].attrs.update(attributes)
 

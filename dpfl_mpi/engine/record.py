@@ -168,7 +168,7 @@ def finish(recorder: Recorder | None, fed: Federation) -> None:
         if models is not None:
             recorder.once({"model/best": models})
             shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]
-            recorder.describe("model", names=json.dumps(fed.ensemble.names), shapes=json.dumps(shapes))
+            recorder.set_attributes("model", names=json.dumps(fed.ensemble.names), shapes=json.dumps(shapes))
         recorder.close("finished")
 
     fed.world.decide(write)

@@ -72,7 +72,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
         raise
     fed.on_window = segments.note
     state = checkpoints.restore(fed)
-    if checkpoints.stalled():
+    if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
     hosts = world.hosts()
     start = describe_start(hosts, fed) if world.root else {}

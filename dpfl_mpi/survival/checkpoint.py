@@ -61,7 +61,7 @@ class Checkpoints:
         self.last = time.monotonic()
         self.round = -1  # the newest round that is safe
         self.seconds = 0.0  # that the last save took
-        self.results: Path | None = None  # the results file as the restored checkpoint left it, on root
+        self.results: Path | None = None  # the results file as the restored checkpoint left it
 
     def exist(self) -> bool:
         """Return whether there is a checkpoint, whole or not. On root; not collective."""
@@ -116,7 +116,7 @@ class Checkpoints:
                 numerics=NUMERICS,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
                 shards=json.dumps(shards),
-                schema=json.dumps({name: values.layout(value) for name, value in clients.items()}),
+                schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
                 results=f"{stem}.results.h5",
                 results_sha256=digest,
             )
@@ -156,18 +156,18 @@ class Checkpoints:
             )
             raise UserError(f"the checkpoint in {self.folder} cannot be written: {os.strerror(worst)}{whole}")
 
-    def stalled(self) -> bool:
-        """Return whether the start before this one began from the same round, so kept nothing; note this one. Call once."""
+    def note_start(self) -> bool:
+        """Note from which round this start goes on; return whether the one before went on from the same, so kept nothing. Call once."""
 
-        def look() -> bool:
-            note = self.folder / "begun_from"
-            before = note.read_text().strip() if note.is_file() else ""
-            with explained(f"{note} cannot be written"):
+        def note() -> bool:
+            path = self.folder / "begun_from"
+            with explained(f"{path} cannot be written"):
+                before = path.read_text().strip() if path.is_file() else ""
                 self.folder.mkdir(parents=True, exist_ok=True)
-                note.write_text(f"{self.round}\n")
+                path.write_text(f"{self.round}\n")
             return before == str(self.round)
 
-        return bool(self.world.decide(look))
+        return bool(self.world.decide(note))
 
     def clear(self, sure: bool = False) -> None:
         """Delete all checkpoints: the run is finished, or to be started over.
@@ -205,6 +205,7 @@ class Checkpoints:
             if data:
                 with contextlib.suppress(*DAMAGE), h5py.File(io.BytesIO(data["manifest"].tobytes()), "r") as file:
                     state = self._load(file, fed)
+                    self.results = self.folder / str(file.attrs["results"])
             if not self.world.agree(state is None):
                 assert state is not None
                 apply(fed, state)
@@ -242,7 +243,6 @@ class Checkpoints:
             )
         with contextlib.suppress(OSError):
             if sha256(results) == digest:
-                self.results = results
                 return {"manifest": np.frombuffer(data, np.uint8)}
         return {}
 

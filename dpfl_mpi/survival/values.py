@@ -20,7 +20,7 @@ def numpy_of(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def layout(value: Any) -> dict[str, Any]:
+def row_layout(value: Any) -> dict[str, Any]:
     """Return what a rank without clients must know of a client array: kind, type and shape of a row."""
     array = numpy_of(value)
     kind = "tensor" if isinstance(value, torch.Tensor) else "array"
