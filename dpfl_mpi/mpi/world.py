@@ -47,25 +47,27 @@ class World:
             UserError: on every rank; `choose` raised it on root.
             RootFailed: on the other ranks, where `choose` raised anything else on root, which root raises again.
         """
-        text, failed, error = b"", 0, None
+        text, failed, bug = b"", 0, None
         if self.root:
             try:
-                text = json.dumps(choose()).encode()
+                value = choose()
+                text = b"" if value is None else json.dumps(value).encode()
             except UserError as mistake:
                 text, failed = str(mistake).encode(), 1
-            except BaseException as bug:
-                failed, error = 2, bug
+            except BaseException as error:
+                failed, bug = 2, error
         head = np.array([failed, len(text)], np.int64)
         self.comm.Bcast(head, root=0)
-        if error:
-            raise error
+        if bug:
+            raise bug
         if head[0] == 2:
             raise RootFailed
         data = np.frombuffer(text, np.uint8).copy() if self.root else np.empty(head[1], np.uint8)
-        self.comm.Bcast(data, root=0)
+        if len(data):
+            self.comm.Bcast(data, root=0)
         if head[0]:
             raise UserError(data.tobytes().decode())
-        return json.loads(data.tobytes())
+        return json.loads(data.tobytes()) if len(data) else None
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""
