@@ -1,4 +1,4 @@
-"""DPFL: Decentralized Personalized Federated Learning (Algorithm 1; Kharrat, Canini and Horvath, AISTATS 2025, PMLR 258:5086-5094)."""
+"""DPFL, Decentralized Personalized Federated Learning (Algorithm 1; Kharrat, Canini and Horvath, arXiv 2406.06520, AISTATS 2025)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
 CITATION = """@inproceedings{kharrat2025dpfl,
-  title = {{DPFL}: Decentralized Personalized Federated Learning},
+  title = {Decentralized Personalized Federated Learning},
   author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
-  booktitle = {Proceedings of The 28th International Conference on Artificial Intelligence and Statistics (AISTATS)},
-  series = {Proceedings of Machine Learning Research},
-  volume = {258},
-  pages = {5086--5094},
-  publisher = {PMLR},
+  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
   year = {2025},
   note = {arXiv:2406.06520}
 }"""
