@@ -48,10 +48,7 @@ def main() -> None:
     )  # fmt: skip
     run, state = Run().resolve(), {"client": {"w": torch.rand(K, W)}, "shared": {}}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        path = (
-            Path(world.from_root(lambda: [np.frombuffer(folder.encode(), np.uint8).copy()])[0].tobytes().decode())
-            / "x.h5"
-        )
+        path = Path(world.decide(lambda: folder)) / "x.h5"
         recorder = Recorder(path, run, {}, {}) if world.root else None
         save, load = [], []
         for fed.round in range(REPEATS):

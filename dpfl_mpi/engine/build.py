@@ -37,7 +37,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     """
     device = pick_device(job.device, run.precision, world.local_rank)
     source = open_source(run)
-    partition = Partition.from_arrays(world.from_root(lambda: deal(run, source).arrays()))
+    partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
     members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude")
 

@@ -255,23 +255,21 @@ class Federation:
         self.training.momentum = dict(momentum)
 
     def adopt(
-        self,
-        best_ND: np.ndarray,
-        epochs: np.ndarray,
-        diverged_round: np.ndarray,
-        gradient_steps: int,
-        scores: dict[str, np.ndarray],
+        self, best_ND: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them; arrays `[N, ...]` in client order, `scores` by their names in `state`."""
-        scoring, training, members = self.scoring, self.training, self.members
-        scoring.best[:, : self.ensemble.size] = torch.from_numpy(best_ND[self.ids]).to(self.device)
-        for name, values in scores.items():
-            getattr(scoring, name)[:] = values[self.ids]  # a diverged client keeps them
-        members.diverged_round[:] = diverged_round
-        members.alive[:] = diverged_round < 0
-        training.epochs[:] = epochs[self.ids]
-        training.steps[:] = 0
-        training.steps[:1] = gradient_steps if self.world.root else 0  # only the sum over all ranks is recorded
+        """Take over the clients as another run left them: models, `reached` by names in `state`, arrays `[N, ...]` in client order.
+
+        A client that has diverged keeps what it had reached.
+        """
+        mine, _ = self.state()
+        models = np.ascontiguousarray(best_ND[self.ids], np.float32)
+        self.scoring.best[:, : self.ensemble.size] = torch.from_numpy(models).to(self.device)
+        for name, values in reached.items():
+            mine[name][:] = values[self.ids]
+        self.members.diverged_round[:] = diverged_round
+        self.members.alive[:] = diverged_round < 0
+        self.training.steps[:] = 0
+        self.training.steps[:1] = steps if self.world.root else 0  # only the sum over all ranks is recorded
 
     def begin_tuning(self) -> Tensor:
         """Return a copy of every client's best row, to train on from; everyone takes part, and momentum starts anew."""

@@ -50,13 +50,15 @@ def limits_of(run: Run, world: World) -> Limits:
         UserError: on every rank, where a file does not hold what it should.
     """
 
-    def read_files() -> list[np.ndarray]:
-        graph = reach_graph(run)
-        return [others(run), availability(run), *([] if graph is None else [graph.indptr, graph.senders])]
+    held = world.share(lambda: {"others": others(run), "available": availability(run)})
 
-    most, available, *edges = world.from_root(read_files)
-    near = CollaborationGraph(*edges) if edges else None
-    return Limits(most, near, available, flipped(run), run.participation, run.seed)
+    def edges() -> dict[str, np.ndarray]:
+        graph = reach_graph(run)
+        return {} if graph is None else {"indptr": graph.indptr, "senders": graph.senders}
+
+    near = world.share(edges)
+    reach = CollaborationGraph(**near) if near else None
+    return Limits(held["others"], reach, held["available"], flipped(run), run.participation, run.seed)
 
 
 def others(run: Run) -> np.ndarray:

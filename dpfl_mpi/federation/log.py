@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
+from dpfl_mpi.results import PHASES
+
 SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc", "mixed_val_acc", "mixed_test_acc")
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.numerics.ensemble import Ensemble
 
@@ -32,7 +32,7 @@ class MailRoom:
         pinned = ensemble.device.type == "cuda"
         self.staging = torch.zeros(len(members.ids), ensemble.width, pin_memory=pinned)  # the rows that are put
         self.inbox: Inbox | None = None
-        self._routes: list[tuple[CollaborationGraph, Route | None]] = []  # of the last two graphs
+        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []  # of the last two graphs
 
     def begin(self) -> None:
         """Start a round: count its bytes."""
@@ -56,10 +56,8 @@ class MailRoom:
         if members.reach is not None and not graph.within(members.reach):
             raise ValueError("an edge outside the reach of its receiver")
         self.log.notes["models_received"] += graph.degrees()[members.ids]
-        whole = self._whole_route(graph)
-        if whole is None:
-            return Received(self, w_KW, graph, None, self._pass_width())
-        return Received(self, w_KW, graph, self.put(w_KW, whole), 0)
+        whole, width = self._whole_route(graph)
+        return Received(self, w_KW, graph, self.put(w_KW, whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
@@ -102,46 +100,36 @@ class MailRoom:
         members = self.members
         return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
 
-    def _whole_route(self, graph: CollaborationGraph) -> Route | None:
-        """Return the route of all of a graph; None where it is wider than some rank's window."""
-        for known, made in self._routes:
-            if known is graph:
-                return made
-        whole = self.route(graph)
-        result = whole if (whole.need <= self._capacity()).all() else None
-        self._routes = [(graph, result), *self._routes[:1]]
-        return result
-
-    def _pass_width(self) -> int:
-        """Return how many models each client receives in one pass, where a graph is wider than the windows.
+    def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
+        """Return the route of all of a graph, and where it is wider than some rank's window, how many models a client gets in a pass.
 
         Raises:
             UserError: on every rank; not even one.
         """
-        clients = self.members.per_rank
-        width = int((self._capacity()[clients > 0] // clients[clients > 0]).min())
-        if width < 1:
-            row = 4 * self.ensemble.width
-            raise UserError(
-                f"--window_gb is {self.window_gb:g}; a pass needs one row of {row} bytes per client, "
-                f"{clients.max() * row / 2**30:.3g} GiB per rank"
-            )
-        return width
+        for known, made in self._routes:
+            if known is graph:
+                return made
+        whole, clients = self.route(graph), self.members.per_rank
+        width = models_per_pass(whole.need, self._capacity(), clients)
+        if width == 0:
+            raise too_narrow(self.window_gb, 4 * self.ensemble.width, clients)
+        self._routes = [(graph, (whole, width)), *self._routes[:1]]
+        return whole, width
 
     def _capacity(self) -> np.ndarray:
         """Return the slots of every rank's window: B_c - 1 per client, no more than there are other clients, within --window_gb."""
         members = self.members
         wanted = np.bincount(members.owner, members.others, minlength=members.world.size).astype(np.int64)
-        return np.minimum(np.minimum(wanted, members.n - members.per_rank), self._row_limit())
+        return np.minimum(window_slots(wanted, members.per_rank, members.n), self._row_limit())
 
     def _row_limit(self) -> int:
         """Return how many rows --window_gb allows."""
-        return int(self.window_gb * 2**30 // (4 * self.ensemble.width))
+        return window_rows(self.window_gb, 4 * self.ensemble.width)
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first. Collective."""
-        whole = self._whole_route(graph)
-        self._open(int((self._capacity() if whole is None else whole.need)[self.members.world.rank]))
+        whole, width = self._whole_route(graph)
+        self._open(int((whole.need if width is None else self._capacity())[self.members.world.rank]))
 
     def _open(self, slots: int) -> Inbox:
         """Return the window, made anew with this many slots on this rank."""
