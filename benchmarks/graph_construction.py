@@ -81,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = Run(dataset="cifar10", data=args.data, clients=args.clients, budget=args.budget, tau_init=args.epochs)
-    fed = build(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF))
+    fed = Federation(build(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF)))
     w = fed.local_opt(fed.common_row(), epochs=args.epochs)
     start = time.perf_counter()
     omega = fed.bggc(w)

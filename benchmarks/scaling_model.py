@@ -152,6 +152,7 @@ def constants(folder: Path, data: Path) -> Costs:
     from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.build import build
     from dpfl_mpi.engine.needs import quickest
+    from dpfl_mpi.federation import Federation
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route
     from dpfl_mpi.mpi.world import World
@@ -159,7 +160,7 @@ def constants(folder: Path, data: Path) -> Costs:
 
     k = 20
     made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model="cnn", budget=10).resolve()
-    fed = build(made, Job(), World(MPI.COMM_SELF))
+    fed = Federation(build(made, Job(), World(MPI.COMM_SELF)))
     w, rng = fed.common_row(), np.random.default_rng(0)
     graph = CollaborationGraph.from_lists(
         rng.choice([j for j in range(k) if j != i], 9, replace=False) for i in range(k)

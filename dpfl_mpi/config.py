@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find
+from dpfl_mpi.plugins import check, find
 
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
 
@@ -116,7 +116,7 @@ class Run:
         values["data"] = self.data if self.data is not None else dataset.DATA
         values["options"] = method_options(method, self.options)
         run = dataclasses.replace(self, **(values | fixed))
-        find("model", str(run.model))
+        check("model", str(run.model))
         run = dataclasses.replace(run, **unused(run))
         if run.partition == "motivation":
             run = dataclasses.replace(run, clients=3)

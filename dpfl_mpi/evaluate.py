@@ -67,11 +67,10 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
     """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images."""
     import torch
 
-    from dpfl_mpi import models
     from dpfl_mpi.numerics.ensemble import Ensemble
 
     shapes = {name: values.shape for name, values in result.state_dict(0).items()}
-    module = models.load(str(result.run.model)).build(source.shape, source.classes).to(device).eval()
+    module = find("model", str(result.run.model)).build(source.shape, source.classes).to(device).eval()
     if {name: tuple(p.shape) for name, p in module.named_parameters()} != shapes:
         raise UserError(
             f"the saved models do not fit these data (images {source.shape[0]}x{source.shape[1]}x{source.shape[2]}, {source.classes} classes)"

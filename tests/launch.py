@@ -57,6 +57,7 @@ def federation(fields: dict[str, object], **job: object):
 
     from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.build import build
+    from dpfl_mpi.federation import Federation
     from dpfl_mpi.mpi.world import World
 
-    return build(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))
+    return Federation(build(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF)))

@@ -17,6 +17,7 @@ from dpfl_mpi.config import Job, Run, every
 from dpfl_mpi.engine import record
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
@@ -220,7 +221,7 @@ def test_fresh_is_not_forgotten_where_a_requeued_job_has_nothing_to_go_on_from(t
 def test_every_kind_of_state_comes_back(tmp_path):
     world, job = World(MPI.COMM_SELF), Job(out=str(tmp_path / "run.h5"))
     run = Run(**starts.small()).resolve()
-    fed = build(run, job, world)
+    fed = Federation(build(run, job, world))
     rng = torch.Generator().manual_seed(0)
     fed.begin_round(5)
     k = len(fed.ids)
@@ -247,7 +248,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
     Checkpoints(tmp_path / "run.h5", run, job, world).save(fed, state, recorder)
     recorder.abandon()
 
-    fresh = build(run, job, world)
+    fresh = Federation(build(run, job, world))
     back = Checkpoints(tmp_path / "run.h5", run, job, world).restore(fresh)
     assert back is not None
     assert fresh.round == 5

@@ -1,15 +1,14 @@
-"""From a Run to a `Federation`: source, partition, model and parts are made here, in the order in which they need each other."""
+"""From a Run to the parts of a `Federation`: source, partition, model and the rest, in the order in which they need each other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dpfl_mpi import models
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import limits_of
 from dpfl_mpi.federation.log import Log
@@ -24,10 +23,11 @@ from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.plugins import find
 
 
-def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Federation:
-    """Return this rank's share of a resolved Run. Collective.
+def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:
+    """Return what this rank's share of a resolved Run is made of. Collective.
 
     Args:
         on_window: called after this rank's RMA window was made, or made anew.
@@ -41,7 +41,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     limits = limits_of(run, world)
     members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude")
 
-    model = models.load(str(run.model))
+    model = find("model", str(run.model))
     ensemble = Ensemble(model.build(source.shape, source.classes), source.mean, source.std, device, run.precision)
     clients = Clients(source, partition, members.ids, run.seed, bool(run.augment), ensemble, limits.flipped)
     sgd = SGD(int(run.batch_size or 1), run.momentum, float(run.weight_decay or 0), run.clip_norm)
@@ -63,4 +63,4 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         "partition_note": partition.note(),
         "parameters": ensemble.size,
     }
-    return Federation(run, about, partition, members, log, backend, training, scoring, mail, sums, greedy, model.HEAD)
+    return Parts(run, about, model.HEAD, partition, members, log, backend, training, scoring, mail, sums, greedy)

@@ -8,7 +8,6 @@ Axes: N clients in all, K on a rank, D parameters.
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from dataclasses import dataclass
@@ -78,8 +77,7 @@ def build(run: Run, source: Source) -> Any:
     from dpfl_mpi.numerics.ensemble import Ensemble
 
     torch.set_num_threads(1)  # as each rank of a run
-    find("model", str(run.model))
-    module = importlib.import_module(f"dpfl_mpi.models.{run.model}").build(source.shape, source.classes)
+    module = find("model", str(run.model)).build(source.shape, source.classes)
     return Ensemble(module, source.mean, source.std, torch.device("cpu"))
 
 

@@ -11,6 +11,7 @@ from dpfl_mpi.engine.bar import Progress
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -57,10 +58,11 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     segments = Segments(checkpoints.folder, world.rank)
     segments.note()
     try:
-        fed = build(run, job, world, on_window=segments.note)
+        parts = build(run, job, world, on_window=segments.note)
     except UserError:
         segments.forget()
         raise
+    fed = Federation(parts)
     state = checkpoints.restore(fed)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint

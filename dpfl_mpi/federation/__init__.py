@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,33 +37,32 @@ from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a `Federation` is made of; `engine.build` makes it from a Run."""
+
+    run: Run
+    about: dict[str, Any]  # what a result says of its data, partition and model
+    head: str  # the name of the model's last layer
+    partition: Partition
+    members: Members
+    log: Log
+    backend: Backend
+    training: Training
+    scoring: Scoring
+    mail: MailRoom
+    sums: Sums
+    greedy: Greedy
+
+
 class Federation:
     """This rank's share of a run: what its parts can do, one verb each."""
 
-    def __init__(
-        self,
-        run: Run,
-        about: dict[str, Any],
-        partition: Partition,
-        members: Members,
-        log: Log,
-        backend: Backend,
-        training: Training,
-        scoring: Scoring,
-        mail: MailRoom,
-        sums: Sums,
-        greedy: Greedy,
-        head: str,
-    ):
-        """Take the parts, as `engine.build` makes them.
-
-        Args:
-            about: what a result says of its data, partition and model.
-            head: the name of the model's last layer.
-        """
-        self.run, self.options, self.about = run, run.options or {}, about
-        self.partition, self.members, self.log, self.backend, self.head = partition, members, log, backend, head
-        self.training, self.scoring, self.mail, self.sums, self.greedy = training, scoring, mail, sums, greedy
+    def __init__(self, parts: Parts):
+        self.run, self.options, self.about, self.head = parts.run, parts.run.options or {}, parts.about, parts.head
+        self.partition, self.members, self.log, self.backend = parts.partition, parts.members, parts.log, parts.backend
+        self.training, self.scoring, self.mail = parts.training, parts.scoring, parts.mail
+        self.sums, self.greedy, members, backend = parts.sums, parts.greedy, parts.members, parts.backend
         self.ensemble, self.clients, self.device = backend.ensemble, backend.clients, backend.ensemble.device
         self.world, self.n, self.p, self.ids = members.world, members.n, members.p, members.ids
         self.owner, self.row_of, self.others = members.owner, members.row_of, members.others
