@@ -37,7 +37,7 @@ from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
     """What a `Federation` is made of; `engine.build` makes it from a Run."""
 
@@ -55,14 +55,13 @@ class Parts:
     greedy: Greedy
 
 
-class Federation:
-    """This rank's share of a run: what its parts can do, one verb each."""
+class Federation(Parts):
+    """This rank's share of a run: its parts, and one verb for each thing that they can do."""
 
     def __init__(self, parts: Parts):
-        self.run, self.options, self.about, self.head = parts.run, parts.run.options or {}, parts.about, parts.head
-        self.partition, self.members, self.log, self.backend = parts.partition, parts.members, parts.log, parts.backend
-        self.training, self.scoring, self.mail = parts.training, parts.scoring, parts.mail
-        self.sums, self.greedy, members, backend = parts.sums, parts.greedy, parts.members, parts.backend
+        super().__init__(**vars(parts))
+        members, backend = self.members, self.backend
+        self.options = self.run.options or {}
         self.ensemble, self.clients, self.device = backend.ensemble, backend.clients, backend.ensemble.device
         self.world, self.n, self.p, self.ids = members.world, members.n, members.p, members.ids
         self.owner, self.row_of, self.others = members.owner, members.row_of, members.others

@@ -1,7 +1,6 @@
 """This rank's clients: their samples on the device, p_k, and the keyed random streams that every draw comes from.
 
-Streams are Philox generators keyed by (seed, purpose, client, counter), so a draw depends neither on the number of ranks nor on what
-was drawn before. Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
+Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
 method nor model: every method sees the same batches in the same epoch.
 
 Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
