@@ -9,7 +9,7 @@ import pytest
 from making import folder, leaf, real
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.data import partition
+from dpfl_mpi.data import recipes
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import deal, make
@@ -150,8 +150,8 @@ def test_saved_partition_is_the_same_partition(tmp_path, kind):
     assert again.clients == 5 and again.slug().startswith("femnist-file-dpfl-")
     read = deal(again, source)
     assert read.sha256() == dealt.sha256() and read.pooled == dealt.pooled
-    for one, other in zip(read.arrays(), dealt.arrays(), strict=True):
-        assert one.tobytes() == other.tobytes()
+    for name, array in dealt.arrays().items():
+        assert read.arrays()[name].tobytes() == array.tobytes(), name
     assert Partition.from_arrays(read.arrays()).sha256() == dealt.sha256()
     (tmp_path / "q.json").write_bytes((tmp_path / "p.json").read_bytes())
     moved = Run(dataset="femnist", partition=f"file:{tmp_path / 'q.json'}")
@@ -286,7 +286,7 @@ def test_hopeless_partition_is_refused_in_seconds_with_arithmetic():
 def test_rejection_bound_is_never_below_what_is_observed():
     """Negative association: that all n reach `least` is at most as likely as for n independent ones."""
     rng = np.random.default_rng(0)
-    held = partition.cut(rng.dirichlet(np.full(30, 0.5), 20_000), 5000)
+    held = recipes.cut(rng.dirichlet(np.full(30, 0.5), 20_000), 5000)
     for least in (1, 2):
         all_at_once, each = (held >= least).all(1).mean(), (held >= least).mean()
         assert 0 < all_at_once <= each**30
