@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
-import h5py
-import numpy as np
-import torch
-
-from dpfl_mpi import __version__
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine import finetune, record
 from dpfl_mpi.engine.bar import Progress
+from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
@@ -139,63 +130,3 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
             return result.finished
 
     return bool(world.decide(look))
-
-
-def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn where a run goes on with another CPU, device or library than it began with: the last bits may differ."""
-    changed = [
-        f"{name} {before.get(name)} -> {now[name]}"
-        for name in ("device", "cpu", "threads", "versions")
-        if before.get(name) != now[name]
-    ]
-    if changed:
-        print(
-            f"warning: this start may round differently than the one before ({'; '.join(changed)})",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
-    """Return what computed the numbers: time, hosts, ranks, device, CPU, versions, commit."""
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in read("/proc/cpuinfo").splitlines() if line.startswith("model name")),
-        platform.machine(),
-    )
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "ranks": fed.world.size,
-        "hosts": sorted(set(hosts)),
-        "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "block": max((b.stop - b.start for b in fed.blocks), default=0),
-        "commit": commit(),
-        "versions": {
-            "dpfl_mpi": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "h5py": h5py.__version__,
-        },
-    }
-
-
-def read(path: str) -> str:
-    """Return a file's text, or nothing where it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def commit() -> str:
-    """Return the commit of the source this runs from, or "" where it is no checkout."""
-    try:
-        here = Path(__file__).resolve().parent
-        out = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10
-        )
-        return out.stdout.strip() if out.returncode == 0 else ""
-    except (OSError, subprocess.SubprocessError):
-        return ""
