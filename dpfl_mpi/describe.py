@@ -20,17 +20,7 @@ from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source
-from dpfl_mpi.engine.needs import (
-    Cost,
-    Needs,
-    build,
-    crowding,
-    measure,
-    megabytes,
-    needs_of,
-    refuse,
-    seconds_of,
-)
+from dpfl_mpi.engine.needs import Cost, Needs, build, crowding, measure, megabytes, needs_of, refuse, seconds_of
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.storage.files import replacing

@@ -21,7 +21,7 @@ SCRIPT = """
 import errno, resource, sys
 from pathlib import Path
 import numpy as np
-from dpfl_mpi import disk
+from dpfl_mpi.storage import disk
 
 def rows(t):
     return np.random.default_rng(t).random((4, 300))
@@ -170,7 +170,7 @@ def test_what_is_left_open_is_closed_at_the_end(tmp_path):
     script = """
 import sys
 from pathlib import Path
-from dpfl_mpi import disk
+from dpfl_mpi.storage import disk
 def use():
     file = disk.File(Path(sys.argv[1]), "w")
     file["x"] = [1, 2, 3]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.plugins import find
-
-PARTS = ("train", "val", "test")
+from dpfl_mpi.storage.partition import PARTS as PARTS
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -97,13 +97,7 @@ class Checkpoints:
         self.seconds = time.perf_counter() - start
 
     def _commit(
-        self,
-        fed: Federation,
-        stem: str,
-        shards: list[str],
-        clients: Mapping[str, Any],
-        shared: Mapping[str, Any],
-        recorder: Recorder,
+        self, fed: Federation, stem: str, shards: list[str], clients: State, shared: State, recorder: Recorder
     ) -> None:
         with replacing(self.folder / f"{stem}.results.h5") as path:
             recorder.copy(path)
@@ -149,11 +143,8 @@ class Checkpoints:
             code = error_number(error) or errno.EIO
         worst = int(self.world.spread(np.array([float(code)]))[0, 2])
         if worst:
-            whole = (
-                f"; the one of round {self.round} is whole, and the same command goes on from there"
-                if self.round >= 0
-                else ""
-            )
+            whole = f"; the one of round {self.round} is whole, and the same command goes on from there"
+            whole = whole if self.round >= 0 else ""
             raise UserError(f"the checkpoint in {self.folder} cannot be written: {os.strerror(worst)}{whole}")
 
     def note_start(self) -> bool:
