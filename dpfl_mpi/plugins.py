@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import Any
 
 from dpfl_mpi.errors import UserError
 
@@ -17,9 +17,17 @@ def names(kind: str) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
-def find(kind: str, name: str) -> ModuleType:
-    """Return the module of a dataset or method by its name (models are only checked: importing one imports torch)."""
+def find(kind: str, name: str) -> Any:
+    """Return a data set's module or a `methods.Method` by its name (models are only checked: importing one imports torch).
+
+    Raises:
+        UserError: there is none of this name, or it breaks the contract of its kind (the package's `load`, where it has one).
+    """
     known = names(kind)
     if name not in known:
         raise UserError(f"--{kind} is {name}; allowed are {', '.join(known)}")
-    return importlib.import_module(f"dpfl_mpi.{KINDS[kind]}" + ("" if kind == "model" else f".{name}"))
+    package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
+    if kind == "model":
+        return package
+    module = importlib.import_module(f"{package.__name__}.{name}")
+    return package.load(name, module) if hasattr(package, "load") else module
