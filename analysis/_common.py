@@ -1,7 +1,7 @@
 """What the figures and tables share: which results to read, where to write, and how a two-column paper looks.
 
 A file of this folder is one table or figure. It has `RUNS`, the runs it needs, and `draw(results)`, which returns a `Drawing`; `main` does the
-rest. Nothing here imports torch or MPI: it runs where there are only numpy, h5py, matplotlib and pandas.
+rest. Nothing here imports torch or MPI: it runs where there are only the libraries of `pip install '.[analysis]'`.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ def test_analysis_reads_results_only(path):
     assert {".".join(m.split(".")[:2]) for m in own} <= {
         "dpfl_mpi.config",
         "dpfl_mpi.errors",
+        "dpfl_mpi.methods",
         "dpfl_mpi.plugins",
         "dpfl_mpi.results",
         "dpfl_mpi.graph",
