@@ -129,10 +129,10 @@ def check_state(name: str, state: Any, fed: Any) -> None:
         raise UserError(f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts')
     for key, value in state["client"].items():
         shape = tuple(getattr(value, "shape", ()))
-        if not (held(value) and shape[:1] == (fed.k,)):
+        if not (held(value) and shape[:1] == (len(fed.ids),)):
             got = f"of shape {shape}" if held(value) else kind(value)
             raise UserError(
-                f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {fed.k} rows, '
+                f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {len(fed.ids)} rows, '
                 "one per client of this rank"
             )
     for key, value in state["shared"].items():
