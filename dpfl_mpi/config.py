@@ -112,7 +112,7 @@ class Run:
             defaults["rounds"] = dataset.PAPER["rounds"] + 2
         values = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         if self.partition_file and self.clients is None:
-            from dpfl_mpi.data.partition_file import load
+            from dpfl_mpi.data.stored import load
 
             values["clients"] = load(self.partition_file).n
         values["partition_seed"] = self.seed if self.partition_seed is None else self.partition_seed
