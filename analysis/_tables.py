@@ -6,7 +6,6 @@ of the same partition under two methods, the mean over repetitions on one partit
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from _common import accuracy, budget_order, method_name, setting
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import as_dict
 
 Group = list[Result]  # the repetitions of one Run under different seeds
 
@@ -52,8 +52,9 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def fields(result: Result) -> dict[str, Any]:
-    """Return the settings in which two results may differ without being repetitions; the data are named by their content."""
-    out = {k: v for k, v in dataclasses.asdict(result.run).items() if k not in SEEDS_AND_FILES}
+    """Return the settings in which repetitions do not differ; files are named by their content."""
+    settings = as_dict(result.run) | result.run.contents
+    out = {k: v for k, v in settings.items() if k not in SEEDS_AND_FILES}
     return {**out, "data_sha256": str(result.file["meta"].attrs["data_sha256"])}
 
 

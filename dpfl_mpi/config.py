@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
-from dpfl_mpi.settings.fields import changed, check, field, fields, method_options, values
+from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields, method_options
 from dpfl_mpi.settings.files import FILES, contents
 from dpfl_mpi.settings.texts import budget_name, check_reach, every
 
@@ -114,7 +114,7 @@ class Run:
             from dpfl_mpi.data.partition_file import load
 
             defaults["clients"] = load(self.partition_file).n
-        filled = values(self)
+        filled = as_dict(self)
         filled |= {name: value for name, value in defaults.items() if filled[name] is None}
         filled["options"] = method_options(self.method, getattr(method, "Options", None), self.options)
         filled |= fixed
@@ -196,7 +196,7 @@ class Run:
 
     def to_json(self) -> str:
         """Return the fields as JSON text; `from_json` is the inverse."""
-        return json.dumps(values(self), sort_keys=True)
+        return json.dumps(as_dict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls: type[AnyRun], text: str) -> AnyRun:
@@ -250,10 +250,10 @@ class Job:
 
 
 def restore(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
-    """Return the Run and the key that a result or a checkpoint keeps as its attributes `run` and `key`; reads no other file.
+    """Return the Run and the key that a result or a checkpoint keeps as its attributes `run` and `key`.
 
-    Files of version 1 and before keep no key. There it is the one of the same Run today, `data_sha256` being the content of its data; where
-    that cannot be resolved (it names a file that is gone), the path stands for the content.
+    Files of earlier versions keep no key. There it is the one of the same Run today, `data_sha256` being the content of its data; where it
+    names a file that is gone, the path stands for the content.
     """
     run = Resolved.from_json(str(attributes["run"]))
     if "key" in attributes:
@@ -261,7 +261,7 @@ def restore(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resol
         held = {name: key[name] for name in FILES if name in key and key[name] != getattr(run, name)}
         return dataclasses.replace(run, contents=held), key
     try:
-        today = Run(**values(run)).resolve({"data": data_sha256} if data_sha256 else NOTHING)
+        today = Run(**as_dict(run)).resolve({"data": data_sha256} if data_sha256 else NOTHING)
         return dataclasses.replace(run, contents=today.contents), today.key()
     except UserError:
         return run, run.key()

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from dpfl_mpi.config import Job, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import changed, fields, to_flags
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.sweep_table import Live, Row
 
@@ -130,8 +131,7 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     if not (field and values):
         raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
     options = {f.name for f in dataclasses.fields(getattr(find("method", method), "Options", None) or Nothing)}
-    fields = {f.name for f in dataclasses.fields(Run)}
-    if field not in options | fields:
+    if field not in options | {f.name for f in fields(Run)}:
         raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
     out: dict[str, list[Run]] = {}
     for value in words(values):
@@ -154,23 +154,6 @@ def yaml(text: str) -> Any:
     from yaml import safe_load
 
     return safe_load(text)
-
-
-def flags(run: Run, job: Job) -> list[str]:
-    """Return the command line that computes a resolved Run: all that differs from the defaults."""
-    out = []
-    for settings in (run, job):
-        for f in dataclasses.fields(settings):
-            value = getattr(settings, f.name)
-            if value is None or value == f.default:
-                continue
-            if f.name == "options":
-                out += [f"--options.{name}={option}" for name, option in value.items()]
-            elif isinstance(value, bool):
-                out.append(f"--{f.name}" if value else f"--no-{f.name}")
-            else:
-                out.append(f"--{f.name}={value}")
-    return out
 
 
 # what became of them -----------------------------------------------------------------------------------------------------
@@ -333,7 +316,10 @@ def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Kn
     except OSError as error:
         raise UserError(f"--results is {job.results}; nothing can be written there: {error.strerror}") from None
     jobs = executor(args, folder)
-    lines = [flags(k.run, dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))) for k in todo]
+    lines = [
+        to_flags(changed(k.run) | changed(dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))))
+        for k in todo
+    ]
     if args.cluster == "slurm":
         array = jobs.map_array(compute, lines)
         remember(folder, {k.path.name: j.job_id for k, j in zip(todo, array, strict=True)}, "slurm")
@@ -385,11 +371,11 @@ def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
         inner.parameters["map_count"] = len(todo)
         print(inner._make_submission_file_text(inner._submitit_command_str, "dry"))
     for k in todo:
-        line = shlex.join(flags(k.run, dataclasses.replace(job, out=str(k.path))))
+        line = shlex.join(to_flags(changed(k.run) | changed(dataclasses.replace(job, out=str(k.path)))))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
 
 
-def choose(values: dict[str, list[Run]], job: Job, tune: str) -> str:
+def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
     """Return the tuning table and its choice: the largest validation accuracy, mean over clients and trials. The test set is not read."""
     lines, best = (
         [f"{tune.partition('=')[0]}  validation accuracy, mean over {len(next(iter(values.values())))} runs"],
@@ -471,11 +457,10 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
     _, job = parse(rest)
     given = one_run().parse_args(rest)
-    base = Run(**{f.name: given[f.name] for f in dataclasses.fields(Run)})
+    base = Run(**{f.name: given[f.name] for f in fields(Run)})
     wanted = runs_of(args.file) if args.file else grid(args, base)
     if args.file and base != Run():
-        changed = {f.name: getattr(base, f.name) for f in dataclasses.fields(Run) if getattr(base, f.name) != f.default}
-        wanted = [dataclasses.replace(run, **changed) for run in wanted]
+        wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
     values = {v: [r.resolve() for r in runs] for v, runs in trials(wanted, args.tune).items()} if args.tune else {}
     runs = [r for some in values.values() for r in some] if args.tune else [r.resolve() for r in wanted]
     known = list({path.name: Known(run, path) for run in runs for path in [run.path(job.results)]}.values())

@@ -41,7 +41,9 @@ def breaks(path: Path, forbidden: tuple[str, ...], anywhere: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", files("config.py", "data/*.py", "results.py", "prepare.py", "datasets/*.py"), ids=lambda p: p.name
+    "path",
+    files("config.py", "settings/*.py", "data/*.py", "results.py", "prepare.py", "datasets/*.py"),
+    ids=lambda p: p.name,
 )
 def test_data_side_needs_no_torch_and_no_mpi(path):
     assert breaks(path, ("torch", "mpi4py", "dpfl_mpi.federation", "dpfl_mpi.mpi"), anywhere=True) == []
@@ -80,6 +82,7 @@ def test_analysis_reads_results_only(path):
         "dpfl_mpi.plugins",
         "dpfl_mpi.results",
         "dpfl_mpi.graph",
+        "dpfl_mpi.settings",
     }
     assert breaks(path, ("torch", "mpi4py"), anywhere=True) == []
 

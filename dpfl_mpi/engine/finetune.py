@@ -6,7 +6,6 @@ computed first: the numbers are the same.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +33,7 @@ COPIED = (
 
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
-    path = dataclasses.replace(run, finetune_epochs=0).path(job.results)
+    path = run.untuned().path(job.results)
     arrays = fed.world.from_root(lambda: read(path, recorder, fed.partition.sha256(), job.quiet))
     if not arrays:
         return False

@@ -139,8 +139,8 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
                 return [np.zeros(1, np.int64)]
             raise
         with result:
-            if result.run.key() != run.key():
-                mine, theirs = run.key(), result.run.key()
+            mine, theirs = run.key(), result.key
+            if mine != theirs:
                 fields = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
                 raise UserError(
                     f"{path} holds another Run (different: {', '.join(fields)}); choose another --out, or overwrite it with --fresh"

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run, is_file
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.settings.files import is_file
 
 
 def budgets(run: Run) -> np.ndarray:

@@ -37,7 +37,7 @@ def fields(settings: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(settings) if f.metadata]
 
 
-def values(settings: Any) -> dict[str, Any]:
+def as_dict(settings: Any) -> dict[str, Any]:
     """Return what a user can set, by name."""
     return {f.name: getattr(settings, f.name) for f in fields(settings)}
 
@@ -112,7 +112,7 @@ def method_options(method: str, schema: type | None, given: Mapping[str, Any] | 
         return {}
     options = schema(**{n: float(v) if kinds[n] is float and type(v) is int else v for n, v in (given or {}).items()})
     check(options, "options.")
-    return values(options)
+    return as_dict(options)
 
 
 def to_flags(settings: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ A generation is three kinds of HDF5 files in the folder `<results file>.checkpoi
 
     ROUND.TOKEN.RANK.shard.h5     the client state of one rank: /state/NAME, /momentum/NAME, /federation/NAME, each [K, ...]
     ROUND.TOKEN.results.h5        the results file as it was: what is recorded after the checkpoint is computed and recorded again
-    ROUND.DIGEST.manifest.h5      written last, and only this makes the others count: attrs run, round, numerics, job, shards, schema,
+    ROUND.DIGEST.manifest.h5      written last, and only this makes the others count: attrs run, key, round, numerics, job, shards, schema,
                                   results, results_sha256; /client/{shard,row} [N]; /state/NAME, /federation/NAME the same on all ranks
 
 Each is written under a temporary name, fsynced and renamed. A shard checks itself: HDF5's checksums cover its metadata (libver v110)
@@ -35,9 +35,10 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.config import NUMERICS, Job, Run, every
+from dpfl_mpi.config import NUMERICS, Job, Run, restore
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage import disk
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Checkpoints:
         with h5py.File(memory, "w", **NEW) as file:
             file.attrs.update(
                 run=self.run.to_json(),
+                key=json.dumps(self.run.key()),
                 round=fed.round,
                 numerics=NUMERICS,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
@@ -240,7 +242,7 @@ class Checkpoints:
             if hashlib.sha256(data).hexdigest()[:16] != path.name.split(".")[1]:
                 return damaged
             with h5py.File(io.BytesIO(data), "r") as file:
-                theirs = Run.from_json(str(file.attrs["run"])).key() | json.loads(str(file.attrs["job"]))
+                theirs = restore(file.attrs)[1] | json.loads(str(file.attrs["job"]))
                 theirs["version of the numbers"] = int(file.attrs["numerics"])
                 results, digest = self.folder / str(file.attrs["results"]), str(file.attrs["results_sha256"])
         except DAMAGE:
