@@ -231,7 +231,7 @@ def graphs(results: Sequence[Result]) -> list[Result]:
 
 def method_name(run: Run) -> str:
     """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
-    tuned = "+FT" if getattr(run, "finetune_epochs", 0) else ""
+    tuned = "+FT" if run.finetune_epochs else ""
     return METHODS.get(run.method, run.method) + tuned
 
 
@@ -250,7 +250,7 @@ def setting(run: Run) -> str:
     dealt = {
         "pathological": f"Patho({run.classes_per_client})",
         "dirichlet": f"Dir({run.dirichlet_alpha})",
-    }.get(str(run.partition), Path(str(run.partition).removeprefix("file:")).stem)
+    }.get(run.partition, Path(run.partition.removeprefix("file:")).stem)
     return f"{DATASETS.get(run.dataset, run.dataset)} {dealt}"
 
 

@@ -62,7 +62,7 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
     """Return the results grouped into repetitions, seeds ascending; a Run that is there twice counts once."""
     groups: dict[str, Group] = {}
     seen = set()
-    for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed or 0)):
+    for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed)):
         variant = json.dumps(fields(r), sort_keys=True)
         if (variant, r.run.seed, r.run.partition_seed) not in seen:
             seen.add((variant, r.run.seed, r.run.partition_seed))
@@ -74,7 +74,7 @@ def share(run: Run) -> str:
     """Return a resolved run's budget as a share of the clients, as the paper's tables name it: "0.1N" or "inf"; a budget per client as it is."""
     if not str(run.budget).replace(".", "").isdigit():
         return str(run.budget)
-    return f"{budget_order(run) / int(run.clients or 1):.3g}N"
+    return f"{budget_order(run) / run.clients:.3g}N"
 
 
 def row_name(run: Run) -> str:

@@ -97,7 +97,7 @@ def published(where: str, name: str) -> str:
 
 def epochs(result: Result) -> int:
     """Return the local epochs that a client has trained, fine-tuning included."""
-    return int(result["round/epochs"][-1]) + int(getattr(result.run, "finetune_epochs", 0) or 0)
+    return int(result["round/epochs"][-1]) + result.run.finetune_epochs
 
 
 def measure(results: Sequence[Result]) -> pd.DataFrame:
@@ -107,7 +107,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
     rows = []
     for where in dict.fromkeys(w for w, _, _ in entries):
         here = [(name, group) for w, name, group in entries if w == where]
-        here.sort(key=lambda e: (rank(e[1][0].run), getattr(e[1][0].run, "finetune_epochs", 0) or 0))
+        here.sort(key=lambda e: (rank(e[1][0].run), e[1][0].run.finetune_epochs))
         local = next((g for _, g in here if g[0].run.method == "local"), None)
         bold = unbeaten([g for _, g in here])
         for (name, group), is_bold in zip(here, bold, strict=True):

@@ -146,7 +146,7 @@ def about(run: Run, source: Source, partition: Partition, seconds: float) -> str
         "pathological": f"Patho({run.classes_per_client}), Dir({run.dirichlet_alpha}) over a class's holders, at least {run.min_per_class} of each",
         "natural": f"the data's own clients of at least {run.min_samples} samples, {run.missing_classes} classes missing",
         "fedrep": f"fedrep's users of {run.classes_per_client} classes, {'overlapping' if run.overlap else 'not overlapping'}",
-    }.get(str(run.partition), str(run.partition))
+    }.get(run.partition, run.partition)
     train, test = (len(source.labels[part]) for part in ("train", "test"))
     size = f"one pool of {train} images" if partition.pooled else f"{train} training and {test} test images"
     lines = [
@@ -200,7 +200,7 @@ def build(run: Run, source: Source) -> Any:
     from dpfl_mpi.numerics.ensemble import Ensemble
 
     torch.set_num_threads(1)  # as each rank of a run
-    find("model", str(run.model))
+    find("model", run.model)
     module = importlib.import_module(f"dpfl_mpi.models.{run.model}").build(source.shape, source.classes)
     return Ensemble(module, source.mean, source.std, torch.device("cpu"))
 
@@ -226,8 +226,8 @@ def make_plan(run: Run, job: Job, source: Source, partition: Partition, ensemble
         width = int((capacity // k_r[busy]).min())
         passes = -(-run.others // width) if width else 0
     graph = run.others > 0
-    rounds, ggc = int(run.rounds or 0), int(run.rounds or 0) // max(run.ggc_period, 1)
-    tau = int(run.tau_init or 0) + rounds * int(run.tau_train or 0)
+    rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
+    tau = run.tau_init + rounds * run.tau_train
     server = not graph and run.method != "local"  # its budget is fixed to 1: models go down from a server and up again
     every = n * (n - 1)
     received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
@@ -252,7 +252,7 @@ def make_plan(run: Run, job: Job, source: Source, partition: Partition, ensemble
         received=received,
         wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
         evaluations=(n * first * repeats, n * later * repeats),
-        steps=a_rank(-(-train // int(run.batch_size or 1)) * tau),
+        steps=a_rank(-(-train // run.batch_size) * tau),
         scored=a_rank((val + test) * (rounds + 1)),
         judged=a_rank(val * (first + later * ggc) * repeats),
     )
@@ -343,7 +343,7 @@ def measure(run: Run, source: Source, ensemble: Any) -> Cost:
 
     from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
 
-    s = int(run.batch_size or 1)
+    s = run.batch_size
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (1, 64, *source.shape), np.uint8))
     y = torch.from_numpy(rng.integers(0, source.classes, (1, 64)))
@@ -385,7 +385,7 @@ def quickest(action: Any, seconds: float = 0.3) -> float:
 
 def estimate(run: Run, plan: Plan, cost: Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
-    rounds = int(run.rounds or 0)
+    rounds = run.rounds
     cores = len(os.sched_getaffinity(0))
     crowd = max(1.0, np.bincount(plan.node).max() / cores)  # ranks of a node that share its cores
     train = crowd * plan.steps.max() * cost.step

@@ -97,7 +97,7 @@ class Recorder:
                         run=run.to_json(),
                         schema=SCHEMA,
                         dataset=run.dataset,
-                        partition=str(run.partition),
+                        partition=run.partition,
                         method=run.method,
                         budget=str(run.budget),
                         seed=run.seed,

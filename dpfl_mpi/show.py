@@ -121,7 +121,7 @@ def outcome(result: Result) -> dict[str, Any]:
         "std over clients": f"{np.nanstd(test):.2f}",
         "lowest client, %": f"{np.nanmin(test):.1f}",
         "last round, %": f"{100 * np.nanmean(result['last/test_acc'][result.benign]):.2f}",
-        "local epochs": int(result["round/epochs"][last]) + int(getattr(result.run, "finetune_epochs", 0)),
+        "local epochs": int(result["round/epochs"][last]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(last).senders),
         "models received": int(received.sum()),

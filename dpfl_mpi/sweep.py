@@ -182,7 +182,7 @@ class Known:
         if recorded != "finished" and self.job_id:
             begun = self.cluster != "slurm" or recorded in ("running", "unreadable")  # here nothing queues
             recorded = "failed" if not self.alive(queue) else "running" if begun else "waiting"
-        return Row(self.path.stem, recorded, t, int(self.run.rounds or 0), accuracy)
+        return Row(self.path.stem, recorded, t, self.run.rounds, accuracy)
 
     def alive(self, queue: set[str]) -> bool:
         """Return whether its job waits or runs."""

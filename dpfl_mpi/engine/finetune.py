@@ -89,7 +89,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
     fed.present[:] = True
     fed.momentum.clear()
     gradient = method.finetune_gradient(fed, start) if hasattr(method, "finetune_gradient") else None
-    before = fed.round = int(fed.run.rounds or 0)
+    before = fed.round = fed.run.rounds
     scores, counts = [], []
     for epoch in range(fed.run.finetune_epochs + 1):
         fed.round = before + epoch

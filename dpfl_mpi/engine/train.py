@@ -77,7 +77,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     if checkpoints.stalled():
         watch.code = STALLED  # unless this start keeps a checkpoint
     recorder = open_recorder(path, run, fed, checkpoints)
-    total = int(run.rounds or 0)
+    total = run.rounds
     try:
         first = fed.round + 1 if state else 0
         if run.finetune_epochs and not state and finetune.from_base(run, job, fed, recorder):
@@ -357,7 +357,7 @@ class Progress:
             from tqdm import tqdm
 
             self.bar = tqdm(
-                total=int(self.run.rounds or 0) + 1 + self.run.finetune_epochs,
+                total=self.run.rounds + 1 + self.run.finetune_epochs,
                 initial=self.first,
                 desc=self.run.method,
                 unit="round",
