@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
@@ -98,33 +98,18 @@ class Run:
         Raises:
             UserError: a field is out of range, or names something that does not exist; the sentence says what is allowed.
         """
-        dataset = find("dataset", self.dataset)
-        method = find("method", self.method)
+        dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
-        defaults = {**dataset.PAPER, "partition_seed": self.seed, "data": dataset.DATA}
-        if self.preset == "authors_code":
-            defaults |= getattr(dataset, "AUTHORS_CODE", {})
-        if (self.partition or defaults["partition"]) == "dirichlet":
-            defaults["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
-        fixed = getattr(method, "FIXED", {})
-        if not getattr(method, "PREPROCESSES", False):
-            # preprocessing costs DPFL two rounds; the others train them
-            defaults["rounds"] = dataset.PAPER["rounds"] + 2
-        if self.partition_file and self.clients is None:
-            from dpfl_mpi.data.partition_file import load
-
-            defaults["clients"] = load(self.partition_file).n
-        filled = as_dict(self)
+        filled, defaults = as_dict(self), defaults_of(self, dataset, method)
         filled |= {name: value for name, value in defaults.items() if filled[name] is None}
         filled["options"] = method_options(self.method, getattr(method, "Options", None), self.options)
-        filled |= fixed
+        filled |= getattr(method, "FIXED", {})
         find("model", filled["model"])
-        kind = "file" if str(filled["partition"]).startswith("file:") else filled["partition"]
-        if kind not in (*PARTITIONS, "file") or filled["partition"] == "file":
-            raise UserError(f"--partition is {filled['partition']}; allowed are {', '.join(PARTITIONS)} or file:PATH")
-        filled |= {
-            f.name: f.default for f in fields(self) if kind not in f.metadata.get("of", (kind,))
-        }  # reads them not
+        kind = "file" if self.partition_file else filled["partition"]
+        if kind not in PARTITIONS and not self.partition_file:
+            raise UserError(f"--partition is {kind}; allowed are {', '.join(PARTITIONS)} or file:PATH")
+        # what the Run does not read names no different Run
+        filled |= {f.name: f.default for f in fields(Run) if kind not in f.metadata.get("of", (kind,))}
         if filled["partition"] == "motivation":
             filled["clients"] = 3
         if self.finetune_epochs == 0 or not hasattr(method, "finetune_gradient"):
@@ -218,9 +203,8 @@ class Resolved(Run):
     resolve it again.
     """
 
-    contents: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # SHA-256 of the files it names, by field, as `key` has them
+    # SHA-256 of the files that it names, by field, as `key` has them
+    contents: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
         """Return itself."""
@@ -265,3 +249,19 @@ def restore(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resol
         return dataclasses.replace(run, contents=today.contents), today.key()
     except UserError:
         return run, run.key()
+
+
+def defaults_of(run: Run, dataset: ModuleType, method: ModuleType) -> dict[str, Any]:
+    """Return what the fields are that a Run leaves open."""
+    out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
+    if run.preset == "authors_code":
+        out |= getattr(dataset, "AUTHORS_CODE", {})
+    if (run.partition or out["partition"]) == "dirichlet":
+        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
+    if not getattr(method, "PREPROCESSES", False):
+        out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
+    if run.partition_file and run.clients is None:
+        from dpfl_mpi.data.partition_file import load
+
+        out["clients"] = load(run.partition_file).n
+    return out
