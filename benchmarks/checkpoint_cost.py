@@ -43,10 +43,7 @@ def main() -> None:
     fed.begin_round = lambda t: setattr(fed, "round", t)
     run, state = Run().resolve(), {"client": {"w": torch.rand(K, W)}, "shared": {}}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        path = (
-            Path(world.from_root(lambda: [np.frombuffer(folder.encode(), np.uint8).copy()])[0].tobytes().decode())
-            / "x.h5"
-        )
+        path = Path(world.decide(lambda: folder)) / "x.h5"
         recorder = Recorder(path, run, {}, {}) if world.root else None
         save, load = [], []
         for fed.round in range(REPEATS):

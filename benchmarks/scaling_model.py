@@ -31,11 +31,13 @@ from pathlib import Path
 import numpy as np
 from _scale import launch, make_data, numbers, run
 
+from dpfl_mpi.engine.needs import LABEL, ROWS
+from dpfl_mpi.mpi.placement import window_slots
+
 POOL, TEST = 25, 10  # samples of a client of the small runs
 COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
 RECORD = 26 * 8  # bytes of a client that root gathers a round
 WRITTEN = 72 + 44  # bytes of a client that root writes a round: series, and what is overwritten
-PERMANENT, TRANSIENT = 4, 9  # rows of a client: model, momentum, best, staging; at the peak: sums in 64 bits, copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +104,13 @@ def node_bytes(work: Work) -> dict[str, float]:
     """Return the bytes of a node's ranks by what they hold; "shared" is what every rank has of all clients."""
     ranks = -(-work.ranks // work.nodes)
     clients = min(ranks * work.k, work.clients)
-    slots = min(work.k * work.others, work.clients - work.k)
+    slots = int(window_slots(work.k * work.others, work.k, work.clients))
     everyone = 8 * (work.clients * (3 * work.others + work.samples + 20))  # graphs, sample numbers, numbers of a client
     return {
-        "rows": float(clients * (PERMANENT - 1 + TRANSIENT) * work.row),
+        "rows": float(clients * (ROWS - 1) * work.row),
         "best": float(clients * work.row),
         "window": float(ranks * slots * work.row),
-        "data": float(clients * work.samples * (work.image + 8)),
+        "data": float(clients * work.samples * (work.image + LABEL)),
         "shared": float(ranks * everyone),
     }
 
@@ -148,7 +150,7 @@ def constants(folder: Path, data: Path) -> Costs:
     from mpi4py import MPI
 
     from dpfl_mpi.config import Job, Run
-    from dpfl_mpi.describe import quickest
+    from dpfl_mpi.engine.needs import quickest
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.federation.greedy import ggc
     from dpfl_mpi.graph import CollaborationGraph
@@ -204,7 +206,7 @@ def paper_costs(measured: Costs) -> Costs:
 
     from dpfl_mpi.config import Run
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
-    from dpfl_mpi.describe import measure
+    from dpfl_mpi.engine.needs import measure
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields, method_options
-from dpfl_mpi.settings.files import FILES, contents
+from dpfl_mpi.settings.files import FILES, contents, partition_file
 from dpfl_mpi.settings.texts import budget_name, check_reach, every
 
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
@@ -261,7 +261,5 @@ def defaults_of(run: Run, dataset: ModuleType, method: ModuleType) -> dict[str, 
     if not getattr(method, "PREPROCESSES", False):
         out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
     if run.partition_file and run.clients is None:
-        from dpfl_mpi.data.partition_file import load
-
-        out["clients"] = load(run.partition_file).n
+        out["clients"] = len(partition_file(run.partition_file)["clients"])
     return out

@@ -13,10 +13,8 @@ from dpfl_mpi.config import Resolved, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.plugins import find
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict, fields
-
-PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

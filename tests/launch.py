@@ -8,15 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dpfl_mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
-OPEN_MPI = {  # Open MPI refuses root and more ranks than cores unless told; MPICH ignores these
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 
 
 def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):

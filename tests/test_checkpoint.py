@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 
 from dpfl_mpi.config import Job, Run
-from dpfl_mpi.engine import train
+from dpfl_mpi.engine import record
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
@@ -23,7 +23,8 @@ from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Recorder, Result
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.settings.texts import every
-from dpfl_mpi.survival import checkpoint
+from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.survival import values
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
 
@@ -41,15 +42,15 @@ def cut_after(
     monkeypatch: pytest.MonkeyPatch, t: int, out: Path, fields: dict[str, object] | None = None, **job: object
 ) -> None:
     """Compute the small run up to the records of round t, no further."""
-    whole = train.record
+    whole = record.write_round
 
-    def record(recorder, fed, state):
+    def cut(recorder, fed, state):
         whole(recorder, fed, state)
         if fed.round == t:
             raise Cut
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(train, "record", record)
+        patch.setattr(record, "write_round", cut)
         starts.here(out, fields, **({"checkpoint_every": "1"} | job))
 
 
@@ -253,7 +254,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
     assert fresh.round == 5
     for name, value in state["client"].items():
         assert type(back["client"][name]) is type(value)
-        assert checkpoint.numpy_of(back["client"][name]).tobytes() == checkpoint.numpy_of(value).tobytes()
+        assert values.numpy_of(back["client"][name]).tobytes() == values.numpy_of(value).tobytes()
     shared = back["shared"]
     assert shared["omega"].indptr.tolist() == graph.indptr.tolist()
     assert shared["omega"].senders.tolist() == graph.senders.tolist()
@@ -261,7 +262,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
     assert np.array_equal(shared["table"], np.eye(3)) and shared["empty"].shape == (0, 4)
     assert [shared[n] for n in ("count", "share", "yes", "name", "none")] == [3, 0.1, True, "x", None]
     for name in (*Federation.CLIENT_STATE, *Federation.SHARED_STATE):
-        a, b = (checkpoint.numpy_of(getattr(f, name)) for f in (fed, fresh))
+        a, b = (values.numpy_of(getattr(f, name)) for f in (fed, fresh))
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), name
     assert all(torch.equal(fresh.momentum[n], fed.momentum[n]) for n in ("w", "v"))
 
@@ -269,7 +270,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
         pytest.raises(TypeError, match="cannot hold state/odd: it is a set"),
         h5py.File(tmp_path / "x.h5", "w") as file,
     ):
-        checkpoint.write(file, "state/odd", {1})
+        values.write(file, "state/odd", {1})
 
 
 def test_files_are_plain_hdf5(tmp_path, monkeypatch):
@@ -291,7 +292,7 @@ def test_files_are_plain_hdf5(tmp_path, monkeypatch):
 
 
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="no space"), checkpoint.replacing(tmp_path / "file") as path:
+    with pytest.raises(OSError, match="no space"), replacing(tmp_path / "file") as path:
         path.write_text("half")
         raise OSError("no space")
     assert list(tmp_path.iterdir()) == []

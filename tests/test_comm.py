@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from launch import mpirun
 from mpi4py import MPI
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import world as comm_module
-from dpfl_mpi.mpi.placement import ids_of, place
+from dpfl_mpi.mpi.placement import ids_of, models_per_pass, place, window_slots
 from dpfl_mpi.mpi.window import Inbox, plan
 from dpfl_mpi.mpi.world import World
 
@@ -35,6 +35,16 @@ def test_place(work, ranks):
     found = [ids_of(owner, work, r) for r in range(ranks)]
     assert sorted(np.concatenate(found)) == list(range(len(work)))
     assert all((np.diff(work[ids]) <= 0).all() for ids in found)
+
+
+def test_passes_by_hand():
+    """Three ranks of 10, 2 and 0 clients that want 4 models each: 2 of other ranks for the first, 8 of 10 for the second."""
+    clients = np.array([10, 2, 0])
+    slots = window_slots(4 * clients, clients, 12)
+    assert slots.tolist() == [2, 8, 0]
+    assert models_per_pass(slots, np.full(3, 8), clients) is None
+    assert models_per_pass(slots, np.full(3, 5), clients) == 2  # the second's; the first has room for all that there is
+    assert models_per_pass(slots, np.full(3, 1), clients) == 0
 
 
 def cast(n, ranks, density, seed):
@@ -160,9 +170,21 @@ def collectives(world):
     assert world.agree(world.rank == world.size - 1) and not world.agree(False)
     spread = world.spread(np.array([float(world.rank), 5.0]))
     assert spread.tolist() == [[0.0, (world.size - 1) / 2, world.size - 1.0], [5.0, 5.0, 5.0]]
-    sent = [np.arange(6).reshape(2, 3), np.zeros((0, 4)), np.array([1, 2], np.uint8)]
-    for mine, theirs in zip(sent, world.from_root(lambda: sent), strict=True):
-        assert np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
+    sent = {
+        "int64": np.arange(6).reshape(2, 3),
+        "empty": np.zeros((0, 4)),
+        "uint8": np.array([1, 2], np.uint8),
+        "float32": np.float32([[1.5], [np.nan]]).T,
+        "bool": np.array([True, False]),
+    }
+    got = world.share(lambda: sent if world.root else {})
+    assert list(got) == list(sent)
+    for name, mine in sent.items():
+        assert np.array_equal(mine, got[name], equal_nan=name == "float32") and mine.dtype == got[name].dtype
+    assert world.share(dict) == {}
+    for value in (None, True, 7, 0.1, "größer", [1, "a", None], {"a": [2]}):
+        assert world.decide(lambda value=value: value if world.root else "never asked") == value
+    assert world.decide(lambda: (1, 2)) == [1, 2]  # the same on all ranks
     hosts = world.hosts()
     assert hosts == ([MPI.Get_processor_name()] * world.size if world.root else [])
 
@@ -173,7 +195,19 @@ def a_mistake_found_by_root_is_raised_everywhere(world):
         raise UserError("no such thing: größer")
 
     with pytest.raises(UserError, match="no such thing: größer"):
-        world.from_root(make)
+        world.decide(make)
+    with pytest.raises(UserError, match="no such thing: größer"):
+        world.share(make)
+    assert world.agree(True)
+
+
+def a_bug_on_root_reaches_everyone(world):
+    """Root raises what happened, the others an exception that ends them; none waits for an answer."""
+    for wrong, error in ((lambda: [][1], IndexError), (lambda: 1 / 0, ZeroDivisionError), (lambda: {1, 2}, TypeError)):
+        with pytest.raises(error if world.root else RootFailed):
+            world.decide(wrong)
+    with pytest.raises(KeyError if world.root else RootFailed):
+        world.share(lambda: {}["nothing"])
     assert world.agree(True)
 
 
@@ -211,6 +245,7 @@ def test_collectives():
     world = World(MPI.COMM_WORLD)
     collectives(world)
     a_mistake_found_by_root_is_raised_everywhere(world)
+    a_bug_on_root_reaches_everyone(world)
     the_exact_sum_does_not_know_the_ranks(world)
 
 

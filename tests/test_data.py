@@ -9,10 +9,9 @@ import pytest
 from making import folder, leaf, real
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.data import partition
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
-from dpfl_mpi.data.recipes import deal, make
+from dpfl_mpi.data.recipes import cut, deal, make
 from dpfl_mpi.data.source import Arrays, in_memory, pooled
 from dpfl_mpi.datasets import cifar10, femnist
 from dpfl_mpi.errors import UserError
@@ -286,7 +285,7 @@ def test_hopeless_partition_is_refused_in_seconds_with_arithmetic():
 def test_rejection_bound_is_never_below_what_is_observed():
     """Negative association: that all n reach `least` is at most as likely as for n independent ones."""
     rng = np.random.default_rng(0)
-    held = partition.cut(rng.dirichlet(np.full(30, 0.5), 20_000), 5000)
+    held = cut(rng.dirichlet(np.full(30, 0.5), 20_000), 5000)
     for least in (1, 2):
         all_at_once, each = (held >= least).all(1).mean(), (held >= least).mean()
         assert 0 < all_at_once <= each**30

@@ -1,90 +1,144 @@
-"""Who may import what: analysis runs on a laptop without MPI and torch, methods know neither MPI nor files."""
+"""The rooms of the package lie on floors: a module uses its own room and the floors below it, and no two modules use each other.
+
+All imports count, those inside functions and those for types alone too.
+"""
 
 import ast
+import graphlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from launch import ROOT
 
 PACKAGE = ROOT / "dpfl_mpi"
-HEAVY = ("torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas")
+# from the ground to what a user types; a room does not use its neighbours on the same floor
+FLOORS = (
+    "errors",
+    "streams plugins graph storage",
+    "settings",
+    "config mpi",
+    "data results",
+    "datasets numerics",
+    "models",
+    "federation",
+    "methods",
+    "survival",
+    "engine sweeps",
+    "commands",
+)
+COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher"]
+GROUND = ["errors", "streams", "plugins", "graph", "settings", "config"]
+HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
+# what a room may never import, not even inside a function ...
+NEVER = {
+    "torch": "errors streams plugins graph storage settings config mpi data results datasets prepare show export launcher sweep sweeps",
+    "mpi4py": "errors streams plugins graph storage settings config data results datasets numerics models federation methods survival engine "
+    "prepare describe show export evaluate launcher sweep sweeps",
+    "h5py": "errors streams plugins graph mpi numerics models federation methods",
+    "os": "methods",
+    "pathlib": "methods",
+}
+# ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
+LIGHT = "errors streams plugins graph storage settings config data results datasets methods prepare show export launcher sweep sweeps __main__"
 
 
-def imported(path: Path, anywhere: bool) -> set[str]:
-    """Modules a file imports: at import time, or `anywhere` (inside functions as well, but not under TYPE_CHECKING)."""
+def module_of(path: Path) -> str:
+    """Return a file's name as a module below the package: "federation", "federation.greedy", "" for the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def imported(path: Path, when: str = "ever") -> frozenset[str]:
+    """Return what a file imports: `ever`, at `run` time (not for types alone), or at its own `import` (not inside functions)."""
     found = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if when != "ever" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             return
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not anywhere:
+        if when == "import" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: the package's own modules are imported by their whole name"
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
         for child in ast.iter_child_nodes(node):
             visit(child)
 
     visit(ast.parse(path.read_text()))
-    return found
+    return frozenset(found)
 
 
-def files(*patterns: str) -> list[Path]:
-    return sorted(p for pattern in patterns for p in PACKAGE.glob(pattern))
+def own(path: Path, when: str = "ever") -> set[str]:
+    """Return the package's own modules that a file imports; `from dpfl_mpi.graph import CASES` is the module `graph`."""
+    found = set()
+    for name in imported(path, when):
+        if name.split(".")[0] == "dpfl_mpi":
+            below = name.split(".")[1:]
+            found.add(".".join(below) if ".".join(below) in FILES else ".".join(below[:-1]))
+    return found - {""}  # the package itself: its version
 
 
-def breaks(path: Path, forbidden: tuple[str, ...], anywhere: bool) -> list[str]:
-    return sorted(m for m in imported(path, anywhere) if any(m == f or m.startswith(f + ".") for f in forbidden))
+def room(module: str) -> str:
+    top = module.split(".")[0]
+    return "commands" if top in COMMANDS else top
 
 
-@pytest.mark.parametrize(
-    "path",
-    files("config.py", "settings/*.py", "data/*.py", "results.py", "prepare.py", "datasets/*.py"),
-    ids=lambda p: p.name,
-)
-def test_data_side_needs_no_torch_and_no_mpi(path):
-    assert breaks(path, ("torch", "mpi4py", "dpfl_mpi.federation", "dpfl_mpi.mpi"), anywhere=True) == []
-    assert breaks(path, HEAVY, anywhere=False) == []
+def outside(path: Path, names: list[str], when: str) -> list[str]:
+    return sorted(name for name in imported(path, when) if name.split(".")[0] in names)
 
 
-@pytest.mark.parametrize("path", files("methods/*.py"), ids=lambda p: p.name)
-def test_methods_know_neither_mpi_nor_files(path):
-    assert breaks(path, ("mpi4py", "h5py", "dpfl_mpi.mpi", "dpfl_mpi.results", "os", "pathlib"), anywhere=True) == []
-    assert "open(" not in path.read_text()
+def test_every_room_has_a_floor():
+    assert {room(module) for module in FILES if module} == {name for floor in FLOORS for name in floor.split()}
 
 
-@pytest.mark.parametrize(
-    "path", files("numerics/ensemble.py", "numerics/clients.py", "models/*.py"), ids=lambda p: p.name
-)
-def test_numerics_know_no_mpi(path):
-    assert breaks(path, ("mpi4py", "dpfl_mpi.mpi", "dpfl_mpi.federation", "h5py"), anywhere=True) == []
+def test_no_arrow_runs_up():
+    level = {name: i for i, floor in enumerate(FLOORS) for name in floor.split()}
+    arrows = {(a, b) for a, path in FILES.items() if a for b in own(path) if room(a) != room(b)}
+    assert sorted(f"{a} uses {b}" for a, b in arrows if level[room(b)] >= level[room(a)]) == []
 
 
-def test_only_comm_and_the_entry_import_mpi4py():
-    users = {p.relative_to(PACKAGE).as_posix() for p in files("**/*.py") if breaks(p, ("mpi4py",), anywhere=True)}
-    assert users <= {"mpi/world.py", "mpi/window.py", "__main__.py"}
-    assert breaks(PACKAGE / "__main__.py", (*HEAVY, "jsonargparse", "h5py"), anywhere=False) == []
+def test_no_modules_use_each_other():
+    uses = {module: own(path) - {module} for module, path in FILES.items()}
+    try:
+        graphlib.TopologicalSorter(uses).prepare()
+    except graphlib.CycleError as circle:
+        pytest.fail(f"a circle of imports: {' <- '.join(circle.args[1])}")
 
 
-def test_comm_needs_no_torch():
-    assert breaks(PACKAGE / "mpi" / "world.py", ("torch", "h5py"), anywhere=True) == []
+@pytest.mark.parametrize("library", NEVER)
+def test_who_never_imports(library):
+    rooms = NEVER[library].split()
+    users = [
+        module for module, path in FILES.items() if module.split(".")[0] in rooms and outside(path, [library], "ever")
+    ]
+    assert users == []
+
+
+def test_what_is_light_to_import():
+    light = {module: path for module, path in FILES.items() if module.split(".")[0] in LIGHT.split()}
+    assert {m: found for m, path in light.items() if (found := outside(path, HEAVY, "import"))} == {}
+    assert outside(FILES["__main__"], ["jsonargparse", "h5py"], "import") == []
+
+
+def test_methods_run_on_the_ground_and_open_no_files():
+    """They call the verbs of the Federation that they are handed, and import it for types alone."""
+    methods = {module: path for module, path in FILES.items() if room(module) == "methods"}
+    assert {room(used) for path in methods.values() for used in own(path, "run")} <= {"methods", *GROUND}
+    assert [module for module, path in methods.items() if "open(" in path.read_text()] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda p: p.name)
 def test_analysis_reads_results_only(path):
-    own = {m for m in imported(path, anywhere=True) if m.startswith("dpfl_mpi.")}
-    assert {".".join(m.split(".")[:2]) for m in own} <= {
-        "dpfl_mpi.config",
-        "dpfl_mpi.errors",
-        "dpfl_mpi.plugins",
-        "dpfl_mpi.results",
-        "dpfl_mpi.graph",
-        "dpfl_mpi.settings",
-    }
-    assert breaks(path, ("torch", "mpi4py"), anywhere=True) == []
+    assert {room(module) for module in own(path)} <= {"config", "settings", "errors", "plugins", "results", "graph"}
+    assert outside(path, ["torch", "mpi4py"], "ever") == []
 
 
 def test_resolving_a_run_and_opening_results_loads_nothing_heavy():

@@ -10,10 +10,10 @@ import pytest
 import torch
 from launch import federation, mpirun, run_here, run_mpi
 
-from dpfl_mpi import graph
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.recipes import make
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import greedy
 from dpfl_mpi.federation import limits as reach
 from dpfl_mpi.federation.greedy import bggc, ggc
 from dpfl_mpi.graph import CollaborationGraph
@@ -196,7 +196,7 @@ def test_reaching_everyone_is_the_default(default, tmp_path):
 
 def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
     """Not even where every candidate is wanted; the file records both; and neither exchange nor average can be made to."""
-    monkeypatch.setattr(graph, "decide", lambda a, b, coin: True)
+    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
     fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
     with Result(run_here(tmp_path / "run.h5", fields)) as result:
         near = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"]).matrix()
@@ -342,7 +342,7 @@ def test_flipped_labels():
 
 
 def test_flipped_clients_that_do_not_choose_still_serve(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph, "decide", lambda a, b, coin: True)
+    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
     fields = SMALL | {"flip_share": 0.4, "flipped_run_ggc": False, "budget": "inf"}
     with (
         Result(run_here(tmp_path / "run.h5", fields)) as result,

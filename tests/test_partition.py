@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.data import partition
-from dpfl_mpi.data.partition import PARTS
+from dpfl_mpi.data import recipes
+from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.recipes import cut, deal_test, make, train_val
 from dpfl_mpi.errors import UserError
 
@@ -84,7 +84,7 @@ def test_seeds():
     assert a == b != c
     defaulted = make(run(**PATHO | {"partition_seed": None, "seed": 7}), labels(), CLASSES)
     assert defaulted.sha256() == a
-    again = partition.Partition.from_arrays(defaulted.arrays())
+    again = Partition.from_arrays(defaulted.arrays())
     assert again.sha256() == a and np.array_equal(again.p, defaulted.p)
 
 
@@ -186,7 +186,7 @@ def test_split_falls_back_to_unstratified(counts):
     ],
 )
 def test_refusal_names_acceptance_and_a_minimum_that_works(fields, flag, monkeypatch):
-    monkeypatch.setattr(partition, "PROPOSALS", 20_000)
+    monkeypatch.setattr(recipes, "PROPOSALS", 20_000)
     with pytest.raises(UserError) as refused:
         make(run(**fields), labels(), CLASSES)
     text = str(refused.value)

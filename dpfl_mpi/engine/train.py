@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import h5py
-import numpy as np
-import torch
-
-from dpfl_mpi import __version__
 from dpfl_mpi.config import Job, Run
-from dpfl_mpi.engine import finetune
+from dpfl_mpi.engine import finetune, record
+from dpfl_mpi.engine.bar import Progress
+from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import PHASES, Federation
-from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find
-from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.results import Result
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
 from dpfl_mpi.survival.shm import Segments, remove_left
@@ -42,11 +31,11 @@ def train(run: Run, job: Job, world: World) -> Path:
     """
     path = Path(job.out) if job.out else run.path(job.results)
     lock = Lock(path)
-    at_root(world, lock.acquire)
+    world.decide(lock.acquire)
     try:
         checkpoints = Checkpoints(path, run, job, world)
         # a requeued job has the same command line, and goes on from what it kept
-        if job.fresh and (not requeued() or world.agree(world.root and not checkpoints.exist())):
+        if job.fresh and (not requeued() or world.decide(lambda: not checkpoints.exist())):
             checkpoints.clear(sure=True)
         elif already_done(path, run, checkpoints, world):
             checkpoints.clear()
@@ -74,9 +63,13 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
         raise
     fed.on_window = segments.note
     state = checkpoints.restore(fed)
-    if checkpoints.stalled():
+    if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
-    recorder = open_recorder(path, run, fed, checkpoints)
+    hosts = world.hosts()
+    start = describe_start(hosts, fed) if world.root else {}
+    recorder = record.open_recorder(path, run, fed, start, checkpoints.results)
+    if recorder and checkpoints.results:
+        warn_of_change(recorder.starts[-1], start)
     total = run.rounds
     try:
         first = fed.round + 1 if state else 0
@@ -87,7 +80,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                 watch.begin(t)
                 fed.begin_round(t)
                 state = method.init(fed) if state is None else method.round(fed, state, t)
-                record(recorder, fed, state)
+                record.write_round(recorder, fed, state)
                 progress.line(fed, t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
                 if due:
@@ -103,8 +96,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                 for t in finetune.tune(recorder, fed, method):
                     watch.begin(t)
                     progress.line(fed, t)
-        finish(recorder, fed)
-        at_root(world, lambda: recorder and recorder.close("finished"))
+        record.finish(recorder, fed)
     finally:
         if recorder:
             recorder.abandon()
@@ -116,27 +108,17 @@ def requeued() -> bool:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
 
 
-def at_root(world: World, act: Callable[[], object]) -> None:
-    """Let root act; a `UserError` of root's is raised on every rank. Collective."""
-
-    def quietly() -> list[np.ndarray]:
-        act()
-        return []
-
-    world.from_root(quietly)
-
-
 def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -> bool:
     """Return whether the file holds this Run's finished result; refuse to overwrite any other file."""
 
-    def look() -> list[np.ndarray]:
+    def look() -> bool:
         if not path.exists():
-            return [np.zeros(1, np.int64)]
+            return False
         try:
             result = Result(path)
         except UserError:
             if checkpoints.folder.is_dir():  # ours, torn: a checkpoint has a copy of what was recorded
-                return [np.zeros(1, np.int64)]
+                return False
             raise
         with result:
             mine, theirs = run.key(), result.key
@@ -145,250 +127,6 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
                 raise UserError(
                     f"{path} holds another Run (different: {', '.join(fields)}); choose another --out, or overwrite it with --fresh"
                 )
-            return [np.array([result.finished], np.int64)]
+            return result.finished
 
-    return bool(world.from_root(look)[0][0])
-
-
-def open_recorder(path: Path, run: Run, fed: Federation, checkpoints: Checkpoints) -> Recorder | None:
-    """Return the Recorder on root, None elsewhere; an error of root's is raised on every rank."""
-    hosts = fed.world.hosts()
-    opened: list[Recorder] = []
-
-    def create() -> list[np.ndarray]:
-        meta = {
-            "data_sha256": fed.data_sha256,
-            "data_note": fed.data_note,
-            "partition_sha256": fed.partition.sha256(),
-            "partition_note": fed.partition.note(),
-            "parameters": fed.ensemble.size,
-        }
-        start = describe_start(hosts, fed)
-        recorder = Recorder(path, run, meta, start, checkpoints.results)
-        opened.append(recorder)
-        if checkpoints.results:
-            warn_of_change(recorder.starts[-1], start)
-            return []
-        recorder.once(
-            {
-                "client/p": fed.p,
-                "client/budget": fed.budget + 1 if run.budget_counts_self else fed.budget,
-                "client/flipped": fed.flipped,
-                "client/class_counts": fed.partition.class_counts,
-                **{f"client/n_{part}": fed.partition.sizes(part) for part in ("train", "val", "test")},
-            }
-        )
-        if fed.reach is not None:
-            recorder.once({"graph/reach/indptr": fed.reach.indptr, "graph/reach/senders": fed.reach.senders})
-        return []
-
-    fed.world.from_root(create)
-    return opened[0] if opened else None
-
-
-def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn where a run goes on with another CPU, device or library than it began with: the last bits may differ."""
-    changed = [
-        f"{name} {before.get(name)} -> {now[name]}"
-        for name in ("device", "cpu", "threads", "versions")
-        if before.get(name) != now[name]
-    ]
-    if changed:
-        print(
-            f"warning: this start may round differently than the one before ({'; '.join(changed)})",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
-    """Return what computed the numbers: time, hosts, ranks, device, CPU, versions, commit."""
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in read("/proc/cpuinfo").splitlines() if line.startswith("model name")),
-        platform.machine(),
-    )
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "ranks": fed.world.size,
-        "hosts": sorted(set(hosts)),
-        "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "block": max((b.stop - b.start for b in fed.blocks), default=0),
-        "commit": commit(),
-        "versions": {
-            "dpfl_mpi": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "h5py": h5py.__version__,
-        },
-    }
-
-
-def read(path: str) -> str:
-    """Return a file's text, or nothing where it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def commit() -> str:
-    """Return the commit of the source this runs from, or "" where it is no checkout."""
-    try:
-        here = Path(__file__).resolve().parent
-        out = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10
-        )
-        return out.stdout.strip() if out.returncode == 0 else ""
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def record(recorder: Recorder | None, fed: Federation, state: dict[str, Any]) -> None:
-    """Gather a round's records to root and write them. Collective; one gather of 13 numbers a client."""
-    with fed.clock("write"):
-        names = [n for n in fed.notes if n != "cases"]
-        rows = np.column_stack(
-            [
-                *(fed.notes[n] for n in names),
-                fed.notes["cases"],
-                fed.best_round,
-                fed.best_val,
-                fed.best_test,
-                fed.last_test,
-                fed.epochs,
-            ]
-        )
-        table = fed.to_clients(rows)
-        totals = fed.world.sum_int64(
-            np.array([fed.steps.sum(), fed.inbox.bytes_put if fed.inbox else 0, fed.world.bytes_collective])
-        )
-    seconds = fed.world.spread(np.array([fed.seconds[name] for name in PHASES]))
-    if recorder and table is not None:
-        at_root(fed.world, lambda: write_round(recorder, fed, state, names, table, totals, seconds))
-    else:
-        at_root(fed.world, lambda: None)
-
-
-def write_round(
-    recorder: Recorder,
-    fed: Federation,
-    state: dict[str, Any],
-    names: list[str],
-    table: np.ndarray,
-    totals: np.ndarray,
-    seconds: np.ndarray,
-) -> None:
-    """Write a round's records, on root."""
-    column = {name: table[:, i] for i, name in enumerate(names)}
-    cases, (best_round, best_val, best_test, last_test, epochs) = (
-        table[:, len(names) : len(names) + 4],
-        table[:, len(names) + 4 :].T,
-    )
-    start = time.perf_counter()
-    omega = state["shared"].get("omega", CollaborationGraph.empty(fed.n))
-    if fed.round == 0:
-        recorder.once({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
-    recorder.append(
-        {
-            "round/number": np.int64(fed.round),
-            "round/epochs": np.int64(epochs.max()),
-            "round/gradient_steps": np.int64(totals[0]),
-        }
-    )
-    recorder.append({f"round/{n}": column[n] for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")})
-    if fed.job.mixed:
-        recorder.append({f"mixed/{n}": column[f"mixed_{n}"] for n in ("val_acc", "test_acc")})
-    recorder.append_graph(fed.among_active(state["shared"].get("chosen", omega)))
-    recorder.append(
-        {"graph/cases": cases.astype(np.int32), "graph/evaluations": column["evaluations"].astype(np.int32)}
-    )
-    recorder.append(
-        {
-            "traffic/models_received": column["models_received"].astype(np.int32),
-            "traffic/bytes_rma": totals[1],
-            "traffic/bytes_collective": totals[2],
-        }
-    )
-    recorder.once(
-        {
-            "best/round": best_round.astype(np.int32),
-            "best/val_acc": best_val,
-            "best/test_acc": best_test,
-            "last/test_acc": last_test,
-            "client/diverged_round": fed.diverged_round,
-            "client/epochs": epochs.astype(np.int64),
-        }
-    )
-    seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
-    recorder.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
-    benign = best_test[~fed.flipped]
-    recorder.flush(fed.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
-
-
-def finish(recorder: Recorder | None, fed: Federation) -> None:
-    """Write what is known at the end: confusion matrices and, where asked, the best models. Collective."""
-    confusion = fed.to_clients(fed.best_confusion)
-    models = fed.to_clients(fed.best[:, : fed.ensemble.size].cpu().numpy()) if fed.job.save_models else None
-
-    def write() -> None:
-        if recorder and confusion is not None:
-            recorder.once({"best/confusion": confusion.astype(np.int32)})
-        if recorder and models is not None:
-            recorder.once({"model/best": models})
-            shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]
-            recorder.describe("model", names=json.dumps(fed.ensemble.names), shapes=json.dumps(shapes))
-
-    at_root(fed.world, write)
-
-
-class Progress:
-    """A progress bar on a terminal, one plain line a round in a log; root only. Collective: the means are over all clients."""
-
-    def __init__(self, run: Run, job: Job, world: World, first: int = 0):
-        self.run, self.job, self.world, self.first = run, job, world, first
-        self.bar: Any = None
-
-    def __enter__(self) -> Progress:
-        terminal = sys.stderr.isatty() or bool(os.environ.get("DPFL_MPI_TERMINAL"))
-        if self.world.root and not self.job.quiet and terminal:
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=self.run.rounds + 1 + self.run.finetune_epochs,
-                initial=self.first,
-                desc=self.run.method,
-                unit="round",
-                file=sys.stderr,
-            )
-        self.start = time.perf_counter()
-        return self
-
-    def line(self, fed: Federation, t: int) -> None:
-        """Show a round."""
-        benign = ~fed.flipped[fed.ids]  # averages are over clients with true labels
-        means = []
-        for values in (fed.notes["val_acc"], fed.notes["test_acc"], fed.best_test):
-            ok = np.isfinite(values) & benign
-            means += [values[ok].sum(), ok.sum()]
-        sums = self.world.spread(np.array([*means, fed.notes["models_received"].sum()], np.float64))[:, 1]
-        if not self.world.root or self.job.quiet:
-            return
-        seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
-        val, test, best = 100 * sums[0:6:2] / np.maximum(sums[1:6:2], 1e-9)
-        received = sums[6] * self.world.size
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
-            self.bar.update()
-        else:
-            print(
-                f"round {t:4d}  val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %  "
-                f"received {received / fed.n:5.1f}  {seconds:6.2f} s",
-                flush=True,
-            )
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+    return bool(world.decide(look))

@@ -28,7 +28,7 @@ from dpfl_mpi.federation import greedy
 from dpfl_mpi.federation import limits as reach
 from dpfl_mpi.federation.mail import Received
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import ids_of, place, rows_of
+from dpfl_mpi.mpi.placement import ids_of, models_per_pass, place, rows_of, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Plan, plan
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.clients import Batch, Clients
@@ -47,8 +47,8 @@ from dpfl_mpi.numerics.ensemble import (
 )
 from dpfl_mpi.numerics.recorded import RecordedSteps
 from dpfl_mpi.plugins import find
+from dpfl_mpi.results import PHASES
 
-PHASES = ("train", "exchange", "wait", "graph", "evaluate", "write")
 Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (block, rows [k, W], images [k, S, H, W, C]) -> logits [k, S, C]
 SCORE_CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 
@@ -68,7 +68,7 @@ class Federation:
         self.device = pick_device(run, job, world)
         source = open_source(run)
         self.classes = source.classes
-        self.partition = Partition.from_arrays(world.from_root(lambda: deal(run, source).arrays()))
+        self.partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
         self.data_sha256, self.data_note = source.sha256, source.note
         self.n = run.clients
         self.p = self.partition.p
@@ -87,9 +87,12 @@ class Federation:
         )
         at_once = job.block or (1 if self.device.type == "cpu" else max(self.k, 1))
         self.blocks = [slice(i, min(i + at_once, self.k)) for i in range(0, self.k, at_once)]
-        self.budget, self.available = world.from_root(lambda: [reach.budgets(run), reach.availability(run)])
-        edges = world.from_root(lambda: [] if (g := reach.reach(run)) is None else [g.indptr, g.senders])
-        self.reach = CollaborationGraph(*edges) if edges else None  # whom each client can receive from; None: everyone
+        limits = world.share(lambda: {"budget": reach.budgets(run), "available": reach.availability(run)})
+        self.budget, self.available = limits["budget"], limits["available"]
+        edges = world.share(
+            lambda: {} if (g := reach.reach(run)) is None else {"indptr": g.indptr, "senders": g.senders}
+        )
+        self.reach = CollaborationGraph(**edges) if edges else None  # whom each client can receive from; None: everyone
         self.epochs = np.zeros(self.k, np.int64)  # local epochs since the common initial row
         self.steps = np.zeros(self.k, np.int64)
         self.alive = np.ones(self.n, bool)
@@ -601,14 +604,11 @@ class Federation:
         world = self.world
         whole = plan(graph, self.owner, self.row_of, world.rank, world.size)
         result: tuple[Plan | None, int] = whole, 0
-        if not (whole.need <= capacity).all():
-            clients = np.bincount(self.owner, minlength=world.size)
-            width = int((capacity[clients > 0] // clients[clients > 0]).min())
+        clients = np.bincount(self.owner, minlength=world.size)
+        width = models_per_pass(whole.need, capacity, clients)
+        if width is not None:
             if width < 1:
-                raise UserError(
-                    f"--window_gb is {self.job.window_gb:g}; a pass needs one row of {4 * self.ensemble.width} bytes a client, "
-                    f"{clients.max() * 4 * self.ensemble.width / 2**30:.3g} GiB a rank"
-                )
+                raise too_narrow(self.job.window_gb, 4 * self.ensemble.width, clients)
             result = None, width
         self._plans = [(graph, result), *self._plans[:1]]
         return result
@@ -617,12 +617,11 @@ class Federation:
         """Return the slots of every rank's window: B_c - 1 a client, no more than there are other clients, within --window_gb."""
         clients = np.bincount(self.owner, minlength=self.world.size)
         wanted = np.bincount(self.owner, self.budget, minlength=self.world.size).astype(np.int64)
-        slots = np.minimum(wanted, self.n - clients)
-        return np.minimum(slots, self._window_limit())
+        return np.minimum(window_slots(wanted, clients, self.n), self._window_limit())
 
     def _window_limit(self) -> int:
         """Return how many rows --window_gb allows."""
-        return int(self.job.window_gb * 2**30 // (4 * self.ensemble.width))
+        return window_rows(self.job.window_gb, 4 * self.ensemble.width)
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
+from dpfl_mpi.storage.files import sha256
 
 FILES = ("data", "partition", "budget", "reach", "available")  # fields that may name one
+NO_PARTITION = 'is no partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
 
 
 def is_file(value: Any) -> bool:
@@ -60,4 +62,29 @@ def content(path: Path) -> str:
             raise UserError(
                 f"--data is {path}, which is not a readable HDF5 file; make it anew with `python -m dpfl_mpi.prepare`"
             ) from None
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path)
+
+
+def no_partition(path: str, what: str) -> UserError:
+    """Return the error of a partition file that is none."""
+    return UserError(f"--partition is file:{path}, which {what}")
+
+
+def partition_file(path: str) -> dict[str, Any]:
+    """Return what a partition file holds; `clients` is a list of at least one, whose entries are as they are (see `data.stored`).
+
+    Raises:
+        UserError: there is no such file, or it is not one.
+    """
+    if not is_file(path):
+        raise UserError(
+            f"--partition is file:{path}; there is no such file (`python -m dpfl_mpi.describe --save {path}` makes one)"
+        )
+    try:
+        held = json.loads(Path(path).read_bytes())
+        clients = len(held["clients"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise no_partition(path, NO_PARTITION) from None
+    if clients == 0:
+        raise no_partition(path, "holds no client")
+    return held

@@ -61,7 +61,7 @@ class Jobs:
     def submit(
         self, out: Path, fields: dict[str, Any] | None = None, *options: str, script: str = "cifar10", **job: Any
     ) -> str:
-        """Submit one of the repository's sbatch files on 2 nodes x 2 ranks and return the job's number."""
+        """Submit the repository's sbatch file under one of its names on 2 nodes x 2 ranks and return the job's number."""
         flags = starts.command(out, fields, **job)[3:]
         shape = ["--nodes=2", "--ntasks-per-node=2", "--mem-per-cpu=1G", f"--output={self.folder}/%j.log"]
         return self.ask("sbatch", "--parsable", *shape, *options, f"slurm/{script}.sbatch", *flags)
@@ -240,13 +240,21 @@ def femnist(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("dataset, source", [("cinic10", cinic10), ("femnist", femnist)], ids=["cinic10", "femnist"])
-def test_the_other_sbatch_files_run(jobs, tmp_path, dataset, source):
+def test_the_other_data_sets_run(jobs, tmp_path, dataset, source):
     data, out = tmp_path / f"{dataset}.h5", tmp_path / "run.h5"
     assert prepare.main([dataset, f"--source={source(tmp_path)}", f"--out={data}"]) == 0
-    fields = {"data": str(data), "clients": 4, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 2}
+    fields = {
+        "dataset": dataset,
+        "data": str(data),
+        "clients": 4,
+        "rounds": 2,
+        "tau_init": 1,
+        "tau_train": 1,
+        "budget": 2,
+    }
     fields |= {"min_per_class": 2, "min_samples": 20}
-    jobs.until(jobs.submit(out, fields, script=dataset), "COMPLETED")  # the file itself names the data set
+    jobs.until(jobs.submit(out, fields, script="train"), "COMPLETED")
     with Result(out) as result:
         assert result.run.dataset == dataset and result.run.model == "cnn"
         assert [s["ranks"] for s in result.starts()] == [4]
-    assert starts.same(out, starts.here(tmp_path / "here.h5", fields | {"dataset": dataset}))
+    assert starts.same(out, starts.here(tmp_path / "here.h5", fields))

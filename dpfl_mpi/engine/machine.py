@@ -1,0 +1,103 @@
+"""What computed the numbers: processor, device, versions, commit; and a warning where a Run goes on with others."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from dpfl_mpi import __version__
+from dpfl_mpi.federation import Federation
+
+ROUNDING = ("device", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
+# the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
+IDENTITY = {
+    "vendor": ("vendor_id", "CPU implementer"),
+    "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
+}
+VECTORS = ("avx", "fma", "amx", "asimd", "sve")  # how the names of the extensions begin
+
+
+def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
+    """Return what computed the numbers: time, hosts, ranks, device, root's processor, versions, commit."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "ranks": fed.world.size,
+        "hosts": sorted(set(hosts)),
+        "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
+        "cpu": cpuinfo().get("model name", platform.machine()),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "block": max((b.stop - b.start for b in fed.blocks), default=0),
+        "commit": commit(),
+        "versions": {
+            "dpfl_mpi": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "h5py": h5py.__version__,
+        },
+    }
+
+
+def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Warn where a Run goes on with another processor, device or library than it began with: the last bits may differ.
+
+    A fact that one of the starts does not know, such as the stepping in files of older versions, is no difference.
+    """
+    old, new = flat(before), flat(now)
+    changed = [f"{name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
+    if changed:
+        text = f"warning: this start may round differently than the one before ({'; '.join(changed)})"
+        print(text, file=sys.stderr, flush=True)
+
+
+def flat(start: dict[str, Any]) -> dict[str, Any]:
+    """Return what the last bits depend on, one name per fact: "device", "processor stepping", "versions torch"."""
+    out = {}
+    for name in (name for name in ROUNDING if name in start):
+        facts = start[name] if isinstance(start[name], dict) else {"": start[name]}
+        out |= {f"{name} {fact}".strip(): value for fact, value in facts.items()}
+    return out
+
+
+def processor() -> dict[str, str]:
+    """Return vendor, family, model and stepping of this processor, and the vector extensions that torch uses.
+
+    Processors of two generations may share their name, above all under a hypervisor, and round differently.
+    """
+    known = cpuinfo()
+    out = {name: next((known[line] for line in lines if line in known), "unknown") for name, lines in IDENTITY.items()}
+    flags = (known.get("flags") or known.get("Features", "")).split()
+    out["capability"] = torch.backends.cpu.get_cpu_capability()  # the kernels that torch chose, such as AVX512
+    out["extensions"] = " ".join(sorted(flag for flag in flags if flag.startswith(VECTORS)))
+    return out
+
+
+def cpuinfo() -> dict[str, str]:
+    """Return what Linux says of the first processor, by name; nothing elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def commit() -> str:
+    """Return the commit of the source this runs from, or "" where it is no checkout."""
+    try:
+        here = Path(__file__).resolve().parent
+        words = ["git", "describe", "--always", "--dirty"]
+        out = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=10)
+        return out.stdout.strip() if out.returncode == 0 else ""
+    except (OSError, subprocess.SubprocessError):
+        return ""
