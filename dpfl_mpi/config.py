@@ -233,7 +233,7 @@ class Job:
     # fmt: on
 
 
-def restore(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
+def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
     """Return the Run and the key that a result or a checkpoint keeps as its attributes `run` and `key`.
 
     Files of earlier versions keep no key. There it is the one of the same Run today, `data_sha256` being the content of its data; where it

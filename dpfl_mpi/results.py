@@ -40,7 +40,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import h5py
 import numpy as np
 
-from dpfl_mpi.config import NUMERICS, Run, restore
+from dpfl_mpi.config import NUMERICS, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.storage import disk
@@ -209,7 +209,7 @@ class Result:
             self.file = h5py.File(self.path, "r", locking=False)
             schema = int(self.file.attrs["schema"])
             meta = self.file.get("meta")
-            self.run, self.key = restore(self.file.attrs, str(meta.attrs.get("data_sha256", "")) if meta else "")
+            self.run, self.key = stored_run(self.file.attrs, str(meta.attrs.get("data_sha256", "")) if meta else "")
         except (OSError, KeyError, ValueError, TypeError):
             raise UserError(f"{self.path} is not a result of dpfl_mpi, or it is damaged") from None
         if schema > SCHEMA:

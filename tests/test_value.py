@@ -13,7 +13,7 @@ import tiny_result
 from launch import ROOT
 
 from dpfl_mpi import show
-from dpfl_mpi.config import Resolved, Run, restore
+from dpfl_mpi.config import Resolved, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
@@ -156,8 +156,8 @@ def test_a_result_of_an_earlier_version_opens_and_compares(one, tmp_path):
 
 def test_a_checkpoint_of_an_earlier_version_compares(folder):
     run = Run(**run_of("budget", folder / "budget.txt")).resolve()
-    assert restore({"run": run.to_json()}) == (run, run.key())
-    assert restore({"run": run.to_json(), "key": json.dumps(run.key())}) == (run, run.key())
+    assert stored_run({"run": run.to_json()}) == (run, run.key())
+    assert stored_run({"run": run.to_json(), "key": json.dumps(run.key())}) == (run, run.key())
 
 
 def test_to_change_a_field_is_to_resolve_anew():

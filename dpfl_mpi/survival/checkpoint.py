@@ -35,7 +35,7 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.config import NUMERICS, Job, Run, restore
+from dpfl_mpi.config import NUMERICS, Job, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
@@ -229,7 +229,7 @@ class Checkpoints:
             if hashlib.sha256(data).hexdigest()[:16] != manifest.name.split(".")[1]:
                 return {}
             with h5py.File(io.BytesIO(data), "r") as file:
-                theirs = restore(file.attrs)[1] | json.loads(str(file.attrs["job"]))
+                theirs = stored_run(file.attrs)[1] | json.loads(str(file.attrs["job"]))
                 theirs["version of the numbers"] = int(file.attrs["numerics"])
                 results, digest = self.folder / str(file.attrs["results"]), str(file.attrs["results_sha256"])
         except DAMAGE:
