@@ -70,16 +70,16 @@ class Federation:
         self.classes = source.classes
         self.partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
         self.data_sha256, self.data_note = source.sha256, source.note
-        self.n = int(run.clients or 0)
+        self.n = run.clients
         self.p = self.partition.p
         work = self.partition.sizes("train")
         self.owner = place(work, world.size)
         self.gathered, self.row_of = rows_of(self.owner, work)
         self.ids = ids_of(self.owner, work, world.rank)
         self.k = len(self.ids)
-        module = find_model(str(run.model), source.shape, source.classes)
-        self.head = find_head(str(run.model))
-        self.options: dict[str, Any] = run.options or {}
+        module = find_model(run.model, source.shape, source.classes)
+        self.head = find_head(run.model)
+        self.options: dict[str, Any] = run.options
         self.ensemble = Ensemble(module, source.mean, source.std, self.device, run.precision)
         self.flipped = reach.flipped(run)
         self.clients = Clients(
@@ -158,7 +158,7 @@ class Federation:
     @property
     def lr(self) -> float:
         """The learning rate of this round: times `lr_decay` every 10 rounds."""
-        return float(self.run.lr or 0) * float(self.run.lr_decay or 1) ** (self.round // 10)
+        return self.run.lr * self.run.lr_decay ** (self.round // 10)
 
     @property
     def active(self) -> np.ndarray:
@@ -181,7 +181,7 @@ class Federation:
     def local_opt(
         self,
         w_KW: Tensor,
-        epochs: int | None,
+        epochs: int,
         gradient: Gradient | None = None,
         momentum: str = "w",
         trained: Tensor | None = None,
@@ -194,7 +194,7 @@ class Federation:
         batches again: for the second model.
         """
         if gradient is None and trained is None and self.recorded is not None:
-            return self._replay(w_KW, int(epochs or 0), momentum, advance)
+            return self._replay(w_KW, epochs, momentum, advance)
         gradient = gradient or self.ensemble.gradient
         for batch, w in self.batches(epochs, {momentum: w_KW}, advance=advance):
             self.step(w, gradient(w, batch.x, batch.y, batch.weight), trained)
@@ -202,7 +202,7 @@ class Federation:
 
     def _replay(self, w_KW: Tensor, epochs: int, momentum: str, advance: bool) -> Tensor:
         """Do what `local_opt` does without options, by recorded steps."""
-        run, size = self.run, int(self.run.batch_size or 1)
+        run, size = self.run, self.run.batch_size
         m_KW = self.momentum.setdefault(momentum, self.ensemble.zeros(self.k))
         with self.clock("train"), torch.no_grad():
             for b in self.blocks:
@@ -217,7 +217,7 @@ class Federation:
                         size,
                         self.clients.shape,
                         run.momentum,
-                        float(run.weight_decay or 0),
+                        run.weight_decay,
                         run.clip_norm,
                     )
                 rec = self.recorded[b.start]
@@ -236,14 +236,13 @@ class Federation:
         return w_KW
 
     def batches(
-        self, epochs: int | None, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
+        self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of `epochs` local epochs as a mini-batch and one `Block` a set of rows: LocalOpt's loop, for methods that write the step.
 
         Each set is named after its momentum rows and trained in place; /round/train_loss is that of the last one. Absent clients take no
         step. With `advance=False` the epochs do not count: the next call sees the same batches. `most` limits the steps of a client.
         """
-        epochs = int(epochs or 0)
         for name in rows_KW:
             self.momentum.setdefault(name, self.ensemble.zeros(self.k))
         with self.clock("train"), torch.no_grad():
@@ -255,7 +254,7 @@ class Federation:
                 held = [(w, self.momentum[name]) for name, w in rows_KW.items()]
                 whole = [Block(self.ensemble, w[rows], m[rows], rows) for w, m in held]
                 blocks = whole
-                for batch in self.clients.batches(rows, epochs, self.epochs, int(self.run.batch_size or 1)):
+                for batch in self.clients.batches(rows, epochs, self.epochs, self.run.batch_size):
                     if batch.step == most:
                         break
                     if batch.k < len(blocks[0].w):
@@ -311,7 +310,7 @@ class Federation:
         run = self.run
         block.loss += loss
         block.steps += 1
-        decay = float(run.weight_decay or 0)
+        decay = run.weight_decay
         sgd_step(block.w, block.g, block.momentum, self.lr, run.momentum, decay, run.clip_norm, trained)
 
     # scoring -----------------------------------------------------------------------------------------------------------

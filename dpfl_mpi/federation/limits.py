@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run, is_file
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.settings.files import is_file
 
 
 def budgets(run: Run) -> np.ndarray:
@@ -26,7 +27,7 @@ def budgets(run: Run) -> np.ndarray:
     Raises:
         UserError: the file does not hold one budget a client.
     """
-    n, kind = int(run.clients or 0), str(run.budget)
+    n, kind = run.clients, str(run.budget)
     if is_file(run.budget):
         words = read(kind, "budget").split()
         if len(words) != n or not all(w == "inf" or (w.isdecimal() and int(w) >= 1) for w in words):
@@ -47,7 +48,7 @@ def budgets(run: Run) -> np.ndarray:
 
 def flipped(run: Run) -> np.ndarray:
     """Return which clients hold flipped labels, bool `[N]`: floor(flip_share N) of them, drawn uniformly."""
-    n = int(run.clients or 0)
+    n = run.clients
     out = np.zeros(n, bool)
     out[streams.stream(run.seed, streams.FLIP, 0, 0).permutation(n)[: int(run.flip_share * n)]] = True
     return out
@@ -61,7 +62,7 @@ def reach(run: Run) -> CollaborationGraph | None:
     """
     if run.reach is None:
         return None
-    n = int(run.clients or 0)
+    n = run.clients
     kind, _, value = run.reach.partition(":")
     near = np.zeros((n, n), bool)
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
@@ -93,7 +94,7 @@ def availability(run: Run) -> np.ndarray:
     Raises:
         UserError: the file does not hold T lines of N zeros and ones, or a round in which nobody is there.
     """
-    n, t = int(run.clients or 0), int(run.rounds or 0)
+    n, t = run.clients, run.rounds
     if run.available is None:
         return np.zeros((0, n), np.int64)
     lines = [line.replace(",", " ").split() for line in read(run.available, "available").splitlines() if line.strip()]
@@ -112,7 +113,7 @@ def availability(run: Run) -> np.ndarray:
 
 def present(run: Run, table: np.ndarray, t: int) -> np.ndarray:
     """Return who takes part in round t, bool `[N]`: of those available, a share --participation, at least one; all in round 0."""
-    n = int(run.clients or 0)
+    n = run.clients
     able = np.flatnonzero(table[t - 1]) if 0 < t <= len(table) else np.arange(n)
     if t > 0 and run.participation < 1:
         count = max(1, int(run.participation * len(able) + 0.5))
