@@ -24,6 +24,7 @@ matplotlib.use("Agg")  # a login node has no display
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from _find import found
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -32,6 +33,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import changed, to_flags
 
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
@@ -94,32 +96,23 @@ class Drawing:
 
 def command(run: Run, ranks: int = 8) -> str:
     """Return the command line that computes a Run."""
-    words = ["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi"]
-    for f in dataclasses.fields(run):
-        value = getattr(run, f.name)
-        if f.name == "options":
-            words += [word for name, v in (value or {}).items() for word in (f"--options.{name}", str(v))]
-        elif isinstance(value, bool) and value != f.default:
-            words.append(f"--{f.name}" if value else f"--no-{f.name}")
-        elif value != f.default:
-            words += [f"--{f.name}", str(value)]
-    return shlex.join(words)
+    return shlex.join(["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
     """Return the results that are there, and one sentence for each Run that is not: how to compute it, or why it cannot be."""
-    found, missing = [], []
+    results, missing = [], []
     for run in runs:
         try:
-            path = run.path(folder)
+            path = found(run, folder)
         except UserError as error:
-            missing.append(f"not available in this version: {command(run)} ({error})")
+            missing.append(f"not available here: {command(run)} ({error})")
             continue
-        if path.is_file():
-            found.append(Result(path))
+        if path:
+            results.append(Result(path))
         else:
-            missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results {folder}"))
-    return found, missing
+            missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results={folder}"))
+    return results, missing
 
 
 def main(
@@ -251,7 +244,7 @@ def setting(run: Run) -> str:
     dealt = {
         "pathological": f"Patho({run.classes_per_client})",
         "dirichlet": f"Dir({run.dirichlet_alpha})",
-    }.get(str(run.partition), Path(str(run.partition).removeprefix("file:")).stem)
+    }.get(run.partition, Path(run.partition.removeprefix("file:")).stem)
     return f"{DATASETS.get(run.dataset, run.dataset)} {dealt}"
 
 

@@ -6,7 +6,6 @@ of the same partition under two methods, the mean over repetitions on one partit
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -20,6 +19,7 @@ from scipy.special import stdtrit
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import as_dict
 
 Group = list[Result]  # the repetitions of one Run under different seeds
 
@@ -34,8 +34,9 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def fields(result: Result) -> dict[str, Any]:
-    """Return the settings in which two results may differ without being repetitions; the data are named by their content."""
-    out = {k: v for k, v in dataclasses.asdict(result.run).items() if k not in SEEDS_AND_FILES}
+    """Return the settings in which repetitions do not differ; files are named by their content."""
+    settings = as_dict(result.run) | result.run.contents
+    out = {k: v for k, v in settings.items() if k not in SEEDS_AND_FILES}
     return {**out, "data_sha256": str(result.file["meta"].attrs["data_sha256"])}
 
 
@@ -43,7 +44,7 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
     """Return the results grouped into repetitions, seeds ascending; a Run that is there twice counts once."""
     groups: dict[str, Group] = {}
     seen = set()
-    for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed or 0)):
+    for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed)):
         variant = json.dumps(fields(r), sort_keys=True)
         if (variant, r.run.seed, r.run.partition_seed) not in seen:
             seen.add((variant, r.run.seed, r.run.partition_seed))
@@ -55,7 +56,7 @@ def share(run: Run) -> str:
     """Return a resolved run's budget as a share of the clients, as the paper's tables name it: "0.1N" or "inf"; a budget per client as it is."""
     if not str(run.budget).replace(".", "").isdigit():
         return str(run.budget)
-    return f"{budget_order(run) / int(run.clients or 1):.3g}N"
+    return f"{budget_order(run) / run.clients:.3g}N"
 
 
 def row_name(run: Run) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -29,8 +28,8 @@ def draw(results: Sequence[Result]) -> Drawing:
     names = list(dict.fromkeys(n for _, n, _ in entries))
     for where, name, group in entries:
         i = names.index(name)
-        untuned = dataclasses.replace(group[0].run, finetune_epochs=0).key()
-        based = any(g[0].run.key() == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
+        untuned = group[0].run.untuned().key()
+        based = any(g[0].key == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
         tuning: list[tuple[int, int, float]] = []  # round, epochs, accuracy
         epochs = group[0]["round/epochs"]
         for axes, array, factor in zip(

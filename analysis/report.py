@@ -6,7 +6,6 @@ table of clients, phases and traffic, and a comparison where there are several r
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.settings.fields import as_dict
 
 RUNS = [Run(), Run(method="local")]
 PAGE = Path(__file__).with_name("report.html")
@@ -72,7 +72,7 @@ def describe(result: Result) -> dict[str, Any]:
         "file": result.path.name,
         "setting": setting(run),
         "state": result.state,
-        "settings": {k: str(v) for k, v in dataclasses.asdict(run).items() if v not in (None, {})},
+        "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
         "summary": {
             "test accuracy, %": round(float(100 * np.nanmean(best)), 2),

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpfl_mpi.launcher import OPEN_MPI
 from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.settings.fields import to_flags
 
 RANK = Path(__file__).with_name("_rank.py")
 CLASSES = 3  # of a client: there is somebody to collaborate with, and somebody not to
@@ -89,8 +90,8 @@ def run(folder: Path, ranks: int, name: str, flags: dict[str, object]) -> Watche
     seen = folder / f"{name}.ranks"
     seen.mkdir(parents=True, exist_ok=True)
     out = folder / f"{name}.h5"
-    words = [f"--{flag}={value}" for flag, value in flags.items()]
-    done = launch(ranks, [sys.executable, str(RANK), str(seen), "--quiet", "--fresh", f"--out={out}", *words])
+    words = to_flags(flags | {"quiet": True, "fresh": True, "out": out})
+    done = launch(ranks, [sys.executable, str(RANK), str(seen), *words])
     if done.returncode:
         sys.exit(f"error: the run {name} on {ranks} ranks ended with exit code {done.returncode}")
     return Watched(out, [json.loads((seen / f"{rank}.json").read_text()) for rank in range(ranks)])

@@ -5,22 +5,26 @@ Arguments are parsed before MPI starts, so `--help` needs no MPI and a wrong val
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
+import contextlib
+import io
 import os
 import re
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn
 
-from dpfl_mpi.config import OLD_FIELDS, Job, Run, allowed_choices, old_flags
+from dpfl_mpi.config import OLD_FIELDS, Job, Run, old_flags
 from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.plugins import KINDS, names
+from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, types
 from dpfl_mpi.survival.signals import Leave, listen
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+PLACEHOLDERS = {int: "N", float: "X", "budget": "B"}  # of values in the help, by type or name
 
 
 def launched(names: tuple[str, ...], default: int) -> int:
@@ -37,43 +41,35 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 def parser() -> Any:
     """Return the command line: one flag a field of `Run` and `Job`, in the groups their metadata name."""
-    from argparse import SUPPRESS
+    from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
-    from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
-
-    class OneLine(DefaultHelpFormatter):
-        """Help of one line a flag: the text and the default, without Python's names of types."""
+    class Help(argparse.HelpFormatter):
+        """Help of one line a flag."""
 
         def __init__(self, prog: str):
             super().__init__(prog, max_help_position=29)
 
-        def _get_help_string(self, action: Any) -> str:
-            known = action.default not in (None, "==SUPPRESS==") and action.dest not in (
-                "help",
-                "print_config",
-                "config",
-            )
-            if not known:
-                return action.help
-            shown = {True: "yes", False: "no"}[action.default] if isinstance(action.default, bool) else action.default
-            return f"{action.help} [{shown}]"
-
-        def _format_action_invocation(self, action: Any) -> str:
-            flags = [n for n in action.option_strings if not n.startswith("--no-")]
-            if action.metavar and action.nargs != 0:
-                return f"{flags[0]} {action.metavar}"
+        def _format_action_invocation(self, action: argparse.Action) -> str:
+            if isinstance(action, ActionYesNo):
+                return f"--[no-]{action.dest}" if action.default is not False else f"--{action.dest}"
             return (
-                ", ".join(flags)
-                .replace("--augment", "--[no-]augment")
-                .replace("--budget_counts_self", "--[no-]budget_counts_self")
+                f"{action.option_strings[0]} {action.metavar}" if action.metavar else ", ".join(action.option_strings)
             )
 
-    out = ArgumentParser(
+    class Parser(ArgumentParser):
+        """jsonargparse's parser, whose --print_config shows the values that the run would use."""
+
+        def dump(self, cfg: Any, **how: Any) -> str:
+            return super().dump(
+                Namespace(**{n: v for settings in understood(cfg) for n, v in as_dict(settings).items()}), **how
+            )
+
+    out = Parser(
         prog="python -m dpfl_mpi",
         usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",
         exit_on_error=False,
         allow_abbrev=False,
-        formatter_class=OneLine,
+        formatter_class=Help,
         description="Train N simulated clients that each pick their own collaborators, on all ranks of mpirun or srun.",
         epilog="Where no default is shown it is the paper's value for the data set; --print_config shows the values that a run would use.",
     )
@@ -81,73 +77,58 @@ def parser() -> Any:
         "--config", action="config", metavar="FILE", help="YAML file with these settings; flags after it win"
     )
     shown = next(a for a in out._actions if a.dest == "print_config")
-    shown.help, shown.metavar = "print the settings of the run and exit", ""
+    shown.help, shown.metavar = "print the settings of the run and exit", None
     groups: dict[str, Any] = {}
     for settings in (Run, Job):
-        hints = get_type_hints(settings)
-        for f in dataclasses.fields(settings):
+        for f in fields(settings):
+            kind = types(settings)[f.name]
             title = f.metadata["group"]
             group = groups.setdefault(title, out.add_argument_group(title))
             text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
-            if hints[f.name] is bool or hints[f.name] == (bool | None):
-                action = ActionYesNo(yes_prefix="", no_prefix="no-")
-                group.add_argument(f"--{f.name}", action=action, default=f.default, help=text)
+            if f.default is not None:
+                text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
+            if kind is bool:
+                how: dict[str, Any] = {"action": ActionYesNo(yes_prefix="", no_prefix="no-")}
             else:
-                metavar = "|".join(allowed_choices(f)) or kind_of(f)[1]
-                group.add_argument(f"--{f.name}", type=hints[f.name], default=f.default, metavar=metavar, help=text)
+                how = {"type": kind if f.default is not None else kind | None}
+                how["metavar"] = "|".join(choices(kind)) or PLACEHOLDERS.get(f.name) or PLACEHOLDERS.get(kind, "NAME")
+            group.add_argument(f"--{f.name}", default=f.default, help=text, **how)
     for name in OLD_FIELDS:  # accepted, not shown
         action = ActionYesNo(yes_prefix="", no_prefix="no-")
-        out.add_argument(f"--{name}", action=action, default=SUPPRESS, help=SUPPRESS)
+        out.add_argument(f"--{name}", action=action, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return out
 
 
-def kind_of(f: dataclasses.Field[Any]) -> tuple[str, str]:
-    """Return what a field takes, in words and as a placeholder."""
-    text = str(f.type)
-    if "str" in text:
-        return "text", "B" if "int" in text else "NAME"
-    return ("a whole number", "N") if "int" in text else ("a number", "X")
+def understood(cfg: Any) -> tuple[Run, Job]:
+    """Return the resolved Run and the Job that parsed arguments describe; raise `UserError` for a mistake in them."""
+    run = old_flags(Run(**{f.name: cfg[f.name] for f in fields(Run)}), cfg).resolve()
+    job = Job(**{f.name: cfg[f.name] for f in fields(Job)})
+    check(job)
+    return run, job
 
 
 def parse(arguments: list[str]) -> tuple[Run, Job]:
     """Return the resolved Run and the Job of a command line; a mistake ends the program with one sentence."""
     from jsonargparse import ArgumentError
 
-    show = "--print_config" in arguments
     try:
-        values = parser().parse_args([a for a in arguments if a != "--print_config"]).as_dict()
-    except ArgumentError as error:
-        fail(sentence(str(error)))
-    except (OSError, TypeError, ValueError) as error:
-        fail(sentence(str(error)))
-    try:
-        run = old_flags(Run(**{f.name: values[f.name] for f in dataclasses.fields(Run)}), values).resolve()
-        job = Job(**{f.name: values[f.name] for f in dataclasses.fields(Job)})
-        job.check()
+        with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
+            cfg = parser().parse_args(arguments)
+        return understood(cfg)
     except UserError as error:
         fail(str(error))
-    if show:
-        if launched(RANK, 0) == 0:
-            import yaml
-
-            print(yaml.safe_dump(dataclasses.asdict(run) | dataclasses.asdict(job), sort_keys=False), end="")
-        sys.exit(0)
-    return run, job
+    except (ArgumentError, OSError, TypeError, ValueError) as error:
+        fail(sentence(str(error)))
 
 
 def sentence(text: str) -> str:
     """Return an error of the argument parser as one sentence that names the flag and what is allowed."""
     text = " ".join(text.split()).removeprefix("error: ")
-    wrong = re.match(r'Parser key "(\w+)": .*Given value: (.*)$', text) or re.match(
-        r'Parser key "(\w+)": .*value: (.*)$', text
-    )
-    fields = {f.name: f for settings in (Run, Job) for f in dataclasses.fields(settings)}
-    if wrong and wrong.group(1) in fields:
-        f = fields[wrong.group(1)]
-        choices = allowed_choices(f)
-        return f"--{f.name} is {wrong.group(2)}; allowed " + (
-            f"are {', '.join(choices)}" if choices else f"is {kind_of(f)[0]}"
-        )
+    wrong = re.match(r'Parser key "(\w+)": .*(?:Given value|value): (.*)$', text)
+    for settings in (Run, Job):
+        for f in fields(settings):
+            if wrong and wrong.group(1) == f.name:
+                return f"--{f.name} is {wrong.group(2)}; allowed {allowed(f, types(settings)[f.name])}"
     return re.sub(r'^Parser key "(\w+)": ', r"--\1: ", text)
 
 

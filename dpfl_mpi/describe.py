@@ -96,7 +96,7 @@ def about(run: Run, source: Source, partition: Partition, seconds: float) -> str
         "pathological": f"Patho({run.classes_per_client}), Dir({run.dirichlet_alpha}) over a class's holders, at least {run.min_per_class} of each",
         "natural": f"the data's own clients of at least {run.min_samples} samples, {run.missing_classes} classes missing",
         "fedrep": f"fedrep's users of {run.classes_per_client} classes, {'overlapping' if run.overlap else 'not overlapping'}",
-    }.get(str(run.partition), str(run.partition))
+    }.get(run.partition, run.partition)
     train, test = (len(source.labels[part]) for part in ("train", "test"))
     size = f"one pool of {train} images" if partition.pooled else f"{train} training and {test} test images"
     lines = [

@@ -4,7 +4,7 @@ Written with libver="earliest" and flushed each round, read with locking=False: 
 
 Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 axis is after preprocessing):
 
-    / attrs              run (JSON of the resolved Run), schema, state running|finished|stopped, dataset, partition, method, budget, seed,
+    / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema, state running|finished|stopped, dataset, partition, method, budget, seed,
                          rounds_done, test_acc (mean over clients of /best/test_acc)
     /meta/starts         one row of JSON a start: time, hosts, ranks, devices, CPU, versions, commit
     /meta attrs          numerics, data_sha256, partition_sha256, parameters (D)
@@ -40,7 +40,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import h5py
 import numpy as np
 
-from dpfl_mpi.config import NUMERICS, Run
+from dpfl_mpi.config import NUMERICS, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.storage import disk
@@ -88,7 +88,7 @@ class Recorder:
                         run=run.to_json(),
                         schema=SCHEMA,
                         dataset=run.dataset,
-                        partition=str(run.partition),
+                        partition=run.partition,
                         method=run.method,
                         budget=str(run.budget),
                         seed=run.seed,
@@ -98,7 +98,7 @@ class Recorder:
                     )
                     self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
                     self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
-                self._set(state="running")
+                self._set(state="running", key=json.dumps(run.key()))
                 stored = self.file["meta/starts"]
                 self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
                 stored.resize(len(self.starts) + 1, 0)
@@ -208,7 +208,8 @@ class Result:
         try:
             self.file = h5py.File(self.path, "r", locking=False)
             schema = int(self.file.attrs["schema"])
-            self.run = Run.from_json(str(self.file.attrs["run"]))
+            meta = self.file.get("meta")
+            self.run, self.key = stored_run(self.file.attrs, str(meta.attrs.get("data_sha256", "")) if meta else "")
         except (OSError, KeyError, ValueError, TypeError):
             raise UserError(f"{self.path} is not a result of dpfl_mpi, or it is damaged") from None
         if schema > SCHEMA:
@@ -324,7 +325,7 @@ class Result:
     @staticmethod
     def same_numbers(a: Result, b: Result) -> bool:
         """Return whether two results hold the same numbers to the bit, whatever ranks and hosts computed them."""
-        return a.run.key() == b.run.key() and not Result.differences(a, b)
+        return a.key == b.key and not Result.differences(a, b)
 
 
 __all__ = ["CASES", "EXEMPT", "PHASES", "SCHEMA", "Recorder", "Result"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Run
+from dpfl_mpi.config import Resolved, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.settings.fields import as_dict, fields
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -27,7 +27,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def settings(run: Run) -> str:
     """Return the settings of a run, a line a group of the command line."""
     groups: dict[str, list[str]] = {}
-    for f in dataclasses.fields(run):
+    for f in fields(run):
         value = getattr(run, f.name)
         if value is not None and value != {}:
             groups.setdefault(f.metadata["group"], []).append(f"{f.name} {value}")
@@ -119,7 +119,7 @@ def outcome(result: Result) -> dict[str, Any]:
         "std over clients": f"{np.nanstd(test):.2f}",
         "lowest client, %": f"{np.nanmin(test):.1f}",
         "last round, %": f"{100 * np.nanmean(result['last/test_acc'][result.benign]):.2f}",
-        "local epochs": int(result["round/epochs"][last]) + int(getattr(result.run, "finetune_epochs", 0)),
+        "local epochs": int(result["round/epochs"][last]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(last).senders),
         "models received": int(received.sum()),
@@ -150,13 +150,16 @@ def show(result: Result, last: int, each: int) -> str:
     )
 
 
+def with_content(run: Resolved, name: str) -> Any:
+    """Return a setting; of a file the start of its SHA-256, too."""
+    held = run.contents.get(name, "").removeprefix("file:")[:12]
+    return f"{getattr(run, name)} ({held})" if held else getattr(run, name)
+
+
 def compare(a: Result, b: Result) -> str:
     """Return what differs between two runs, in settings, outcome and, client by client, accuracy."""
-    rows = [
-        [f.name, getattr(a.run, f.name), getattr(b.run, f.name)]
-        for f in dataclasses.fields(Run)
-        if getattr(a.run, f.name) != getattr(b.run, f.name)
-    ]
+    x, y = ({n: with_content(r.run, n) for n in as_dict(r.run)} for r in (a, b))
+    rows = [[n, x[n], y[n]] for n in x if x[n] != y[n]]
     mine, theirs = outcome(a), outcome(b)
     out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
     out += [table(("", "A", "B"), rows)] if rows else []

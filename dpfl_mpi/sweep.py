@@ -12,18 +12,13 @@ import argparse
 import dataclasses
 import importlib.util
 import itertools
-import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +28,13 @@ from dpfl_mpi.config import Job, Run, old_flags
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
-from dpfl_mpi.storage.files import explained, replacing
-from dpfl_mpi.survival.lock import Lock, born
-from dpfl_mpi.sweep_table import Live, Row
+from dpfl_mpi.settings.fields import changed, fields, to_flags
+from dpfl_mpi.sweeps.jobs import LOOK_S, executor, submit
+from dpfl_mpi.sweeps.known import Known, follow, queued, recall
+from dpfl_mpi.sweeps.table import Live
 
 GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
-LOG_LINES = 6
-BLIND_S = 60  # a job just submitted may not be in the queue yet
-LOOK_S = 0.5  # between two looks at the Runs of this machine
-WATCH_S = 10.0  # and of Slurm's, whose controller serves everybody
-LEAVING_S = 60.0  # that interrupted Runs have to end their round
+WATCH_S = 10.0  # between two looks at Slurm's Runs, whose controller serves everybody
 
 
 def compute(arguments: list[str]) -> int:
@@ -131,8 +123,7 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     if not (field and values):
         raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
     options = {f.name for f in dataclasses.fields(find("method", method).options)}
-    fields = {f.name for f in dataclasses.fields(Run)}
-    if field not in options | fields:
+    if field not in options | {f.name for f in fields(Run)}:
         raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
     out: dict[str, list[Run]] = {}
     for value in words(values):
@@ -152,225 +143,6 @@ def yaml(text: str) -> Any:
     return safe_load(text)
 
 
-def flags(run: Run, job: Job) -> list[str]:
-    """Return the command line that computes a resolved Run: all that differs from the defaults."""
-    out = []
-    for settings in (run, job):
-        for f in dataclasses.fields(settings):
-            value = getattr(settings, f.name)
-            if value is None or value == f.default:
-                continue
-            if f.name == "options":
-                out += [f"--options.{name}={option}" for name, option in value.items()]
-            elif isinstance(value, bool):
-                out.append(f"--{f.name}" if value else f"--no-{f.name}")
-            else:
-                out.append(f"--{f.name}={value}")
-    return out
-
-
-# what became of them -----------------------------------------------------------------------------------------------------
-@dataclass
-class Known:
-    """A Run, its result file, and the newest submission of it: job, folder of the logs, time."""
-
-    run: Run
-    path: Path
-    job_id: str = ""
-    folder: str = ""
-    submitted: float = 0.0
-    cluster: str = ""
-    born: str = ""  # when a process of this machine began, and its host: a number may be used again
-    host: str = ""
-
-    def look(self, queue: set[str]) -> Row:
-        """Return what its result file and its job say: finished, running, stopped, waiting, failed, missing or unreadable."""
-        recorded, t, accuracy = "missing", -1, float("nan")
-        if self.path.exists():
-            try:
-                with Result(self.path) as result:
-                    recorded, t, accuracy = result.state.split()[0].rstrip(","), result.last_round, result.test_acc
-            except (UserError, OSError, KeyError, RuntimeError):  # torn, or being written at this moment
-                recorded = "unreadable"
-        if recorded != "finished" and self.job_id:
-            begun = self.cluster != "slurm" or recorded in ("running", "unreadable")  # here nothing queues
-            recorded = "failed" if not self.alive(queue) else "running" if begun else "waiting"
-        return Row(self.path.stem, recorded, t, int(self.run.rounds or 0), accuracy)
-
-    def alive(self, queue: set[str]) -> bool:
-        """Return whether its job waits or runs."""
-        if not self.job_id:
-            return False
-        if self.cluster == "slurm":
-            return self.job_id in queue or time.time() - self.submitted < BLIND_S
-        if self.cluster == "debug" or self.host != socket.gethostname():  # no process of its own, or none of ours
-            return Lock(self.path).taken()
-        return born(int(self.job_id)) == self.born != ""
-
-    def log(self) -> str:
-        """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
-        text = ""
-        for path in sorted(Path(self.folder).glob(f"{self.job_id}_0_log.*")) if self.folder else []:
-            text += path.read_text(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
-        said = [line for line in lines if line.startswith("error: ")]
-        return "\n".join((said or lines)[-LOG_LINES:])
-
-
-def queued(known: list[Known], before: set[str] | None = None) -> set[str]:
-    """Return the jobs that Slurm still has, array tasks as JOB_TASK; none where no Run was submitted to it.
-
-    Raises:
-        UserError: Slurm does not answer, and there is no answer from `before` to go by.
-    """
-    if not any(k.cluster == "slurm" for k in known):
-        return set()
-    try:
-        command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        if done.returncode == 0:
-            return set(done.stdout.split())
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
-    if before is None:
-        raise UserError(
-            f"squeue does not say which of the submitted jobs are alive ({reason}); try again when it answers"
-        )
-    return before
-
-
-def remember(folder: Path, jobs: dict[str, str], cluster: str, since: dict[str, str] | None = None) -> None:
-    """Write which Run went to which job beside the logs, and when the processes of this machine began."""
-    entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
-    entry |= {"host": socket.gethostname(), "born": since or {}}
-    with replacing(folder / "jobs.json") as part:  # whole, for whoever reads it meanwhile
-        part.write_text(json.dumps(entry, indent=1))
-
-
-def recall(known: list[Known], sweeps: Path) -> None:
-    """Fill in the newest submission of each Run."""
-    of = {k.path.name: k for k in known}
-    entries = [(json.loads(file.read_text()), str(file.parent)) for file in sweeps.glob("*/jobs.json")]
-    for entry, folder in sorted(entries, key=lambda e: e[0]["submitted"]):
-        for name, job_id in entry["jobs"].items():
-            if k := of.get(name):
-                k.job_id, k.folder, k.submitted, k.cluster = job_id, folder, entry["submitted"], entry["cluster"]
-                k.born, k.host = entry["born"].get(name, ""), entry["host"]
-
-
-def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool] | None = None) -> None:
-    """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
-    queue = queued(known)
-    while True:
-        going = busy() if busy else None
-        rows = [k.look(queue) for k in known]
-        live.show(rows)
-        if not (any(row.state in ("waiting", "running") for row in rows) if going is None else going):
-            return
-        time.sleep(pause)
-        queue = queued(known, queue)
-
-
-# submitting --------------------------------------------------------------------------------------------------------------
-def executor(args: argparse.Namespace, folder: Path) -> Any:
-    """Return submitit's executor with the resources of the command line."""
-    import submitit
-
-    try:
-        out = submitit.AutoExecutor(folder=folder, cluster=args.cluster, slurm_max_num_timeout=10000)
-    except RuntimeError as error:
-        raise UserError(f"--cluster is {args.cluster}: {error}") from None
-    if args.cluster != "slurm":
-        out.update_parameters(name="dpfl", timeout_min=minutes(args.time))
-        return out
-    extra: dict[str, Any] = {"requeue": True}
-    for item in args.sbatch:
-        name, _, value = item.partition("=")
-        extra[name.lstrip("-")] = value if value else True
-    out.update_parameters(
-        name="dpfl",
-        timeout_min=minutes(args.time),
-        nodes=args.nodes,
-        tasks_per_node=args.ranks,
-        cpus_per_task=args.cpus,
-        slurm_partition=args.partition,
-        slurm_account=args.account,
-        slurm_gpus_per_node=args.gpus,
-        slurm_array_parallelism=args.max_parallel or 256,
-        slurm_srun_args=[f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"],
-        slurm_setup=[f"export OMP_NUM_THREADS={args.cpus}"],
-        slurm_signal_delay_s=120,
-        slurm_additional_parameters=extra,
-    )
-    return out
-
-
-def minutes(text: str) -> int:
-    """Return a time limit in minutes: a number of them, or H:MM:SS, or D-H:MM:SS."""
-    days, _, clock = text.rpartition("-")
-    parts = clock.split(":")
-    right = len(parts) == 3 or (len(parts) == 1 and not days)
-    if not right or not all(p.isdigit() for p in [*parts, days or "0"]):
-        raise UserError(f"--time is {text}; allowed is a number of minutes, H:MM:SS or D-H:MM:SS")
-    if len(parts) == 1:
-        return int(parts[0])
-    hours, mins, seconds = map(int, parts)
-    return int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
-
-
-def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live) -> None:
-    """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for, one with `debug`."""
-    sweeps = Path(job.results) / "sweeps"
-    with explained(f"--results is {job.results}; nothing can be written there"):
-        sweeps.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
-    jobs = executor(args, folder)
-    lines = [flags(k.run, dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))) for k in todo]
-    if args.cluster == "slurm":
-        array = jobs.map_array(compute, lines)
-        remember(folder, {k.path.name: j.job_id for k, j in zip(todo, array, strict=True)}, "slurm")
-        recall(known, sweeps)
-        number = array[0].job_id.split("_")[0]
-        what = (
-            f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
-        )  # submitit makes one no array
-        print(f"submitted {what}; logs in {folder}", flush=True)
-        return
-    at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
-    running: list[Any] = []
-    begun: dict[str, str] = {}
-    since: dict[str, str] = {}
-
-    def busy(most: int) -> bool:
-        running[:] = [r for r in running if not r.done()]
-        return len(running) > most
-
-    try:
-        for k, line in zip(todo, lines, strict=True):
-            one = jobs.submit(compute, [str(args.ranks), *line])
-            begun[k.path.name] = one.job_id
-            since[k.path.name] = born(int(one.job_id)) if args.cluster == "local" else ""
-            remember(folder, begun, args.cluster, since)
-            recall(known, sweeps)
-            if args.cluster == "debug":
-                print(f"--- {k.path.stem}", flush=True)
-                if failure := one.exception():  # computes it; .result() would open a debugger
-                    print(f"{k.path.stem} failed: {failure}", file=sys.stderr, flush=True)
-                continue
-            running.append(one)
-            follow(known, live, LOOK_S, lambda: busy(at_once - 1))
-        if running:
-            follow(known, live, LOOK_S, lambda: busy(0))
-    except KeyboardInterrupt:
-        for r in running:
-            r.cancel()
-        end = time.monotonic() + LEAVING_S
-        while any(Lock(k.path).taken() for k in todo) and time.monotonic() < end:
-            time.sleep(LOOK_S)
-        raise
-
-
 def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
     """Print what would be submitted: the sbatch text, or the commands."""
     if args.cluster == "slurm":
@@ -378,11 +150,11 @@ def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
         inner.parameters["map_count"] = len(todo)
         print(inner._make_submission_file_text(inner._submitit_command_str, "dry"))
     for k in todo:
-        line = shlex.join(flags(k.run, dataclasses.replace(job, out=str(k.path))))
+        line = shlex.join(to_flags(changed(k.run) | changed(dataclasses.replace(job, out=str(k.path)))))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
 
 
-def choose(values: dict[str, list[Run]], job: Job, tune: str) -> str:
+def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
     """Return the tuning table and its choice: the largest validation accuracy, mean over clients and trials. The test set is not read."""
     lines, best = (
         [f"{tune.partition('=')[0]}  validation accuracy, mean over {len(next(iter(values.values())))} runs"],
@@ -464,11 +236,10 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
     _, job = parse(rest)
     given = one_run().parse_args(rest)
-    base = Run(**{f.name: given[f.name] for f in dataclasses.fields(Run)})
+    base = Run(**{f.name: given[f.name] for f in fields(Run)})
     wanted = runs_of(args.file) if args.file else grid(args, base)
     if args.file and base != Run():
-        changed = {f.name: getattr(base, f.name) for f in dataclasses.fields(Run) if getattr(base, f.name) != f.default}
-        wanted = [dataclasses.replace(run, **changed) for run in wanted]
+        wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
     tried = trials(wanted, args.tune) if args.tune else {"": wanted}
     values = {v: [old_flags(r, given).resolve() for r in runs] for v, runs in tried.items()}
     runs = [r for some in values.values() for r in some]
@@ -484,7 +255,7 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     if todo and not args.list:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # submitit's own
-            submit(args, job, todo, known, live)
+            submit(compute, args, job, todo, known, live)
     if args.watch:
         follow(known, live, WATCH_S if any(k.cluster == "slurm" for k in known) else LOOK_S)
     queue = queued(known)

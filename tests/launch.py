@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from dpfl_mpi.launcher import OPEN_MPI
+from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,9 +31,7 @@ def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, time
 
 def run_mpi(ranks: int, out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run on several ranks and return the result file `out`."""
-    flags = [f"--{name}={value}" for name, value in (fields | job).items() if value is not True]
-    flags += [f"--{name}" for name, value in (fields | job).items() if value is True]
-    done = mpirun(ranks, "-m", "dpfl_mpi", "--quiet", f"--out={out}", *flags)
+    done = mpirun(ranks, "-m", "dpfl_mpi", *to_flags(fields | job | {"out": out, "quiet": True}))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return out

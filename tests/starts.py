@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.launcher import OPEN_MPI
+from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,12 +59,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list[str]:
     """Return the command line of one rank that computes a Run into `out`."""
-    words = [sys.executable, "-m", "dpfl_mpi", f"--out={out}"]
-    for name, value in ((small() if fields is None else fields) | job).items():
-        words.append(
-            {True: f"--{name}", False: f"--no-{name}"}[value] if isinstance(value, bool) else f"--{name}={value}"
-        )
-    return words
+    flags = to_flags((small() if fields is None else fields) | job | {"out": out})
+    return [sys.executable, "-m", "dpfl_mpi", *flags]
 
 
 def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -131,10 +131,10 @@ def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(made, tmp
     found, missing = common.gather(runs, results)
     assert [r.path for r in found] == [runs[0].path(results)]
     assert missing[0] == (
-        f"missing: mpirun -n 8 python -m dpfl_mpi --classes_per_client 3 --clients 4 --rounds 2 --budget 3 --seed 7 --results {results}"
+        f"missing: mpirun -n 8 python -m dpfl_mpi --classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7 --results={results}"
     )
     assert missing[1].startswith(
-        "not available in this version: mpirun -n 8 python -m dpfl_mpi --dataset nothing (--dataset is nothing"
+        "not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is nothing"
     )
     monkeypatch.setattr(sys, "argv", ["sparsity", "--results", str(results), "--out", str(tmp_path / "out")])
     common.main("sparsity", "", runs, module("sparsity").draw)

@@ -13,7 +13,7 @@ import starts
 import torch
 from mpi4py import MPI
 
-from dpfl_mpi.config import Job, Run, every
+from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine import record
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
@@ -22,6 +22,8 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.settings.fields import check
+from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage.files import replacing
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -311,8 +313,8 @@ def test_the_flag():
     assert every("never") == ("never", 0)
     for wrong in ("", "0", "-1", "5 minutes", "min", "1d"):
         assert every(wrong) is None
-        with pytest.raises(UserError, match=r"--checkpoint_every is .*; allowed are"):
-            Job(checkpoint_every=wrong).check()
+        with pytest.raises(UserError, match=r"--checkpoint_every is .*; allowed is a number of rounds"):
+            check(Job(checkpoint_every=wrong))
 
 
 def test_never_keeps_none(tmp_path, monkeypatch):

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dpfl_mpi import config, plugins
 from dpfl_mpi.__main__ import main, parse, parser
-from dpfl_mpi.config import Job, Run, budget_name
+from dpfl_mpi.config import Job, Resolved, Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import names
+from dpfl_mpi.plugins import find, names
+from dpfl_mpi.settings.texts import budget_name
 
 
 @pytest.mark.parametrize(
@@ -99,8 +100,8 @@ def test_authors_code_is_the_other_column():
 def test_resolving_twice_changes_nothing(dataset, method):
     once = Run(dataset=dataset, method=method).resolve()
     assert once.resolve() == once
-    assert Run.from_json(once.to_json()) == once
-    if not hasattr(config.find("dataset", dataset), "OWN_DATA"):  # else the name needs the file at hand
+    assert Resolved.from_json(once.to_json()) == once
+    if not hasattr(find("dataset", dataset), "OWN_DATA"):  # else the name needs the file at hand
         assert Run.from_json(once.to_json()).slug() == Run(dataset=dataset, method=method).slug()
 
 
@@ -142,12 +143,13 @@ def test_a_later_field_orphans_nothing():
     later = dataclasses.make_dataclass(
         "Later",
         [("sparsity", float, dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""}))],
-        bases=(Run,),
+        bases=(Resolved,),
         frozen=True,
     )
     fields = {"dataset": "cifar10", "budget": 20, "weight_decay": 0.0}
-    assert later(**fields).slug() == Run(**fields).slug()
-    assert later(**fields, sparsity=0.5).slug() != Run(**fields).slug()
+    run = Run(**fields).resolve()
+    assert later(**vars(run)).slug() == run.slug()
+    assert later(**vars(run), sparsity=0.5).slug() != run.slug()
 
 
 def test_numerics_is_part_of_the_name(monkeypatch):

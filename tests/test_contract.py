@@ -11,7 +11,7 @@ from launch import run_here
 
 import dpfl_mpi.methods
 from dpfl_mpi.__main__ import parse
-from dpfl_mpi.config import Run, option
+from dpfl_mpi.config import Resolved, Run, option
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method, check_state, load
@@ -181,4 +181,4 @@ def test_the_old_command_line_and_old_results_are_understood():
         old = json.loads(run.to_json()) | {"finetune_prox": prox}
         old["options"].pop("finetune_prox", None)
         expected = Run(**WITHOUT).resolve() if method == "fedprox" and not prox else run
-        assert Run.from_json(json.dumps(old)) == expected
+        assert Resolved.from_json(json.dumps(old)) == expected

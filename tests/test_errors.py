@@ -10,6 +10,7 @@ from launch import mpirun, run_here
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import to_flags
 
 SMALL = {
     "dataset": "image_folder",
@@ -20,12 +21,6 @@ SMALL = {
     "tau_init": 1,
     "tau_train": 1,
 }
-
-
-def flags(fields):
-    """A Run's fields as a command line."""
-    switches = [f"--{'' if v else 'no-'}{k}" for k, v in fields.items() if isinstance(v, bool)]
-    return [*switches, *(f"--{k}={v}" for k, v in fields.items() if not isinstance(v, bool))]
 
 
 def refused(capfd, *arguments):
@@ -118,7 +113,7 @@ def test_a_missing_foreign_or_truncated_data_file(capfd, tmp_path, digits_file):
     import h5py
 
     def data(path, *more):
-        return refused(capfd, *flags(SMALL), "--quiet", "--results", tmp_path, "--data", path, *more)
+        return refused(capfd, *to_flags(SMALL), "--quiet", "--results", tmp_path, "--data", path, *more)
 
     missing = data(tmp_path / "no.h5")
     assert "--data is" in missing and "no such file" in missing and "dpfl_mpi.prepare" in missing
@@ -150,7 +145,7 @@ def test_a_missing_foreign_or_truncated_data_file(capfd, tmp_path, digits_file):
 def test_what_the_data_do_not_allow(capfd, tmp_path, digits_file, more, words):
     if "cuda" in more and os.path.exists("/dev/nvidia0"):
         pytest.skip("this machine has a GPU")
-    common = [*flags(SMALL), "--quiet", "--results", tmp_path, "--data", digits_file]
+    common = [*to_flags(SMALL), "--quiet", "--results", tmp_path, "--data", digits_file]
     sentence = refused(capfd, *common, *more.split())
     for word in words:
         assert word in sentence, sentence
@@ -159,10 +154,10 @@ def test_what_the_data_do_not_allow(capfd, tmp_path, digits_file, more, words):
 def test_another_runs_file_is_not_overwritten(capfd, tmp_path, digits_file):
     fields = SMALL | {"data": str(digits_file), "rounds": 0}
     run_here(tmp_path / "a.h5", fields)
-    sentence = refused(capfd, *flags(fields), "--quiet", "--out", tmp_path / "a.h5", "--seed", "1", "--lr", "0.5")
+    sentence = refused(capfd, *to_flags(fields), "--quiet", "--out", tmp_path / "a.h5", "--seed", "1", "--lr", "0.5")
     assert "another Run (different: lr, partition_seed, seed)" in sentence and "--fresh" in sentence
     (tmp_path / "b.h5").write_text("something of the user's")
-    assert "not a result" in refused(capfd, *flags(fields), "--quiet", "--out", tmp_path / "b.h5")
+    assert "not a result" in refused(capfd, *to_flags(fields), "--quiet", "--out", tmp_path / "b.h5")
     assert (tmp_path / "b.h5").read_text() == "something of the user's"
 
 
@@ -176,7 +171,7 @@ def test_a_refused_run_leaves_nothing(capfd, tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["dpfl", "local"])
 def test_divergence_stops(capfd, tmp_path, digits_file, method):
     """The first client that diverged and its round are named; with one rank, in this process."""
-    common = [*flags(SMALL | {"method": method}), "--quiet", "--results", tmp_path, "--data", digits_file]
+    common = [*to_flags(SMALL | {"method": method}), "--quiet", "--results", tmp_path, "--data", digits_file]
     sentence = refused(capfd, *common, "--lr", "1e6")
     assert "client " in sentence and f"diverged in round {0 if method == 'dpfl' else 1}" in sentence
     assert "--lr" in sentence and "--on_divergence exclude" in sentence
@@ -230,8 +225,8 @@ def test_ranks_print_once(tmp_path, digits_file):
     common = ["-m", "dpfl_mpi", "--quiet", "--results", tmp_path]
     for words, arguments in (
         ("--budget is 0", ["--budget=0"]),
-        ("no such file", [*flags(SMALL), f"--data={tmp_path}/no.h5"]),
-        ("diverged in round 0", [*flags(SMALL), f"--data={digits_file}", "--lr=1e6"]),
+        ("no such file", [*to_flags(SMALL), f"--data={tmp_path}/no.h5"]),
+        ("diverged in round 0", [*to_flags(SMALL), f"--data={digits_file}", "--lr=1e6"]),
     ):
         began = time.monotonic()
         done = mpirun(3, *common, *arguments)
@@ -266,7 +261,9 @@ def test_an_exception_on_one_rank_ends_all(tmp_path, digits_file, error, expecte
     """Rank 0 waits in a collective; it must not wait for ever."""
     (tmp_path / "inject.py").write_text(INJECT.format(error=error))
     began = time.monotonic()
-    done = mpirun(2, tmp_path / "inject.py", *flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path)
+    done = mpirun(
+        2, tmp_path / "inject.py", *to_flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path
+    )
     stops(done, 60, began)
     assert done.stderr.count(expected) == 1
 
@@ -285,7 +282,9 @@ main(sys.argv[1:])
 def test_a_bug_where_root_writes_is_told_once_and_ends_all(tmp_path, digits_file):
     (tmp_path / "inject.py").write_text(ON_ROOT)
     began = time.monotonic()
-    done = mpirun(3, tmp_path / "inject.py", *flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path)
+    done = mpirun(
+        3, tmp_path / "inject.py", *to_flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path
+    )
     stops(done, 60, began)
     assert done.stderr.count("Traceback") == done.stderr.count("ZeroDivisionError: a bug") == 1
     assert "RootFailed" not in done.stderr

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "dpfl_mpi"
 FLOORS = (
     "errors",
     "streams plugins graph storage",
+    "settings",
     "config mpi",
     "data results",
     "datasets numerics",
@@ -25,23 +26,23 @@ FLOORS = (
     "federation",
     "methods",
     "survival",
-    "engine",
+    "engine sweeps",
     "commands",
 )
-COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "sweep_table", "launcher"]
-GROUND = ["errors", "streams", "plugins", "graph", "config"]
+COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher"]
+GROUND = ["errors", "streams", "plugins", "graph", "settings", "config"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph storage config mpi data results datasets prepare show export launcher sweep sweep_table",
-    "mpi4py": "errors streams plugins graph storage config data results datasets numerics models federation methods survival engine "
-    "prepare describe show export evaluate launcher sweep sweep_table",
+    "torch": "errors streams plugins graph storage settings config mpi data results datasets prepare show export launcher sweep sweeps",
+    "mpi4py": "errors streams plugins graph storage settings config data results datasets numerics models federation methods survival engine "
+    "prepare describe show export evaluate launcher sweep sweeps",
     "h5py": "errors streams plugins graph mpi numerics models federation methods",
     "os": "methods",
     "pathlib": "methods",
 }
 # ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
-LIGHT = "errors streams plugins graph storage config data results datasets methods prepare show export launcher sweep sweep_table __main__"
+LIGHT = "errors streams plugins graph storage settings config data results datasets methods prepare show export launcher sweep sweeps __main__"
 
 
 def module_of(path: Path) -> str:
@@ -136,7 +137,15 @@ def test_methods_run_on_the_ground_and_open_no_files():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda p: p.name)
 def test_analysis_reads_results_only(path):
-    assert {room(module) for module in own(path)} <= {"config", "errors", "methods", "plugins", "results", "graph"}
+    assert {room(module) for module in own(path)} <= {
+        "config",
+        "settings",
+        "errors",
+        "methods",
+        "plugins",
+        "results",
+        "graph",
+    }
     assert outside(path, ["torch", "mpi4py"], "ever") == []
 
 

@@ -465,7 +465,7 @@ def test_random_graph_draws():
         ("fedprox", {"lambda": 1}, "the method fedprox has no such option; its options: mu"),
         ("fedprox", {"mu": -1}, "allowed is a number of at least 0"),
         ("fedprox", {"mu": "much"}, "allowed is a number"),
-        ("apfl", {"alpha": 1.5}, "of at least 0 and at most 1"),
+        ("apfl", {"alpha": 1.5}, "a number from 0 to 1"),
         ("apfl", {"adaptive": 1}, "allowed is true or false"),
         ("knnper", {"k": 2.5}, "allowed is a whole number of at least 1"),
     ],

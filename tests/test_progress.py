@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from dpfl_mpi.sweep_table import Live, Row, lines, screen, summary
+from dpfl_mpi.sweeps.table import Live, Row, lines, screen, summary
 
 NONE = float("nan")
 LONG = "image_folder-pathological-random_graph-Buniform:2:20-s{}-300df09d"

@@ -165,7 +165,7 @@ def test_a_lost_array_or_another_run_is_noticed(path, tmp_path):
         assert Result.differences(a, b) == ["best/round"]
     shutil.copy(path, tmp_path / "copy.h5")
     with h5py.File(tmp_path / "copy.h5", "r+") as file:
-        file.attrs["run"] = json.dumps(json.loads(file.attrs["run"]) | {"lr": 0.5})
+        file.attrs["key"] = json.dumps(json.loads(file.attrs["key"]) | {"lr": 0.5})
     with Result(path) as a, Result(tmp_path / "copy.h5") as b:
         assert Result.differences(a, b) == [] and not Result.same_numbers(a, b)
 

@@ -11,6 +11,7 @@ from launch import federation, mpirun, run_here
 
 from dpfl_mpi import streams
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import to_flags
 
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
 BASE = {
@@ -104,8 +105,7 @@ def test_the_answer_does_not_know_the_ranks(ranks, one_rank, tmp_path, digits_fi
 
 def test_the_command(tmp_path, digits_file):
     """`python -m dpfl_mpi` on two ranks: a line a round, a summary, one file under the name of the Run; then nothing to do."""
-    flags = [f"--{k}={v}" for k, v in (BASE | {"data": digits_file}).items() if k != "augment"] + ["--no-augment"]
-    done = mpirun(2, "-m", "dpfl_mpi", *flags, "--results", tmp_path)
+    done = mpirun(2, "-m", "dpfl_mpi", *to_flags(BASE | {"data": digits_file}), "--results", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [["round", str(t)] for t in range(4)]

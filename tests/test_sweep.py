@@ -20,6 +20,7 @@ from dpfl_mpi import sweep
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.lock import Lock, born
 
 
@@ -54,7 +55,7 @@ def test_flags_name_the_same_run():
 
     for run in (Run(), Run(method="local", seed=3), Run(**starts.small(budget="0.5N", lr=0.25))):
         run = run.resolve()
-        back, job = parse(sweep.flags(run, Job(mixed=True, results="elsewhere")))
+        back, job = parse(to_flags(changed(run) | {"mixed": True, "results": "elsewhere"}))
         assert back.key() == run.key() and back.slug() == run.slug()
         assert job.mixed and job.results == "elsewhere"
 

@@ -11,9 +11,9 @@ import numpy as np
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import PARTS, Partition, assemble, weights
 from dpfl_mpi.data.source import Source
+from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.files import explained, replacing
-from dpfl_mpi.storage.partition import load
 
 FORMAT = "dpfl_mpi partition 1"
 

@@ -39,7 +39,6 @@ def make(
     Raises:
         UserError: the data cannot be dealt so; the sentence has the arithmetic.
     """
-    assert run.clients is not None and run.partition_seed is not None
     y = labels["train"]
     if run.clients > len(y) // 2:
         raise UserError(
@@ -84,7 +83,7 @@ def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -
     A client that already holds its mean share of samples gets none of the classes that follow; the draw is repeated until the smallest
     client has `min_samples`.
     """
-    n, least = int(run.clients or 0), int(run.min_samples or 0)
+    n, least = run.clients, run.min_samples
     if least * n > len(y):
         raise UserError(f"--min_samples is {least}; {n} clients would need {least * n} samples, the data have {len(y)}")
     sizes_c = np.bincount(y, minlength=classes)
@@ -121,8 +120,8 @@ def pathological(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator
 
     A class's draw is repeated until each of its holders has `min_per_class` samples of it.
     """
-    n, least = int(run.clients or 0), int(run.min_per_class or 0)
-    if int(run.classes_per_client or 0) > classes:
+    n, least = run.clients, run.min_per_class
+    if run.classes_per_client > classes:
         raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
     holds = np.array([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
@@ -161,7 +160,7 @@ def natural(
     The data's own train and test split is kept. With `missing_classes`, each client loses so many of all classes, drawn for it by
     itself, from all three sets; a draw that leaves it without two samples to train and one to test is repeated.
     """
-    n, lost = int(run.clients or 0), run.missing_classes
+    n, lost = run.clients, run.missing_classes
     if not clients:
         raise UserError(
             f"--partition natural needs a data set with clients of its own; this {run.dataset} has none: allowed are pathological, dirichlet"
@@ -170,7 +169,7 @@ def natural(
         raise UserError(f"--missing_classes is {lost}; the data have {classes} classes, so at most {classes - 1}")
     everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
     sizes = {part: np.bincount(clients[part], minlength=everyone) for part in ("train", "test")}
-    least = max(int(run.min_samples or 0), 3)
+    least = max(run.min_samples, 3)
     able = np.flatnonzero((sizes["train"] + sizes["test"] >= least) & (sizes["train"] >= 2) & (sizes["test"] >= 1))
     if n > len(able):
         raise UserError(
@@ -206,7 +205,7 @@ def fedrep(
     samples; shuffled, 90 % train and 10 % test. With `overlap` all users of a class take a prefix of the same list, as that script does
     (its cursor is reset for each user): one user's test samples are then others' training samples. Without, they take consecutive slices.
     """
-    n, held = int(run.clients or 0), int(run.classes_per_client or 0)
+    n, held = run.clients, run.classes_per_client
     if held > classes:
         raise UserError(f"--classes_per_client is {held}; the data have {classes} classes")
     lists = [rng.permutation(np.flatnonzero(y == c)) for c in range(classes)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
-from dpfl_mpi.storage.partition import load
 
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
 

@@ -27,7 +27,7 @@ class Progress:
             from tqdm import tqdm
 
             self.bar = tqdm(
-                total=int(self.run.rounds or 0) + 1 + self.run.finetune_epochs,
+                total=self.run.rounds + 1 + self.run.finetune_epochs,
                 initial=self.first,
                 desc=self.run.method,
                 unit="round",

@@ -6,7 +6,6 @@ computed first: the numbers are the same.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ REACHED = {
 
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
-    path = dataclasses.replace(run, finetune_epochs=0).path(job.results)
+    path = run.untuned().path(job.results)
     base = fed.world.share(lambda: copy_base(path, recorder, fed.about["partition_sha256"], job.quiet))
     if not base:
         return False
@@ -79,7 +78,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
     start = fed.begin_tuning()
     w = start.clone()
     gradient = method.finetune_gradient(fed, start) if method.finetune_gradient else None
-    before = int(fed.run.rounds or 0)
+    before = fed.run.rounds
     val_acc, test_acc, steps = [], [], []
     for epoch in range(fed.run.finetune_epochs + 1):
         fed.begin_epoch(before + epoch)

@@ -98,8 +98,8 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     width = models_per_pass(slots, np.full(ranks, limit), k_r)
     passes = 1 if width is None else -(-run.others // width) if width else 0
     graph = run.others > 0
-    rounds, ggc = int(run.rounds or 0), int(run.rounds or 0) // max(run.ggc_period, 1)
-    tau = int(run.tau_init or 0) + rounds * int(run.tau_train or 0)
+    rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
+    tau = run.tau_init + rounds * run.tau_train
     server = find("method", run.method).topology == "server"  # models go down from it and up again
     every = n * (n - 1)
     received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
@@ -125,7 +125,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         received=received,
         wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
         evaluations=(n * first * repeats, n * later * repeats),
-        steps=per_rank(-(-train // int(run.batch_size or 1)) * tau),
+        steps=per_rank(-(-train // run.batch_size) * tau),
         scored=per_rank((val + test) * (rounds + 1)),
         judged=per_rank(val * (first + later * ggc) * repeats),
     )
@@ -168,7 +168,7 @@ def measure(run: Run, source: Source, ensemble: Any) -> Cost:
 
     from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
 
-    s = int(run.batch_size or 1)
+    s = run.batch_size
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (1, 64, *source.shape), np.uint8))
     y = torch.from_numpy(rng.integers(0, source.classes, (1, 64)))
@@ -211,7 +211,7 @@ def quickest(action: Any, seconds: float = 0.3) -> float:
 def seconds_of(run: Run, needs: Needs, cost: Cost) -> dict[str, float]:
     """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
     crowd = crowding(needs)
-    wire = needs.wire[0] + needs.wire[1] * int(run.rounds or 0)
+    wire = needs.wire[0] + needs.wire[1] * run.rounds
     return {
         "train": float(crowd * needs.steps.max() * cost.step),
         "evaluate": float(crowd * needs.scored.max() * cost.image),

@@ -72,7 +72,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     recorder = record.open_recorder(path, run, fed, start, checkpoints.results)
     if recorder and checkpoints.results:
         warn_of_change(recorder.starts[-1], start)
-    total = int(run.rounds or 0)
+    total = run.rounds
     try:
         first = fed.round + 1 if state else 0
         if run.finetune_epochs and not state and finetune.from_base(run, job, fed, recorder):
@@ -124,8 +124,8 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
                 return False
             raise
         with result:
-            if result.run.key() != run.key():
-                mine, theirs = run.key(), result.run.key()
+            mine, theirs = run.key(), result.key
+            if mine != theirs:
                 fields = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
                 raise UserError(
                     f"{path} holds another Run (different: {', '.join(fields)}); choose another --out, or overwrite it with --fresh"

@@ -120,7 +120,7 @@ class Federation(Parts):
     def local_opt(
         self,
         w_KW: Tensor,
-        epochs: int | None,
+        epochs: int,
         gradient: Gradient | None = None,
         momentum: str = "w",
         trained: Tensor | None = None,
@@ -135,7 +135,7 @@ class Federation(Parts):
         return self.training.local_opt(w_KW, int(epochs or 0), gradient, momentum, trained, advance)
 
     def batches(
-        self, epochs: int | None, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
+        self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows: LocalOpt's loop, for methods that write the step.
 

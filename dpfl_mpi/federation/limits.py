@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run, is_file
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.settings.files import is_file
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def others(run: Run) -> np.ndarray:
     Raises:
         UserError: the file does not hold one budget per client.
     """
-    n, kind = int(run.clients or 0), str(run.budget)
+    n, kind = run.clients, str(run.budget)
     if is_file(run.budget):
         words = read(kind, "budget").split()
         if len(words) != n or not all(w == "inf" or (w.isdecimal() and int(w) >= 1) for w in words):
@@ -90,7 +91,7 @@ def others(run: Run) -> np.ndarray:
 
 def flipped(run: Run) -> np.ndarray:
     """Return which clients hold flipped labels, bool `[N]`: floor(flip_share N) of them, drawn uniformly."""
-    n = int(run.clients or 0)
+    n = run.clients
     out = np.zeros(n, bool)
     out[streams.stream(run.seed, streams.FLIP, 0, 0).permutation(n)[: int(run.flip_share * n)]] = True
     return out
@@ -104,7 +105,7 @@ def reach_graph(run: Run) -> CollaborationGraph | None:
     """
     if run.reach is None:
         return None
-    n = int(run.clients or 0)
+    n = run.clients
     kind, _, value = run.reach.partition(":")
     near = np.zeros((n, n), bool)
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
@@ -136,7 +137,7 @@ def availability(run: Run) -> np.ndarray:
     Raises:
         UserError: the file does not hold T lines of N zeros and ones, or a round in which nobody is there.
     """
-    n, t = int(run.clients or 0), int(run.rounds or 0)
+    n, t = run.clients, run.rounds
     if run.available is None:
         return np.zeros((0, n), np.int64)
     lines = [line.replace(",", " ").split() for line in read(run.available, "available").splitlines() if line.strip()]

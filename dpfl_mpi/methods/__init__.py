@@ -105,7 +105,7 @@ def load(name: str, module: ModuleType) -> Method:
     if not (
         isinstance(options, type)
         and dataclasses.is_dataclass(options)
-        and all(type(f.default) in (bool, int, float, str) for f in dataclasses.fields(options))
+        and all(f.metadata and type(f.default) in (bool, int, float, str) for f in dataclasses.fields(options))
     ):
         raise UserError(
             f"Options of the method {name} must be a dataclass; its fields are option(default, text), "

@@ -40,7 +40,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row: the base, and a head a client (as whole rows, of which only the head counts)."""
-    if not 0 <= fed.options["base_epochs"] <= int(fed.run.tau_train or 0):
+    if not 0 <= fed.options["base_epochs"] <= fed.run.tau_train:
         raise UserError(
             f"--options.base_epochs is {fed.options['base_epochs']}; allowed is 0 to tau_train, {fed.run.tau_train}"
         )
@@ -55,7 +55,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     head = fed.columns(fed.options["head"])
     base_epochs = fed.options["base_epochs"]
     w_i = state["client"]["h"].where(head, state["shared"]["phi"])  # (phi, h_i)
-    w_i = fed.local_opt(w_i, epochs=int(fed.run.tau_train or 0) - base_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
+    w_i = fed.local_opt(w_i, epochs=fed.run.tau_train - base_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
     w_i = fed.local_opt(w_i, epochs=base_epochs, trained=~head)  # phi_i <- GRD(f(phi, h_i))
     fed.evaluate(w_i)
     return {"client": {"h": w_i}, "shared": {"phi": fed.mean(w_i)}}

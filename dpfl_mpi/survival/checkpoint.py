@@ -4,7 +4,7 @@ A generation is three kinds of HDF5 files in the folder `<results file>.checkpoi
 
     ROUND.TOKEN.RANK.shard.h5     the client state of one rank: /state/NAME, /momentum/NAME, /federation/NAME, each [K, ...]
     ROUND.TOKEN.results.h5        the results file as it was: what is recorded after the checkpoint is computed and recorded again
-    ROUND.DIGEST.manifest.h5      written last, and only this makes the others count: attrs run, round, numerics, job, shards, schema,
+    ROUND.DIGEST.manifest.h5      written last, and only this makes the others count: attrs run, key, round, numerics, job, shards, schema,
                                   results, results_sha256; /client/{shard,row} [N]; /state/NAME, /federation/NAME the same on all ranks
 
 Each is written under a temporary name, fsynced and renamed. A shard checks itself: HDF5's checksums cover its metadata (libver v110)
@@ -35,12 +35,13 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.config import NUMERICS, Job, Run, every
+from dpfl_mpi.config import NUMERICS, Job, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Recorder
+from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import DAMAGE, error_number, explained, replacing, sha256
 from dpfl_mpi.survival import values
@@ -106,6 +107,7 @@ class Checkpoints:
         with h5py.File(memory, "w", **NEW) as file:
             file.attrs.update(
                 run=self.run.to_json(),
+                key=json.dumps(self.run.key()),
                 round=fed.round,
                 numerics=NUMERICS,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
@@ -218,7 +220,7 @@ class Checkpoints:
             if hashlib.sha256(data).hexdigest()[:16] != manifest.name.split(".")[1]:
                 return {}
             with h5py.File(io.BytesIO(data), "r") as file:
-                theirs = Run.from_json(str(file.attrs["run"])).key() | json.loads(str(file.attrs["job"]))
+                theirs = stored_run(file.attrs)[1] | json.loads(str(file.attrs["job"]))
                 theirs["version of the numbers"] = int(file.attrs["numerics"])
                 results, digest = self.folder / str(file.attrs["results"]), str(file.attrs["results_sha256"])
         except DAMAGE:

@@ -1,0 +1,130 @@
+"""Fields of a settings dataclass. Each knows its default, help and range; one check and one sentence serve them all.
+
+The range of a number is in the field's metadata: `low` and `high` are allowed themselves, `above` and `below` are not. Named choices are
+the field's type, `Literal["a", "b"]`. A field whose default is `None` may be left open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from dpfl_mpi.errors import UserError
+
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}  # others are checked where they are read
+
+
+def field(default: Any, group: str, text: str, **limits: Any) -> Any:
+    """Return a dataclass field with the group and the help that the command line shows.
+
+    `limits` are low, high, above, below; `valid`, a function that says whether a text is right; `what`, the words for what is allowed;
+    `of`, the partitions that read the field.
+    """
+    return dataclasses.field(default=default, metadata={"group": group, "help": text, **limits})
+
+
+def fields(settings: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields that a user can set, of a dataclass or an instance of one."""
+    return [f for f in dataclasses.fields(settings) if f.metadata]
+
+
+def as_dict(settings: Any) -> dict[str, Any]:
+    """Return what a user can set, by name."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings)}
+
+
+def changed(settings: Any) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, by name."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
+
+
+@functools.cache
+def types(schema: type) -> dict[str, Any]:
+    """Return the type of every field by name; of an optional one the type that is not None."""
+    out = get_type_hints(schema)
+    for name, hint in out.items():
+        rest = [t for t in get_args(hint) if t is not NoneType]
+        if NoneType in get_args(hint) and len(rest) == 1:
+            out[name] = rest[0]
+    return out
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """Return the named choices of a field's type, none where it has none."""
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def check(settings: Any, prefix: str = "") -> None:
+    """Raise `UserError` for the first field that is of another type or out of its range; `prefix` comes before its name."""
+    schema: type = type(settings)
+    kinds = types(schema)
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if not (value is None and f.default is None) and not fits(value, kinds[f.name], f.metadata):
+            raise UserError(f"--{prefix}{f.name} is {value!r}; allowed {allowed(f, kinds[f.name])}")
+
+
+def fits(value: Any, kind: Any, limits: Any) -> bool:
+    """Return whether a value is of a field's type and in its range."""
+    if choices(kind):
+        return value in choices(kind)
+    if kind not in KINDS:
+        return True
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is str:
+        return isinstance(value, str) and ("valid" not in limits or bool(limits["valid"](value)))
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return False
+    low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
+    return low <= value <= high and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
+
+
+def allowed(f: dataclasses.Field[Any], kind: Any) -> str:
+    """Return what a field takes, such as "are paper, authors_code" or "is a whole number of at least 1"."""
+    if choices(kind):
+        return f"are {', '.join(choices(kind))}"
+    m = f.metadata
+    what = m.get("what", KINDS.get(kind, "a text"))
+    if "low" in m and "high" in m:
+        return f"is {what} from {m['low']} to {m['high']}"
+    ends = (("low", "of at least"), ("above", "above"), ("high", "at most"), ("below", "below"))
+    return f"is {what} {' and '.join(f'{words} {m[end]}' for end, words in ends if end in m)}".rstrip()
+
+
+def method_options(method: str, schema: type, given: Mapping[str, Any] | None, tuned: bool) -> dict[str, Any]:
+    """Return all options of a method by name, checked, the defaults filled in; a whole number may stand for a number.
+
+    Those of the tuning alone are as given only where the Run is `tuned`.
+    """
+    kinds = types(schema)
+    for name in given or {}:
+        if name not in kinds:
+            valid = ", ".join(kinds) or "none"
+            raise UserError(f"--options.{name}: the method {method} has no such option; its options: {valid}")
+    options = schema(**{n: float(v) if kinds[n] is float and type(v) is int else v for n, v in (given or {}).items()})
+    check(options, "options.")
+    tuning = {f.name: f.default for f in dataclasses.fields(schema) if f.metadata.get("tuning")}
+    return dataclasses.asdict(options) | ({} if tuned else tuning)
+
+
+def to_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return the command line of these fields of Run and Job, such as `changed(run) | changed(job)`; what is None is left open."""
+    out = []
+    for name, value in settings.items():
+        if name == "options":
+            out += [f"--options.{option}={chosen}" for option, chosen in (value or {}).items()]
+        elif isinstance(value, bool):
+            out.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            out.append(f"--{name}={value}")
+    return out
