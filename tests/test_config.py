@@ -260,12 +260,10 @@ def test_options_that_are_plain_fields_are_checked_by_their_type():
         kind: Literal["a", "b"] = "a"
 
     assert method_options("own", Options, {"depth": 4}) == {"depth": 4, "kind": "a"}
-    for given, sentence in (
-        ({"depth": 0.5}, "--options.depth is 0.5; allowed is a whole number"),
-        ({"kind": "c"}, "allowed are a, b"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            method_options("own", Options, given)
+    with pytest.raises(UserError, match=r"--options.depth is 0.5; allowed is a whole number$"):
+        method_options("own", Options, {"depth": 0.5})
+    with pytest.raises(UserError, match=r"--options.kind is 'c'; allowed are a, b$"):
+        method_options("own", Options, {"kind": "c"})
 
 
 @pytest.mark.parametrize(
