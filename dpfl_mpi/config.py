@@ -230,7 +230,7 @@ class Resolved(Run):
     """
 
     # SHA-256 of the files that it names, by field, as `key` has them
-    contents: dict[str, str] = dataclasses.field(default_factory=dict)
+    contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
         """Return itself."""

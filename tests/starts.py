@@ -59,7 +59,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list[str]:
     """Return the command line of one rank that computes a Run into `out`."""
-    flags = to_flags((small() if fields is None else fields) | job | {"out": out})
+    flags = to_flags({"out": out} | (small() if fields is None else fields) | job)
     return [sys.executable, "-m", "dpfl_mpi", *flags]
 
 

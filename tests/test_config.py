@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Literal
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from dpfl_mpi.__main__ import main, parse, parser
 from dpfl_mpi.config import Job, Resolved, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, names
+from dpfl_mpi.settings.fields import method_options
 from dpfl_mpi.settings.texts import budget_name
 
 
@@ -249,3 +251,45 @@ NAMED = """dataset data model partition classes_per_client dirichlet_alpha min_p
 def test_every_flag_is_there():
     """The names that the paper's symbols go by."""
     assert {f"--{n}" for n in NAMED.split()} <= {o for action in parser()._actions for o in action.option_strings}
+
+
+def test_options_that_are_plain_fields_are_checked_by_their_type():
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        depth: int = 3
+        kind: Literal["a", "b"] = "a"
+
+    assert method_options("own", Options, {"depth": 4}) == {"depth": 4, "kind": "a"}
+    with pytest.raises(UserError, match=r"--options.depth is 0.5; allowed is a whole number$"):
+        method_options("own", Options, {"depth": 0.5})
+    with pytest.raises(UserError, match=r"--options.kind is 'c'; allowed are a, b$"):
+        method_options("own", Options, {"kind": "c"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"lr": "fast"}, "--lr is 'fast'; allowed is a number above 0$"),
+        ({"lr": float("inf")}, "--lr is inf; allowed is a number above 0$"),
+        ({"lr_decay": 1.5}, "--lr_decay is 1.5; allowed is a number above 0 and at most 1$"),
+        ({"momentum": 1}, "--momentum is 1; allowed is a number of at least 0 and below 1$"),
+        ({"seed": 2**32}, "--seed is 4294967296; allowed is a whole number from 0 to 4294967295$"),
+        ({"clients": True}, "--clients is True; allowed is a whole number of at least 1$"),
+        ({"overlap": 1}, "--overlap is 1; allowed is true or false$"),
+        ({"tie": None}, "--tie is None; allowed are latest, earliest$"),
+        ({"participation": 0.0}, "--participation is 0.0; allowed is a share above 0 and at most 1$"),
+    ],
+)
+def test_one_check_says_what_a_field_takes(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Run(**fields).resolve()
+
+
+def test_print_config_is_for_one_rank_and_refuses_what_a_run_would(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert shown(capsys) == ""
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(SystemExit) as end:
+        parse(["--print_config", "--budget=0"])
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: --budget is 0; allowed")
+    assert yaml.safe_load(shown(capsys, "--method=local"))["rounds"] == 22

@@ -22,6 +22,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.sweeps import jobs, known
 
 
 def rest(folder: Path, **changes: object) -> list[str]:
@@ -61,10 +62,10 @@ def test_flags_name_the_same_run():
 
 
 def test_time_limits():
-    assert [sweep.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
+    assert [jobs.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
     for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):  # Slurm reads some of these in its own way
         with pytest.raises(UserError, match=f"--time is {wrong}; allowed"):
-            sweep.minutes(wrong)
+            jobs.minutes(wrong)
 
 
 def test_numbers_and_folders_that_cannot_be(tmp_path, capsys):
@@ -141,7 +142,7 @@ def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, slurm, caps
     assert sweep.main(words) == 0  # both are in the queue
     assert not (slurm / "script").exists()
     (slurm / "queue").write_text("")
-    monkeypatch.setattr(sweep, "BLIND_S", 0)
+    monkeypatch.setattr(known, "BLIND_S", 0)
     folder = next(tmp_path.glob("sweeps/*"))
     (folder / "41_1_0_log.err").write_text("line\n" * 50 + "error: it broke\n")
     assert sweep.main([*words, "--list"]) == 1
@@ -238,7 +239,7 @@ def test_watching_ends_with_the_last_job(tmp_path, slurm, capsys, monkeypatch):
     (slurm / "queue").write_text("41 41_0\n42 41_1\n")
     assert sweep.main(words) == 0
     capsys.readouterr()
-    monkeypatch.setattr(sweep, "BLIND_S", 0)
+    monkeypatch.setattr(known, "BLIND_S", 0)
     runs = [Run(**starts.small(seed=seed)).resolve() for seed in (1, 2)]
 
     def begin():
@@ -253,7 +254,7 @@ def test_watching_ends_with_the_last_job(tmp_path, slurm, capsys, monkeypatch):
     ])  # fmt: skip
     pauses = []
     clock = vars(time) | {"sleep": lambda seconds: (pauses.append(seconds), next(steps)())}
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(**clock))
+    monkeypatch.setattr(known, "time", SimpleNamespace(**clock))
     assert sweep.main([*words, "--list", "--watch"]) == 1
     out = capsys.readouterr().out
     changes = [line.split()[1:3] for line in out.splitlines() if re.match(r"\d\d:\d\d:\d\d  ", line)]
@@ -299,30 +300,30 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
     folder.mkdir(parents=True)
     path, pid = tmp_path / "a.h5", os.getpid()
     for since, host, lives in ((born(pid), None, True), ("1", None, False), (born(pid), "elsewhere", False)):
-        sweep.remember(folder, {"a.h5": str(pid)}, "local", {"a.h5": since})
+        known.remember(folder, {"a.h5": str(pid)}, "local", {"a.h5": since})
         if host:
             entry = json.loads((folder / "jobs.json").read_text()) | {"host": host}
             (folder / "jobs.json").write_text(json.dumps(entry))
-        known = sweep.Known(Run().resolve(), path)
-        sweep.recall([known], tmp_path / "sweeps")
-        assert known.alive(set()) == lives
+        one = known.Known(Run().resolve(), path)
+        known.recall([one], tmp_path / "sweeps")
+        assert one.alive(set()) == lives
     mine = Lock(path)
     mine.acquire()
-    assert known.alive(set())
+    assert one.alive(set())
     mine.release()
 
 
 def test_the_newest_submission_counts(tmp_path):
     for folder, when, job in (("b", 1.0, "1"), ("a", 2.0, "2")):
         (tmp_path / folder).mkdir()
-        sweep.remember(tmp_path / folder, {"a.h5": job}, "slurm")
+        known.remember(tmp_path / folder, {"a.h5": job}, "slurm")
         file = tmp_path / folder / "jobs.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"submitted": when}))
-    known = sweep.Known(Run().resolve(), tmp_path / "a.h5")
-    sweep.recall([known], tmp_path)
-    assert known.job_id == "2"
+    one = known.Known(Run().resolve(), tmp_path / "a.h5")
+    known.recall([one], tmp_path)
+    assert one.job_id == "2"
 
 
 def test_the_record_of_a_sweep_is_readable(tmp_path):
-    sweep.remember(tmp_path, {"a.h5": "7"}, "slurm")
+    known.remember(tmp_path, {"a.h5": "7"}, "slurm")
     assert json.loads((tmp_path / "jobs.json").read_text())["jobs"] == {"a.h5": "7"}

@@ -15,12 +15,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
 
-KINDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-}  # others are checked where they are read
+# values of other types are checked where they are read
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def field(default: Any, group: str, text: str, **limits: Any) -> Any:
@@ -33,8 +29,8 @@ def field(default: Any, group: str, text: str, **limits: Any) -> Any:
 
 
 def fields(settings: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields that a user can set, of a dataclass or an instance of one."""
-    return [f for f in dataclasses.fields(settings) if f.metadata]
+    """Return the fields that a user can set, of a dataclass or an instance of one: all that are not `derived`."""
+    return [f for f in dataclasses.fields(settings) if not f.metadata.get("derived")]
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
