@@ -84,7 +84,7 @@ DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", 
 class Drawing:
     """What a file of this folder makes: the numbers, and a figure or a text that shows them."""
 
-    data: pd.DataFrame  # every number that is shown, one row an entity; written as CSV
+    data: pd.DataFrame  # every number that is shown, one row per entity; written as CSV
     figure: Figure | None = None
     text: str = ""  # printed; of a table the markdown, which is written too
     latex: str = ""
@@ -272,7 +272,7 @@ def class_names(result: Result) -> list[str]:
 def over_rounds(
     group: Sequence[Result], values: Callable[[Result], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (round numbers, mean, standard deviation with ddof 1) of a number a round over repetitions, as far as all of them are."""
+    """Return (round numbers, mean, standard deviation with ddof 1) of a number per round over repetitions, as far as all of them are."""
     rows = [values(r) for r in group]
     shortest = min(len(row) for row in rows)
     stack = np.array([row[:shortest] for row in rows])

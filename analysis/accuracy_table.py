@@ -96,7 +96,7 @@ def epochs(result: Result) -> int:
 
 
 def measure(results: Sequence[Result]) -> pd.DataFrame:
-    """Return one row a setting and method: accuracies in percent, differences in points, means over the seeds."""
+    """Return one row per setting and method: accuracies in percent, differences in points, means over the seeds."""
     groups = repetitions(results)
     entries = named(groups)
     rows = []

@@ -1,7 +1,7 @@
 """The collaboration graph as adjacency matrices over the rounds: who is chosen, and who is in Omega but not chosen.
 
 Clients are ordered by their most frequent class (then the second, and so on), so that groups of alike clients show as blocks on the diagonal.
-One run: every tenth round. Several runs, or --budgets: one row a run; the first graph, the middle and the last.
+One run: every tenth round. Several runs, or --budgets: one row per run; the first graph, the middle and the last.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def cells(result: Result, t: int) -> np.ndarray:
 
 
 def measure(result: Result, rounds: Sequence[int]) -> pd.DataFrame:
-    """Return one row a round: edges, sparsity (the clients themselves counted), asymmetry, share of edges between clients that share a class."""
+    """Return one row per round: edges, sparsity (the clients themselves counted), asymmetry, share of edges between clients that share a class."""
     held = (result["client/class_counts"] > 0).astype(int)
     shared = held @ held.T > 0
     np.fill_diagonal(shared, False)
@@ -123,7 +123,7 @@ def panel(axes: Axes, result: Result, t: int) -> None:
 
 
 def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, budgets: str | None = None) -> Drawing:
-    """Return the figure: one run over many rounds, or one row a run."""
+    """Return the figure: one run over many rounds, or one row per run."""
     results = sorted(graphs(results), key=lambda r: (budget_order(r.run), r.run.seed))[::-1]
     if budgets:
         asked = budgets.split(",")

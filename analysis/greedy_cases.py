@@ -1,6 +1,6 @@
 """How often each of the four cases of the greedy search occurs: whether adding helps (a > 0) and whether removing helps (b > 0).
 
-One panel a run: the shares among all candidates considered in a round. Round 0 is the search for Omega.
+One panel per run: the shares among all candidates considered in a round. Round 0 is the search for Omega.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLOURS = (BLUE, PALE, ORANGE, RED)
 
 
 def measure(result: Result) -> pd.DataFrame:
-    """Return one row a round in which candidates were considered: how many, and the share of each case."""
+    """Return one row per round in which candidates were considered: how many, and the share of each case."""
     cases = result["graph/cases"].sum(1)
     rounds = np.flatnonzero(cases.sum(1) > 0)
     total = cases[rounds].sum(1, keepdims=True)

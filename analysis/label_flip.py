@@ -1,6 +1,6 @@
 """Who listens to clients whose labels are flipped: 40 % of the clients train on permuted labels (CIFAR-10).
 
-One row a run, with flipped clients that only train locally and with flipped clients that search too: the graph before round 1 and at the end, the
+One row per run, with flipped clients that only train locally and with flipped clients that search too: the graph before round 1 and at the end, the
 clients grouped into benign and flipped; the share of benign clients' edges that come from flipped ones over rounds; and its distribution over the
 benign clients at the end. With --rounds the graphs of these rounds alone: "every" is every tenth, as the paper shows them.
 """
@@ -79,11 +79,11 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
 
 
 def evolution(results: Sequence[Result], rounds: str) -> Figure:
-    """Return the graphs of the rounds asked for, one row a run."""
+    """Return the graphs of the rounds asked for, one row per run."""
     asked = None if rounds == "every" else round_list(rounds)
     shown = [rounds_to_show(r, asked, several=False) for r in results]
     most = max(map(len, shown))
-    columns, lines = min(most, 6), -(-most // 6)  # lines a run
+    columns, lines = min(most, 6), -(-most // 6)  # lines per run
     height = (TEXT / columns + 0.15) * lines * len(results) + 0.3
     figure, grid = plt.subplots(lines * len(results), columns, figsize=(TEXT, height), squeeze=False)
     for axes in grid.flat:

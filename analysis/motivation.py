@@ -37,7 +37,7 @@ def partners(result: Result) -> str:
 
 
 def measure(results: Sequence[Result]) -> pd.DataFrame:
-    """Return one row a run of three clients: with whom client 1 averages, and its test accuracy in percent."""
+    """Return one row per run of three clients: with whom client 1 averages, and its test accuracy in percent."""
     rows = [
         {"group": partners(r), "seed": r.run.seed, "accuracy": 100 * accuracy(r)[0], "n_test": r["client/n_test"][0]}
         for r in results

@@ -82,7 +82,7 @@ def describe(result: Result) -> dict[str, Any]:
             "local epochs": int(result["round/epochs"][last]),
             "edges in Omega": int(graphs[0].sum()) if graphs else 0,
             "edges at the end": int(graphs[-1].sum()) if graphs else 0,
-            "models received a client": round(float(result["traffic/models_received"].sum() / n), 1),
+            "models received per client": round(float(result["traffic/models_received"].sum() / n), 1),
             "seconds": round(float(sum(result[f"seconds/{p}"][:, 2].sum() for p in PHASES)), 1),
         },
         "epochs": result["round/epochs"][: last + 1].tolist(),

@@ -36,7 +36,7 @@ def of_graphs(measure: Callable[[np.ndarray], float]) -> Callable[[Result], np.n
 
 
 def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[np.ndarray], float]) -> pd.DataFrame:
-    """Draw a percentage of the graph over rounds, one curve a group of repetitions, and return its numbers."""
+    """Draw a percentage of the graph over rounds, one curve per group of repetitions, and return its numbers."""
     rows = []
     groups = sorted(repetitions(graphs(results)), key=lambda g: -budget_order(g[0].run))
     several = len({setting(g[0].run) for g in groups}) > 1
@@ -54,7 +54,7 @@ def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[n
 
 
 def first_and_last(data: pd.DataFrame) -> str:
-    """Return one sentence a curve: its first and its last value."""
+    """Return one sentence per curve: its first and its last value."""
     out = []
     for (where, row, name), part in data.groupby(["setting", "method", "measure"], sort=False):
         start, end = part.iloc[0], part.iloc[-1]

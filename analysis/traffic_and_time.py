@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def measure(result: Result) -> pd.DataFrame:
-    """Return one row a round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
+    """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
     received = result["traffic/models_received"]
     return pd.DataFrame(
         {
@@ -42,7 +42,7 @@ def measure(result: Result) -> pd.DataFrame:
 
 
 def draw(results: Sequence[Result]) -> Drawing:
-    """Return the figure: a row of bars a run."""
+    """Return the figure: one row of bars per run."""
     results = sorted(results, key=lambda r: (setting(r.run), r.run.method, budget_order(r.run), -r.run.seed))
     parts = [measure(r) for r in results]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(results) + 1.15), sharey=True)
@@ -72,14 +72,14 @@ def draw(results: Sequence[Result]) -> Drawing:
             f"{setting(result.run)}, {label(result.run)}, seed {result.run.seed}: ".replace("$", "").replace(
                 r"\infty", "inf"
             )
-            + f"{received:.2f} models received a client and round (budget {budget} others), {first.received_mean:.1f} before round 1; "
-            f"MPI {rma + collective:.2f} MiB a round, {first.mpi_rma_mib + first.mpi_collective_mib:.2f} before; "
+            + f"{received:.2f} models received per client and round (budget {budget} others), {first.received_mean:.1f} before round 1; "
+            f"MPI {rma + collective:.2f} MiB per round, {first.mpi_rma_mib + first.mpi_collective_mib:.2f} before; "
             + ", ".join(f"{p} {data[f'seconds_{p}'].sum():.1f} s" for p in PHASES)
             + f" on {result.starts()[-1]['ranks']} ranks"
         )
     left.set_yticks(range(len(results)), names)
     left.invert_yaxis()
-    left.set_xlabel("models received\na client and round")
+    left.set_xlabel("models received\nper client and round")
     middle.set_xlabel("MiB that MPI carried\na round, all ranks")
     right.set_xlabel("seconds, slowest rank,\nall rounds")
     patch = plt.Rectangle

@@ -1,4 +1,4 @@
-"""Mean test accuracy against the variance over clients, one panel a data set.
+"""Mean test accuracy against the variance over clients, one panel per data set.
 
 The filled marker is the variance of the clients' accuracies in squared points; the line goes down to what is left of it without the share that
 the size of the clients' test sets alone explains: a client of accuracy a and n test images has a sampling variance of a (1 - a) / (n - 1).
@@ -24,7 +24,7 @@ MARKS = "oosDv^<>pPX*d"
 
 
 def measure(results: Sequence[Result]) -> pd.DataFrame:
-    """Return one row a setting and method: accuracy in percent, variances in squared points, means over the seeds."""
+    """Return one row per setting and method: accuracy in percent, variances in squared points, means over the seeds."""
     rows = []
     for where, name, group in named(sorted(repetitions(results), key=lambda g: rank(g[0].run))):
         total, sampling = [], []
@@ -48,7 +48,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def draw(results: Sequence[Result]) -> Drawing:
-    """Return the figure: one panel a setting, DPFL in blue, every other method with a mark and colour of its own."""
+    """Return the figure: one panel per setting, DPFL in blue, every other method with a mark and colour of its own."""
     data = measure(results)
     settings = list(dict.fromkeys(data["setting"]))
     columns = min(len(settings), 3)

@@ -98,7 +98,7 @@ def run(folder: Path, ranks: int, name: str, flags: dict[str, object]) -> Watche
 
 
 def launch(ranks: int, command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
-    """Return the finished process of `mpirun -n RANKS COMMAND`, one thread a rank; `how` goes to `subprocess.run`."""
+    """Return the finished process of `mpirun -n RANKS COMMAND`, one thread per rank; `how` goes to `subprocess.run`."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_"))}
     return subprocess.run(["mpirun", "-n", str(ranks), *command], env=env | OPEN_MPI | {"OMP_NUM_THREADS": "1"}, **how)
 

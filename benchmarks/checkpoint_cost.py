@@ -1,4 +1,4 @@
-"""What a checkpoint costs: `[mpirun -n R] python benchmarks/checkpoint_cost.py [FOLDER]` saves and reads back K = 100 CNNs a rank.
+"""What a checkpoint costs: `[mpirun -n R] python benchmarks/checkpoint_cost.py [FOLDER]` saves and reads back K = 100 CNNs per rank.
 
 Prints seconds and MB for the state of DPFL: rows, momentum and best rows, 62,006 parameters each. The folder's disk is what is measured.
 """
@@ -62,7 +62,7 @@ def main() -> None:
         if world.root:
             size = 3 * K * W * 4 / 1e6
             print(
-                f"{world.size} ranks x {K} clients, {size:.0f} MB a rank: "
+                f"{world.size} ranks x {K} clients, {size:.0f} MB per rank: "
                 f"save {np.median(save):.2f} s ({np.min(save):.2f} to {np.max(save):.2f}), restore {np.median(load):.2f} s"
             )
             recorder.abandon()

@@ -5,10 +5,10 @@
 The paper's CNN on random 32x32 colour images, batches of 16, float32 without TF32. Clients have ragged sizes (lognormal, mean 400 samples).
 Everything is timed on one device in one run, after a warm-up, each contender until `--seconds` are over:
 
-- training: client-steps a second of a plain loop over clients (one `nn.Module` and one fused `torch.optim.SGD` each, data on the device), of ours
+- training: client-steps per second of a plain loop over clients (one `nn.Module` and one fused `torch.optim.SGD` each, data on the device), of ours
   step by step, and of ours recorded (`recorded.py`; on a CPU the same calls without a recording). Ours includes drawing, cropping and copying the batches.
 - kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped convolutions, and `torch.func.vmap`.
-- layout: the same products and SGD on views of rows (used) and on one contiguous tensor a layer.
+- layout: the same products and SGD on views of rows (used) and on one contiguous tensor per layer.
 - roofline: operations and bytes of a step, what large products and copies reach on this device, and the share of the nearer ceiling that a step reaches.
 
 The paper's whole run is `python -m dpfl_mpi --dataset cifar10 --device cuda`; its summary and /seconds say where the time goes.
@@ -64,7 +64,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def rate(self, action: Callable[[], int], seconds: float = 0.0) -> float:
-        """Return units a second of an action that returns how many it did."""
+        """Return units per second of an action that returns how many it did."""
         action()
         self.sync()
         done, start = 0, time.perf_counter()
@@ -175,7 +175,7 @@ def kernels(bench: Bench) -> dict[str, float]:
 
 
 def layout(bench: Bench) -> dict[str, float]:
-    """Return milliseconds of the first dense layer's product, and of SGD, on rows and on a tensor a layer."""
+    """Return milliseconds of the first dense layer's product, and of SGD, on rows and on one tensor per layer."""
     k, ensemble = bench.k, bench.ensemble
     rows = ensemble.layers(bench.w)
     x = torch.randn(k, S, rows["fc1.weight"].shape[2], device=bench.device)
@@ -189,9 +189,9 @@ def layout(bench: Bench) -> dict[str, float]:
 
     return {
         "product, views of rows (used)": bench.ms(lambda: torch.bmm(x, rows["fc1.weight"].transpose(1, 2))),
-        "product, a tensor a layer": bench.ms(lambda: torch.bmm(x, alone.transpose(1, 2))),
+        "product, one tensor per layer": bench.ms(lambda: torch.bmm(x, alone.transpose(1, 2))),
         "SGD, rows (used)": bench.ms(lambda: sgd_step(flat[0], flat[1], flat[2], 0.01, *SGD)),
-        "SGD, a tensor a layer (clips by layer)": bench.ms(sgd_by_layer),
+        "SGD, one tensor per layer (clips by layer)": bench.ms(sgd_by_layer),
     }
 
 

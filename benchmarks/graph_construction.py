@@ -4,7 +4,7 @@
 
 Both search the first graph of `--measured` of N clients on the same trained models, in the same order of candidates and with the same
 coins, on one thread. The twin averages its sets anew for each evaluation and evaluates R(X), R(X and j), R(Y) and R(Y without j) for every
-candidate, one model at a time through `nn.Module`; it stops at a full budget as well. Printed: seconds and evaluations a client of both,
+candidate, one model at a time through `nn.Module`; it stops at a full budget as well. Printed: seconds and evaluations per client of both,
 whether they chose the same sets, and the ratio. A last line says what the twin would take without stopping.
 """
 
@@ -95,17 +95,17 @@ def main() -> None:
             same += twin.search(int(i)) == omega.of(int(fed.ids[i])).tolist()
     theirs = (time.perf_counter() - start) / len(measured)
     print(f"one thread, torch {torch.__version__}, N = {args.clients}, B_c = {args.budget}, "
-          f"{fed.clients.n_val.mean():.0f} validation images a client")  # fmt: skip
+          f"{fed.clients.n_val.mean():.0f} validation images per client")  # fmt: skip
     print(
-        f"ours   {ours:.3f} s a client, {evaluations.mean():.1f} evaluations, {1e3 * ours / evaluations.mean():.2f} ms each"
+        f"ours   {ours:.3f} s per client, {evaluations.mean():.1f} evaluations, {1e3 * ours / evaluations.mean():.2f} ms each"
     )
-    print(f"twin   {theirs:.3f} s a client, {twin.evaluations / len(measured):.1f} evaluations, "
+    print(f"twin   {theirs:.3f} s per client, {twin.evaluations / len(measured):.1f} evaluations, "
           f"{1e3 * theirs * len(measured) / twin.evaluations:.2f} ms each ({len(measured)} clients measured)")  # fmt: skip
     print(f"the same sets for {same} of {len(measured)} clients")
     own = evaluations[measured].mean()
     print(f"ratio graph: {theirs / ours * evaluations.mean() / own:.2f}x (for equal shares of evaluations)")
     full = 4 * (args.clients - 1) * theirs * len(measured) / twin.evaluations
-    print(f"without stopping at a full budget the twin would take about {full:.2f} s a client")
+    print(f"without stopping at a full budget the twin would take about {full:.2f} s per client")
 
 
 if __name__ == "__main__":

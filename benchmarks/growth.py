@@ -1,4 +1,4 @@
-"""How seconds and memory grow with the number of clients N: DPFL on a fixed number of samples a client, so that a round should be linear in N.
+"""How seconds and memory grow with the number of clients N: DPFL on a fixed number of samples per client, so that a round should be linear in N.
 
     python benchmarks/growth.py [--clients 50,100,200,500,1000,2000] [--ranks 2] [--parts clients,ranks,passes]
 
@@ -7,7 +7,7 @@ and 10 to test on for each of the largest N clients, three classes each; a run w
 
 - clients: DPFL with B_c = `--budget` at each N; a table, the exponents of a log-log fit, and the figure growth.{pdf,png}.
 - ranks: the same at `--ranks_clients` clients on each of `--ranks_list` ranks.
-- passes: B_c = inf at `--passes_clients` clients with a window of `--window_gb` GiB a rank, beside what all models on every rank would take.
+- passes: B_c = inf at `--passes_clients` clients with a window of `--window_gb` GiB per rank, beside what all models on every rank would take.
 
 Seconds are of the slowest rank, bytes of the largest; one run each, so look at the free cores first.
 """
@@ -25,12 +25,12 @@ from _scale import PHASES, Watched, exponent, make_data, numbers, run, slope
 
 from dpfl_mpi.results import Result
 
-TEST = 10  # test samples a client
+TEST = 10  # test samples per client
 MB = 1e6
 
 
 def point(watched: Watched, clients: int) -> dict[str, Any]:
-    """Return what one run says: N, seconds a round by phase, of preprocessing, bytes a rank, evaluations a client, bytes of the file."""
+    """Return what one run says: N, seconds per round by phase, of preprocessing, bytes per rank, evaluations per client, bytes of the file."""
     with Result(watched.path) as result:
         evaluations = result["graph/evaluations"]
         row = 4 * int(result.file["meta"].attrs["parameters"])
@@ -58,16 +58,16 @@ def point(watched: Watched, clients: int) -> dict[str, Any]:
 def table(points: list[dict[str, Any]]) -> str:
     """Return the points as lines."""
     lines = [
-        "    N ranks |  s a round: "
+        "    N ranks | s per round:"
         + " ".join(f"{name:>8s}" for name in PHASES)
-        + "      all | preprocessing | MB of a rank: peak private | evaluations a client: first (most)  round | file MB"
+        + "      all | preprocessing | MB of a rank: peak private | evaluations per client: first (most)  round | file MB"
     ]
     for p in points:
         lines.append(
             f"{p['clients']:5d} {p['ranks']:5d} |             "
             + " ".join(f"{p[name]:8.3f}" for name in PHASES)
             + f" {p['round']:8.3f} | {p['preprocessing']:11.2f} s | {p['resident'] / MB:18.0f} {p['private'] / MB:7.0f} | "
-            f"{p['evaluations_first']:27.1f} ({p['most_first']:4d}) {p['evaluations']:6.1f} | {p['file'] / MB:7.2f}"
+            f"{p['evaluations_first']:29.1f} ({p['most_first']:4d}) {p['evaluations']:6.1f} | {p['file'] / MB:7.2f}"
         )
     return "\n".join(lines)
 
@@ -85,15 +85,15 @@ def fits(points: list[dict[str, Any]]) -> str:
     }
     lines = ["exponents of N (1 is linear): " + ", ".join(f"{name} {exponent(n, y):.2f}" for name, y in of.items())]
     lines.append(
-        f"memory a client {client / MB:.2f} MB ({client / points[0]['row']:.1f} models of {points[0]['row']} bytes), and {base / MB:.0f} MB whatever N; "
-        "a client at each N: "
+        f"memory per client {client / MB:.2f} MB ({client / points[0]['row']:.1f} models of {points[0]['row']} bytes), and {base / MB:.0f} MB whatever N; "
+        "per client at each N: "
         + ", ".join(f"{p['clients']}: {(p['grown'] - base) / p['clients'] / MB:.2f}" for p in points)
     )
     return "\n".join(lines)
 
 
 def draw(points: list[dict[str, Any]], out: Path) -> list[Path]:
-    """Draw seconds a round by phase and memory of all ranks over N, log-log with a line of slope 1, and return the files written."""
+    """Draw seconds per round by phase and memory of all ranks over N, log-log with a line of slope 1, and return the files written."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "analysis"))
     from _common import COLOURS, GREY, STYLE, TEXT, plt
 
@@ -119,7 +119,7 @@ def draw(points: list[dict[str, Any]], out: Path) -> list[Path]:
             axes.set_xticks(n, [str(k) for k in n])
             axes.minorticks_off()
             axes.legend()
-        left.set_ylabel("seconds a round")
+        left.set_ylabel("seconds per round")
         right.set_ylabel("memory, MB")
         out.mkdir(parents=True, exist_ok=True)
         paths = [out / f"growth.{ending}" for ending in ("pdf", "png")]
@@ -138,7 +138,7 @@ def passes(watched: Watched, clients: int, window_gb: float) -> str:
     return (
         f"B_c = inf, N = {clients}, {ranks} ranks: a round {p['round']:.1f} s, preprocessing {p['preprocessing']:.1f} s; {p['edges']} edges recorded\n"
         f"a rank: window at most {window_gb * 2**30 / MB:.0f} MB, {held / MB:.0f} MB beyond the imports with everything else (its own clients' "
-        f"models, data, windows of other ranks that it wrote to); all models on every rank: {all_models / MB:.0f} MB a rank for one copy"
+        f"models, data, windows of other ranks that it wrote to); all models on every rank: {all_models / MB:.0f} MB per rank for one copy"
     )
 
 
@@ -182,7 +182,7 @@ def main() -> None:
             return watched
 
         print(
-            f"{len(os.sched_getaffinity(0))} cores, {args.pool} samples to train and validate on a client, {args.model}, B_c = {args.budget}"
+            f"{len(os.sched_getaffinity(0))} cores, {args.pool} samples per client to train and validate on, {args.model}, B_c = {args.budget}"
         )
         for part, choices in (
             ("clients", [(args.ranks, n) for n in args.clients]),

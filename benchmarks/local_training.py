@@ -9,7 +9,7 @@ timed in turn, `repeats` times; medians and ratios are of this one run.
 - tuned: channels last, pool then ReLU (the same function, a quarter of the ReLUs), fused SGD.
 - ours: `Clients.batches`, `Ensemble.gradient`, `sgd_step` with a block of one, as `Backend.train_epochs` calls them.
 
-Without --augment the baselines' images are floats, normalised in advance; ours are uint8 and normalised a batch. With --augment all three crop
+Without --augment the baselines' images are floats, normalised in advance; ours are uint8 and normalised per batch. With --augment all three crop
 and flip: the baselines image by image on a padded uint8 array (what a data set of torchvision transforms amounts to), ours in one gather.
 """
 
@@ -134,7 +134,7 @@ if __name__ == "__main__":
     print(f"sgemm 1024: {gflops:.0f} GFLOP/s")
     for name, values in result.items():
         print(
-            f"{name:6s} median {statistics.median(values):.3f} ms a step (lowest {min(values):.3f}, highest {max(values):.3f})"
+            f"{name:6s} median {statistics.median(values):.3f} ms per step (lowest {min(values):.3f}, highest {max(values):.3f})"
         )
     for name in ("plain", "tuned"):
         ratios = [b / o for b, o in zip(result[name], result["ours"], strict=True)]

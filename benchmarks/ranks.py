@@ -3,7 +3,7 @@
     python benchmarks/ranks.py --data data/cifar10.h5 [--clients 20] [--rounds 4]
 
 Both do the same work: one run of N clients on two ranks against two runs at once of N/2 clients each on one rank (Local, so that nothing but
-training and scoring happens). Printed: client-steps a second of both, the share that the two ranks reach, and how much of a DPFL round exchange and recording
+training and scoring happens). Printed: client-steps per second of both, the share that the two ranks reach, and how much of a DPFL round exchange and recording
 take. The three are run in turn, `repeats` times.
 """
 
@@ -40,7 +40,7 @@ def launch(ranks: int, out: Path, *flags: str) -> subprocess.Popen[bytes]:
 
 
 def throughput(path: Path) -> float:
-    """Return gradient steps a second of training in the rounds after the first (slowest rank, waits for it included)."""
+    """Return gradient steps per second of training in the rounds after the first (slowest rank, waits for it included)."""
     with Result(path) as result:
         steps = result["round/gradient_steps"]
         seconds = result["seconds/train"][2:, 2] + result["seconds/evaluate"][2:, 2]

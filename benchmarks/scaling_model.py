@@ -2,12 +2,12 @@
 
     python benchmarks/scaling_model.py [--points 50,100,200] [--ranks_list 1,2] [--bandwidth_gbit 100] [--latency_us 2] [--step_us US]
 
-A round of N clients on R ranks takes, on the slowest rank with K = ceil(N / R) clients and M - 1 = B_c - 1 models received a client,
+A round of N clients on R ranks takes, on the slowest rank with K = ceil(N / R) clients and M - 1 = B_c - 1 models received per client,
 
     arithmetic   K (steps * step + score)                            training, and scoring the trained model
-    choosing     K 2 M * evaluation                                  Algorithm 2: R of two models a candidate, and of the first two
+    choosing     K 2 M * evaluation                                  Algorithm 2: R of two models per candidate, and of the first two
     mixing       K (M - 1 + kept) * add                              sums of rows: the start of the search, the average
-    RMA          rows arriving * row / bandwidth + latency a row     a sender that several clients of a rank want arrives once
+    RMA          rows arriving * row / bandwidth + latency per row   a sender that several clients of a rank want arrives once
     collectives  COLLECTIVES ceil(log2 R) * latency + bytes / bandwidth
     graph        edges * edge                                        every rank builds the whole graph: this does not shrink with R
     files        bytes recorded / rate                               root writes, the others wait
@@ -36,13 +36,13 @@ from dpfl_mpi.mpi.placement import window_slots
 
 POOL, TEST = 25, 10  # samples of a client of the small runs
 COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
-RECORD = 26 * 8  # bytes of a client that root gathers a round
-WRITTEN = 72 + 44  # bytes of a client that root writes a round: series, and what is overwritten
+RECORD = 26 * 8  # bytes of a client that root gathers per round
+WRITTEN = 72 + 44  # bytes of a client that root writes per round: series, and what is overwritten
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Seconds: of one client's step, scoring, evaluation of R, row added; of an edge in every rank's graph. Bytes a second, seconds a message."""
+    """Seconds: of one client's step, scoring, evaluation of R, row added; of an edge in every rank's graph. Bytes per second, seconds per message."""
 
     step: float
     score: float
@@ -62,9 +62,9 @@ class Work:
     ranks: int
     nodes: int
     row: int  # bytes of a model
-    steps: int  # a client and round
+    steps: int  # per client and round
     others: int  # B_c - 1
-    kept: float  # collaborators chosen, a client
+    kept: float  # collaborators chosen, per client
     samples: int  # of a client, all three sets
     image: int  # bytes of a sample
 
@@ -223,7 +223,7 @@ def paper_costs(measured: Costs) -> Costs:
 
 
 def small_points(folder: Path, data: Path, costs: Costs, points: list[int], ranks_list: list[int]) -> str:
-    """Return predicted beside measured seconds a round of real runs here."""
+    """Return predicted beside measured seconds per round of real runs here."""
     from dpfl_mpi.results import Result
 
     lines = ["    N ranks  measured  predicted   error | predicted: largest terms"]
@@ -247,11 +247,11 @@ def small_points(folder: Path, data: Path, costs: Costs, points: list[int], rank
 
 
 def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float) -> str:
-    """Return a round and a node's memory for 10^4 to 10^6 clients on 1 to 1,000 nodes whose network has these bytes a second and seconds."""
+    """Return a round and a node's memory for 10^4 to 10^6 clients on 1 to 1,000 nodes whose network has these bytes per second and seconds."""
     lines = [
-        f"{ranks_per_node} ranks a node, {8e-9 * bandwidth:.0f} Gb/s a node, {1e6 * latency:.1f} us; {1e3 * costs.step:.2f} ms a step, "
-        f"{1e3 * costs.evaluation:.2f} ms an evaluation, 125 steps a client and round, B_c = 10, 5 collaborators kept",
-        "clients nodes |  s a round  dominated by       next | GB of a node:   rows   best window   data shared    all",
+        f"{ranks_per_node} ranks per node, {8e-9 * bandwidth:.0f} Gb/s per node, {1e6 * latency:.1f} us; {1e3 * costs.step:.2f} ms per step, "
+        f"{1e3 * costs.evaluation:.2f} ms per evaluation, 125 steps per client and round, B_c = 10, 5 collaborators kept",
+        "clients nodes | s per round dominated by       next | GB of a node:   rows   best window   data shared    all",
     ]
     for n in (10**4, 10**5, 10**6):
         for nodes in (1, 10, 100, 1000):
@@ -278,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=numbers, default="50,100,200", help="clients of the small runs")
     parser.add_argument("--ranks_list", type=numbers, default="1,2", help="ranks of the small runs")
-    parser.add_argument("--ranks_per_node", type=int, default=64, help="of the cluster: one a core, or one a GPU")
+    parser.add_argument("--ranks_per_node", type=int, default=64, help="of the cluster: one per core, or one per GPU")
     parser.add_argument("--bandwidth_gbit", type=float, default=100.0, help="of a node of the cluster")
     parser.add_argument("--latency_us", type=float, default=2.0, help="of a message of the cluster")
     parser.add_argument(
@@ -286,7 +286,7 @@ def main() -> None:
     )
     parser.add_argument("--evaluation_us", type=float, help="the same of R of one model on 100 images")
     parser.add_argument(
-        "--disk_mb", type=float, help="MB a second that root writes (default: measured here, compression included)"
+        "--disk_mb", type=float, help="MB per second that root writes (default: measured here, compression included)"
     )
     parser.add_argument("--network", action="store_true", help=argparse.SUPPRESS)  # two ranks of the measurement
     args = parser.parse_args()
@@ -298,7 +298,7 @@ def main() -> None:
         make_data(data, max(args.points), POOL, TEST, 16)
         costs = constants(folder, data)
         print(
-            f"measured here: step {1e3 * costs.step:.2f} ms, scoring {1e3 * costs.score:.2f} ms a client, evaluation {1e3 * costs.evaluation:.2f} ms, "
+            f"measured here: step {1e3 * costs.step:.2f} ms, scoring {1e3 * costs.score:.2f} ms per client, evaluation {1e3 * costs.evaluation:.2f} ms, "
             f"row added {1e6 * costs.add:.0f} us, edge {1e9 * costs.edge:.0f} ns, window {1e-9 * costs.bandwidth:.2f} GB/s, "
             f"Allreduce {1e6 * costs.latency:.0f} us, recording {1e-6 * costs.disk:.0f} MB/s"
         )

@@ -2,12 +2,12 @@
 
     python benchmarks/start_up.py [--clients 2000] [--rounds 100] [--ranks_list 1,2,4] [--budgets 2,5,10]
 
-A perceptron on digits of scikit-learn: `--pool` 8x8 images to train and validate on and 2 to test on a client. Printed:
+A perceptron on digits of scikit-learn: `--pool` 8x8 images per client to train and validate on, and 2 to test on. Printed:
 
 - start-up: seconds from the start of the process to the first gradient step, slowest rank, and without importing torch.
 - data: bytes of a rank's samples, and what its resident memory grew by while it read them, beside the data file (`--large_pool` 16x16 images
-  a client): a rank holds its clients' samples, not the file.
-- results: bytes of the file and of the edges in it for each budget (a random graph: B_c - 1 edges a client and round), B_c = 1 without edges.
+  per client): a rank holds its clients' samples, not the file.
+- results: bytes of the file and of the edges in it for each budget (a random graph: B_c - 1 edges per client and round), B_c = 1 without edges.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from _scale import make_data, numbers, run, slope
 
 from dpfl_mpi.results import Result
 
-TEST = 2  # test samples a client
+TEST = 2  # test samples per client
 MB = 1e6
 
 
@@ -56,7 +56,9 @@ def main() -> None:
                 f"{held.most('samples') / MB:22.1f} {held.most('read') / MB:18.1f} {large.stat().st_size / ranks / MB:13.1f}",
                 flush=True,
             )
-        print("  B_c    edges  file MB | bytes an edge | bytes a client and round, without edges | s a round to write")
+        print(
+            "  B_c    edges  file MB | bytes per edge | bytes per client and round, without edges | s per round to write"
+        )
         edges, sizes = [], []
         for budget in (1, *args.budgets):
             fields = {"rounds": args.rounds, "budget": budget, "data": small, "method": "random_graph"}
@@ -67,12 +69,12 @@ def main() -> None:
             sizes.append(done.path.stat().st_size)
             rest = (sizes[-1] - stored) / (args.clients * (args.rounds + 1))
             print(
-                f"{budget:5d} {edges[-1]:8d} {sizes[-1] / MB:8.2f} | {stored / max(edges[-1], 1):13.2f} | "
-                f"{rest:39.1f} | {done.seconds()['write']:.3f}",
+                f"{budget:5d} {edges[-1]:8d} {sizes[-1] / MB:8.2f} | {stored / max(edges[-1], 1):14.2f} | "
+                f"{rest:41.1f} | {done.seconds()['write']:.3f}",
                 flush=True,
             )
         base, each = slope(edges, sizes)
-        print(f"file = {base / MB:.2f} MB + {each:.2f} bytes an edge and round")
+        print(f"file = {base / MB:.2f} MB + {each:.2f} bytes per edge and round")
 
 
 if __name__ == "__main__":

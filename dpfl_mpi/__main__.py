@@ -40,11 +40,11 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 
 def parser() -> Any:
-    """Return the command line: one flag a field of `Run` and `Job`, in the groups their metadata name."""
+    """Return the command line: one flag per field of `Run` and `Job`, in the groups their metadata name."""
     from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
     class Help(argparse.HelpFormatter):
-        """Help of one line a flag."""
+        """Help of one line per flag."""
 
         def __init__(self, prog: str):
             super().__init__(prog, max_help_position=29)
@@ -133,7 +133,7 @@ def sentence(text: str) -> str:
 
 
 def before_mpi() -> None:
-    """Set what must be set before MPI and torch start: one thread a rank, and MPICH's yielding where ranks outnumber cores."""
+    """Set what must be set before MPI and torch start: one thread per rank, and MPICH's yielding where ranks outnumber cores."""
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is of nested levels
     os.environ["OMP_NUM_THREADS"] = threads if threads.isdigit() and int(threads) else "1"
     # MPICH's pipelined ring is 50 times slower on shared cores
@@ -210,8 +210,8 @@ def summary(path: Path) -> str:
                 f"  test accuracy        {100 * test.mean():.2f} %, mean over clients of their best-validation models "
                 f"({100 * result.mean('round/test_acc')[0]:.2f} % in round 0)",
                 f"  spread over clients  {100 * test.std():.2f} points (lowest {100 * test.min():.1f} %, highest {100 * test.max():.1f} %)",
-                f"  edges                {chosen[0]} in Omega, {chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept a round",
-                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} a client and round, "
+                f"  edges                {chosen[0]} in Omega, {chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round",
+                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round, "
                 f"{received[0].mean():.1f} to build Omega",
                 "  seconds (slowest)    " + ", ".join(f"{p} {result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES),
                 f"  results              {path}",

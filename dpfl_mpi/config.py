@@ -1,4 +1,4 @@
-"""`Run` says what decides the numbers, `Job` where and how they are computed. Both frozen, one documented field a line.
+"""`Run` says what decides the numbers, `Job` where and how they are computed. Both frozen, one documented field per line.
 
 A `Run` is the key of its result: `Run(...).resolve().path("results")` is the file, on a cluster and on a laptop alike. This module
 therefore imports neither torch nor MPI, and neither do the dataset and method modules that it asks for their defaults.
@@ -56,31 +56,31 @@ class Run:
     partition_seed: int = field(None, "data", "seed of the partition (that of --seed)", low=0, high=2**32 - 1)
 
     model: str = field(None, "model", "{names}; cnn is the paper's")
-    precision: Literal["float32", "tf32", "bf16"] = field("float32", "model", "of matrix products; tf32: a GPU only")
+    precision: Literal["float32", "tf32", "bf16"] = field("float32", "model", "of matrix products; tf32 needs a GPU")
     init: Literal["kaiming", "torch"] = field("kaiming", "model", "initial weights w: fan-in gain sqrt 2, or PyTorch's")
 
     method: str = field("dpfl", "method", "{names}")
     preset: Literal["paper", "authors_code"] = field("paper", "method", "defaults from the paper or its code")
     rounds: int = field(None, "method", "communication rounds T after preprocessing", low=0)
     tau_init: int = field(None, "method", "local epochs before the first graph, tau_init", low=0)
-    tau_train: int = field(None, "method", "local epochs a round, tau_train", low=1)
+    tau_train: int = field(None, "method", "local epochs per round, tau_train", low=1)
     finetune_epochs: int = field(0, "method", "epochs of fine-tuning at the end: +FT is 2 tau_train", low=0)
 
     budget: int | str | float = field(None, "graph", "B_c, models averaged: a number, 0.1N, inf, uniform:2:20 or a file")
     budget_counts_self: bool = field(True, "graph", "B_c counts the client's own model")
     ggc_period: int = field(1, "graph", "P: choose anew every P-th round", low=1)
-    ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average as last chosen, or not")
-    ggc_repeats: int = field(1, "graph", "m: greedy searches, the best reward counts", low=1)
+    ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average over the last choice, or not")
+    ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1)
 
     reach: str | None = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
     participation: float = field(1.0, "limits", "share of the clients in a round", above=0, high=1, what="a share")
-    available: str | None = field(None, "limits", "file, 0 or 1 a client, a line a round")
+    available: str | None = field(None, "limits", "file: a line per round, 0 or 1 per client")
     flip_share: float = field(0.0, "limits", "share of clients with labels C - 1 - y", low=0, high=1, what="a share")
     flipped_run_ggc: bool = field(True, "limits", "flipped clients choose and average, too")
 
     lr: float = field(None, "optimiser", "learning rate eta", above=0)
     momentum: float = field(0.9, "optimiser", "momentum of SGD", low=0, below=1)
-    momentum_state: Literal["keep", "reset"] = field("keep", "optimiser", "momentum from round to round")
+    momentum_state: Literal["keep", "reset"] = field("keep", "optimiser", "whether momentum outlives a round")
     weight_decay: float = field(None, "optimiser", "weight decay (the paper's '1e-3 decay')", low=0)
     lr_decay: float = field(None, "optimiser", "factor on eta every 10 rounds", above=0, high=1)
     batch_size: int = field(None, "optimiser", "mini-batch size S", low=1)
@@ -89,7 +89,7 @@ class Run:
 
     tie: Literal["latest", "earliest"] = field("latest", "scoring", "which of equal rounds is the best")
     seed: int = field(42, "scoring", "seed of all draws but the partition", low=0, high=2**32 - 1)
-    on_divergence: Literal["stop", "exclude"] = field("stop", "scoring", "at a model that is not finite")
+    on_divergence: Literal["stop", "exclude"] = field("stop", "scoring", "what to do about a model that is not finite")
 
     options: dict[str, Any] = field(None, "method options", "as --options.NAME VALUE")
     # fmt: on
@@ -125,7 +125,7 @@ class Run:
             check_reach(filled["reach"], filled["clients"])
         if self.finetune_epochs and not method.finetunes:
             raise UserError(
-                f"--finetune_epochs is {self.finetune_epochs}; {self.method} is scored by more than its row, so use 0"
+                f"--finetune_epochs is {self.finetune_epochs}; {self.method} is scored by more than its model and cannot be fine-tuned; use 0"
             )
         run = Resolved(**filled, contents=contents(filled, gone))
         if run.contents.get("available") == "":
@@ -248,12 +248,12 @@ class Job:
     save_models: bool = field(False, "job", "keep every client's best model in the result")
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
-    block: int = field(0, "job", "clients a tensor program (0: 1 on a CPU, all on a GPU)", low=0)
+    block: int = field(0, "job", "clients per tensor program (0: 1 on a CPU, all on a GPU)", low=0)
     cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
     checkpoint_every: str = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never", valid=every,
                                   what="a number of rounds such as 3, a time such as 90s, 5min or 2h, or never")
-    grace: float = field(25.0, "job", "seconds to live after a signal (USR1, TERM, INT)", low=0, what="a number of seconds")
+    grace: float = field(25.0, "job", "seconds that remain after USR1, TERM or INT", low=0, what="a number of seconds")
     watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, what="a number of seconds")
     quiet: bool = field(False, "job", "print nothing")
     # fmt: on

@@ -1,6 +1,6 @@
 """Show a run before it is trained: the partition, the plan, and whether it can run. `python -m dpfl_mpi.describe` takes a run's own flags.
 
-Runs in one process, without mpirun: `--ranks 8 --nodes 2` says what for. `--save PATH` writes the partition as JSON, which
+Runs in one process, without mpirun: `--ranks 8 --nodes 2` says which job is planned. `--save PATH` writes the partition as JSON, which
 `--partition file:PATH` and any other framework can read; `--plot FILE` draws it.
 
 Axes: N clients in all, K on a rank, D parameters, C classes.
@@ -119,7 +119,7 @@ def about(run: Run, source: Source, partition: Partition, seconds: float) -> str
 
 
 def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) -> str:
-    """Return clients by classes: a column a class where there are few, else the largest classes by name."""
+    """Return clients by classes: one column per class where there are few, else the largest classes by name."""
     names, few = source.class_names, source.classes <= 12
     sizes = {part: partition.sizes(part) for part in PARTS}
     width = [max(5, len(name)) for name in names] if few else []
@@ -145,7 +145,7 @@ def plan_text(run: Run, plan: Needs) -> str:
     ranks = len(plan.clients)
     work = plan.steps / max(plan.steps.mean(), 1)
     lines = [
-        f"plan       {ranks} ranks on {plan.node.max() + 1} node(s), {run.method}, {run.rounds} rounds, {plan.parameters} parameters a model, "
+        f"plan       {ranks} ranks on {plan.node.max() + 1} node(s), {run.method}, {run.rounds} rounds, {plan.parameters} parameters per model, "
         f"B_c = {run.budget}"
     ]
     shown = range(ranks) if ranks <= 16 else [*range(8), *range(ranks - 4, ranks)]
@@ -172,11 +172,11 @@ def plan_text(run: Run, plan: Needs) -> str:
         f"           this machine can give {megabytes(total)} ({what}), to windows {megabytes(shared)} ({where})"
     )
     lines.append(
-        f"models     at most {plan.received[0]} received in preprocessing and {plan.received[1]} a round, of {4 * plan.parameters} bytes: "
+        f"models     at most {plan.received[0]} received in preprocessing and {plan.received[1]} per round, of {4 * plan.parameters} bytes: "
         f"{megabytes(plan.received[0] * 4 * plan.parameters)} and {megabytes(plan.received[1] * 4 * plan.parameters)}"
     )
     lines.append(
-        f"bytes      MPI moves at most {megabytes(plan.wire[0])} in preprocessing and {megabytes(plan.wire[1])} a round"
+        f"bytes      MPI moves at most {megabytes(plan.wire[0])} in preprocessing and {megabytes(plan.wire[1])} per round"
         + (f", in {plan.passes} passes of the window" if plan.passes > 1 else "")
     )
     lines.append(
@@ -191,12 +191,12 @@ def estimate(run: Run, plan: Needs, cost: Cost) -> str:
     took = {name: duration(value) for name, value in seconds.items()}
     every = sum(seconds.values())
     crowd = crowding(plan)
-    note = f", {crowd:.1f} ranks a core" if crowd > 1 else ""
+    note = f", {crowd:.1f} ranks per core" if crowd > 1 else ""
     return (
         f"time       {duration(every - seconds['choose'])} without choosing, at most {duration(every)} with it: "
         f"train {took['train']}, evaluate {took['evaluate']}, choose up to {took['choose']}, exchange {took['exchange']} (slowest rank)\n"
-        f"           measured here on one core: {1e3 * cost.step:.2f} ms a step, {1e6 * cost.image:.0f} us an image scored, "
-        f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model a client, no GPU"
+        f"           measured here on one core: {1e3 * cost.step:.2f} ms per step, {1e6 * cost.image:.0f} us per image scored, "
+        f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model per client, no GPU"
     )
 
 

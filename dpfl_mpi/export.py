@@ -1,8 +1,8 @@
 """Results in other tools' formats: `python -m dpfl_mpi.export RESULT... --format csv|pfllib`.
 
-csv: one long table, a row a client, round and set: `client_id,round,set,loss,accuracy`; accuracy from 0 to 1, empty where it is not recorded;
+csv: one long table, one row per client, round and set: `client_id,round,set,loss,accuracy`; accuracy from 0 to 1, empty where it is not recorded;
 with several results a first column `run` names them.
-pfllib: the HDF5 layout that users of PFLlib plot from, a file a result: `rs_test_acc` [T+1] (test accuracy, 0 to 1), `rs_train_loss` [T+1] and
+pfllib: the HDF5 layout that users of PFLlib plot from, one file per result: `rs_test_acc` [T+1] (test accuracy, 0 to 1), `rs_train_loss` [T+1] and
 `rs_test_auc` (empty: not computed); as there, rounds are weighted means over clients by their number of test and training samples.
 """
 

@@ -1,7 +1,7 @@
 """Stage a data set once: `python -m dpfl_mpi.prepare cifar10` writes one checked HDF5 file that every run then reads.
 
 Layout: `/train/images` uint8 [M,H,W,C], `/train/labels` [M] and, for data with clients of their own, `/train/clients` int32 [M]; the same
-under `/test`; `/client_names`. Attributes: format, dataset, class_names, mean, std (a channel, of pixels scaled to 0..1), note, options,
+under `/test`; `/client_names`. Attributes: format, dataset, class_names, mean, std (per channel, of pixels scaled to 0..1), note, options,
 source (what it was made from) and sha256 of the content.
 """
 

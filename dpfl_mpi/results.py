@@ -1,4 +1,4 @@
-"""The results file: one HDF5 a Run. `Recorder` writes it on root, `Result` reads it, finished or running.
+"""The results file: one HDF5 file per Run. `Recorder` writes it on root, `Result` reads it, finished or running.
 
 Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens.
 
@@ -6,7 +6,7 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
 
     / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema, state running|finished|stopped, dataset, partition, method, budget, seed,
                          rounds_done, test_acc (mean over clients of /best/test_acc)
-    /meta/starts         one row of JSON a start: time, hosts, ranks, devices, CPU, versions, commit
+    /meta/starts         one row of JSON per start: time, hosts, ranks, devices, CPU, versions, commit
     /meta attrs          numerics, data_sha256, partition_sha256, parameters (D)
     /round/number        [T+1]
     /round/{epochs,gradient_steps}                                      [T+1] local epochs of a client, gradient steps of all, so far
@@ -66,7 +66,7 @@ def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenat
 
 
 class Recorder:
-    """Writes the results file, on root only. Every time axis grows by one row a round."""
+    """Writes the results file, on root only. Every time axis grows by one row per round."""
 
     def __init__(
         self, path: Path, run: Run, meta: Mapping[str, Any], start: Mapping[str, Any], snapshot: Path | None = None
@@ -298,7 +298,7 @@ class Result:
         return {n: row[end - int(np.prod(s)) : end].reshape(s) for n, s, end in zip(names, shapes, ends, strict=True)}
 
     def starts(self) -> list[dict[str, Any]]:
-        """Return one description a start of the run: time, hosts, ranks, devices, CPU, versions."""
+        """Return one description per start of the run: time, hosts, ranks, devices, CPU, versions."""
         return [json.loads(text) for text in self.file["meta/starts"].asstr()[:]]
 
     def close(self) -> None:

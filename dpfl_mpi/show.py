@@ -25,7 +25,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def settings(run: Run) -> str:
-    """Return the settings of a run, a line a group of the command line."""
+    """Return the settings of a run, one line per group of the command line."""
     groups: dict[str, list[str]] = {}
     for f in fields(run):
         value = getattr(run, f.name)

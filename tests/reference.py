@@ -1,4 +1,4 @@
-"""Algorithms 1, 2 and 3 line by line in plain Python: a loop over clients, one nn.Module and one torch.optim.SGD a client.
+"""Algorithms 1, 2 and 3 line by line in plain Python: a loop over clients, one nn.Module and one torch.optim.SGD per client.
 
 Nothing of dpfl_mpi is used but the keyed random streams (so that batches, candidate orders and coins are the same) and the
 partition. Sets are Python sets of client numbers, k included, as the paper writes them; a model is a float64 vector.
@@ -134,7 +134,7 @@ class DPFL:
         self.period, self.off_rounds = period, off_rounds
         self.modules = [copy.deepcopy(module) for _ in range(self.N)]
         self.scratch = copy.deepcopy(module)
-        # Paper: it does not say what happens to momentum between rounds; one optimiser a client for the whole run
+        # Paper: it does not say what happens to momentum between rounds; one optimiser per client for the whole run
         self.optimisers = [
             torch.optim.SGD(m.parameters(), lr, momentum=momentum, weight_decay=weight_decay) for m in self.modules
         ]

@@ -31,7 +31,7 @@ def test_staged(source):
 
 @pytest.mark.parametrize("seed", [32, 42, 52])
 def test_pathological(source, seed):
-    """Patho(3) over 100 clients: at least 10 images a class held, sizes as simulated (minimum 67 to 88, mean 500)."""
+    """Patho(3) over 100 clients: at least 10 images per class held, sizes as simulated (minimum 67 to 88, mean 500)."""
     dealt = make(Run(dataset="cifar10", seed=seed).resolve(), source.labels, 10)
     sizes = dealt.class_counts.sum(1)
     assert ((dealt.class_counts > 0).sum(1) == 3).all()
@@ -43,7 +43,7 @@ def test_pathological(source, seed):
 
 
 def test_dirichlet(source):
-    """Dir(0.1) over 100 clients: at least 20 images, about 4.2 classes a client, the cap overshot."""
+    """Dir(0.1) over 100 clients: at least 20 images, about 4.2 classes per client, the cap overshot."""
     dealt = make(Run(dataset="cifar10", partition="dirichlet", dirichlet_alpha=0.1).resolve(), source.labels, 10)
     sizes = dealt.class_counts.sum(1)
     assert 20 <= sizes.min() <= 60 and sizes.sum() == 50_000 and 1200 <= sizes.max() <= 2800

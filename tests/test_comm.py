@@ -64,7 +64,7 @@ def cast(n, ranks, density, seed):
 @settings(deadline=None)
 @given(st.integers(1, 15), st.integers(1, 6), st.floats(0, 1), st.integers(0, 1000))
 def test_route(n, ranks, density, seed):
-    """One slot a sender and rank, however many clients there want it; nothing inside a rank; both ends agree."""
+    """One slot per sender and rank, however many clients there want it; nothing inside a rank; both ends agree."""
     graph, owner, row, _ = cast(n, ranks, density, seed)
     routes = [route(graph, owner, row, r, ranks) for r in range(ranks)]
     sent = {}

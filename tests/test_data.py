@@ -176,11 +176,11 @@ def edited(tmp_path, edit):
 @pytest.mark.parametrize(
     ("edit", "text"),
     [
-        (lambda d: "{", "is no partition"),
-        (lambda d: "[]", "is no partition"),
-        (lambda d: d["clients"][1].pop("val"), "is no partition"),
-        (lambda d: d["clients"][1].update(val=["a"]), "is no partition"),
-        (lambda d: d["clients"][1].update(val=[1.5]), "is no partition"),
+        (lambda d: "{", "is not a partition"),
+        (lambda d: "[]", "is not a partition"),
+        (lambda d: d["clients"][1].pop("val"), "is not a partition"),
+        (lambda d: d["clients"][1].update(val=["a"]), "is not a partition"),
+        (lambda d: d["clients"][1].update(val=[1.5]), "is not a partition"),
         (lambda d: d.update(clients=[], p=[]), "holds no client"),
         (lambda d: d["clients"][1].update(test=[]), "gives client 1 no test sample"),
         (lambda d: d["clients"][1].update(test=[3000]), "gives client 1 the test sample 3000; allowed are 0 to 2999"),
@@ -189,7 +189,7 @@ def edited(tmp_path, edit):
         (lambda d: d["clients"][2].update(test=d["clients"][2]["train"][:1]), "a sample in both train and test"),
         (lambda d: d.update(data_sha256="0" * 64), "was made for other data"),
         (lambda d: d.update(p=[0.5, 0.5, 0]), "p that is not positive"),
-        (lambda d: d.update(p=[1.0]), "is no partition"),
+        (lambda d: d.update(p=[1.0]), "is not a partition"),
     ],
 )
 def test_malformed_partition_file(tmp_path, edit, text):

@@ -42,8 +42,8 @@ def test_partition_and_plan(capsys):
         assert re.search(
             rf"rank {rank} .*: {' '.join(map(str, sorted(ids_of(owner, dealt.sizes('train'), rank))[:12]))}", text
         )
-    assert "at most 1984 received in preprocessing and 224 a round" in text
-    assert re.search(r"time +[\d.]+ s without choosing", text) and "ms a step" in text
+    assert "at most 1984 received in preprocessing and 224 per round" in text
+    assert re.search(r"time +[\d.]+ s without choosing", text) and "ms per step" in text
 
 
 def test_plan_is_what_the_run_does(tmp_path):

@@ -1,4 +1,4 @@
-"""Rows against plain PyTorch: one nn.Module and one torch.optim.SGD a client."""
+"""Rows against plain PyTorch: one nn.Module and one torch.optim.SGD per client."""
 
 import copy
 import math

@@ -305,7 +305,7 @@ def test_prepare_refuses_in_one_sentence(tmp_path, capfd):
     (tmp_path / "empty").mkdir()
     for source, words in (
         (tmp_path / "no", "no such file"),
-        (tmp_path / "a.tar.gz", "truncated or no tar or zip archive"),
+        (tmp_path / "a.tar.gz", "truncated or not a tar or zip archive"),
         (tmp_path / "empty", "train holds no image"),
     ):
         assert prepare.main(["cifar10", "--source", str(source), "--out", str(tmp_path / "x.h5")]) == 2

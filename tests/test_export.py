@@ -49,7 +49,7 @@ def test_pfllib_layout_is_weighted_by_samples(tmp_path):
         assert set(file) == {"rs_test_acc", "rs_test_auc", "rs_train_loss"}
         assert file["rs_test_acc"][:] == pytest.approx(
             [0.75, 0.85, 0.95]
-        )  # .8 a quarter, 1.0 three quarters, less .1 a round
+        )  # .8 a quarter, 1.0 three quarters, less .1 per round
         assert file["rs_train_loss"][:] == pytest.approx([0.5, 0.4, 0.3])
 
 

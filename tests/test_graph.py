@@ -200,7 +200,7 @@ def test_a_client_of_budget_one_evaluates_nothing(fed):
 
 
 def test_two_evaluations_a_candidate(fed):
-    """R(X) and R(Y) are carried over: 2 to start with and 2 a candidate, one case counted a candidate."""
+    """R(X) and R(Y) are carried over: 2 to start with and 2 per candidate, one case counted per candidate."""
     start(fed, 0, N - 1)
     w, _ = rows_of(fed, 0)
     fed.bggc(w)

@@ -1,4 +1,4 @@
-"""The paper's other experiments and its limitations lifted: budgets a client, reach, participation, label flip, fine-tuning, the motivating example."""
+"""The paper's other experiments and its limitations lifted: budgets per client, reach, participation, label flip, fine-tuning, the motivating example."""
 
 import contextlib
 import dataclasses
@@ -92,7 +92,7 @@ def test_files_count_by_content(tmp_path):
         ({"available": "/nowhere"}, "there is no such file"),
         ({"flip_share": -0.1}, "allowed is a share from 0 to 1"),
         ({"finetune_epochs": -1}, "allowed is a whole number of at least 0"),
-        ({"method": "knnper", "finetune_epochs": 2}, "knnper is scored by more than its row"),
+        ({"method": "knnper", "finetune_epochs": 2}, "knnper is scored by more than its model"),
     ],
 )
 def test_mistakes_are_sentences(fields, sentence):
@@ -109,7 +109,7 @@ def test_mistakes_are_sentences(fields, sentence):
         ("reach", "0 1 2", "lines of two client numbers from 0 to 8"),
         ("reach", "0 9", "lines of two client numbers from 0 to 8"),
         ("available", "1 1 1", "at least 2 lines"),
-        ("available", ("1 " * N + "\n") + ("0 " * N), "in round 2 no client is there"),
+        ("available", ("1 " * N + "\n") + ("0 " * N), "round 2 has no client"),
         ("available", "2 " * N + "\n" + "1 " * N, "zeros or ones"),
     ],
 )
@@ -120,7 +120,7 @@ def test_bad_files_are_sentences(name, text, sentence, tmp_path):
             run(**{name: str(tmp_path / "file")})
         )
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(UserError, match="no readable text file"):
+    with pytest.raises(UserError, match="not a readable text file"):
         limits.read(str(tmp_path / "file"), name)
 
 

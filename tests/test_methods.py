@@ -52,7 +52,7 @@ def clone(state):
 
 
 class Twin:
-    """Four clients in plain PyTorch: data, modules and optimisers a client and name."""
+    """Four clients in plain PyTorch: data, modules and optimisers per client and name."""
 
     def __init__(self, fed):
         self.run, self.p, self.optimisers = fed.run, fed.p, {}

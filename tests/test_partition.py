@@ -51,7 +51,7 @@ def test_every_sample_once(fields, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pathological_minimum_and_classes(seed):
-    """Three classes a client, at least 5 samples of each; a class's holders differ in number (no balancing)."""
+    """Three classes per client, at least 5 samples of each; a class's holders differ in number (no balancing)."""
     dealt = make(run(**PATHO | {"partition_seed": seed}), labels(), CLASSES)
     assert ((dealt.class_counts > 0).sum(1) == 3).all()
     assert dealt.class_counts[dealt.class_counts > 0].min() >= 5
@@ -60,7 +60,7 @@ def test_pathological_minimum_and_classes(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_dirichlet_minimum_and_cap(seed):
-    """At least 10 samples a client; a client that held its mean share (100) before a class gets nothing of that class."""
+    """At least 10 samples per client; a client that held its mean share (100) before a class gets nothing of that class."""
     dealt = make(run(**DIR | {"partition_seed": seed}), labels(), CLASSES)
     assert dealt.class_counts.sum(1).min() >= 10
     before = np.cumsum(dealt.class_counts, 1) - dealt.class_counts

@@ -267,7 +267,7 @@ def test_what_cannot_be_downloaded_says_how_to_get_it(tmp_path):
 def test_truncated_archive(tmp_path, mode, share):
     whole = tar(tmp_path / "whole", images(("train", "valid", "test"), NAMES, each=1), mode).read_bytes()
     (tmp_path / "cut").write_bytes(whole[: int(len(whole) * share)])
-    refused(tmp_path, "cinic10", tmp_path / "cut", "truncated or no tar or zip archive")
+    refused(tmp_path, "cinic10", tmp_path / "cut", "truncated or not a tar or zip archive")
 
 
 def test_tar_cut_between_two_files(tmp_path):
@@ -359,7 +359,7 @@ def changed(edit, name="train/b.json"):
     [
         (lambda d: d["user_data"].pop("f02"), "f02 is in one of users and user_data only"),
         (lambda d: d["users"].remove("f02"), "f02 is in one of users and user_data only"),
-        (lambda d: d.pop("users"), "no LEAF shard"),
+        (lambda d: d.pop("users"), "not a LEAF shard"),
         (lambda d: d["user_data"]["f02"].pop("y"), "writer f02 has no lists of numbers x and y"),
         (lambda d: d["user_data"]["f02"]["x"][3].pop(), "writer f02 has an image of 783 values; allowed are 784"),
         (lambda d: d["user_data"]["f02"]["y"].__setitem__(3, 62), "writer f02 has the label 62; allowed are 0 to 61"),
@@ -379,7 +379,7 @@ def test_malformed_shards(tmp_path, edit, text):
 def test_truncated_and_missing_shards(tmp_path):
     files = leaf()
     short = files | {"train/a.json": files["train/a.json"][:-50]}
-    refused(tmp_path, "femnist", folder(tmp_path / "a", short), "truncated or no LEAF shard")
+    refused(tmp_path, "femnist", folder(tmp_path / "a", short), "truncated or not a LEAF shard")
     only = {k: v for k, v in files.items() if k.startswith("train")}
     refused(tmp_path, "femnist", folder(tmp_path / "b", only), "holds no test/*.json")
     refused(tmp_path, "femnist", folder(tmp_path / "c", files), "no writer has 1000 images", min_samples=1000)
@@ -405,7 +405,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
     ("fields", "text"),
     [
         ({"y": None}, "x and y are needed"),
-        ({"y": np.arange(9)}, "one number or name a sample is needed, (10,)"),
+        ({"y": np.arange(9)}, "one number or name per sample is needed, (10,)"),
         ({"y": np.arange(10) - 1}, "whole numbers from 0"),
         ({"y": np.arange(10) / 2}, "one number or name"),
         ({"x": np.full((10, 4), 2.0)}, "goes from 2 to 2; allowed are finite floats in 0..1"),

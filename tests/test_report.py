@@ -51,7 +51,7 @@ def test_the_numbers_in_the_page(html):
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
     assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"]["test accuracy, %"] == [50, 60, 70]
-    assert runs[0]["summary"]["models received a client"] == 3.8  # 10 + 2 + 3 over four clients, rounded
+    assert runs[0]["summary"]["models received per client"] == 3.8  # 10 + 2 + 3 over four clients, rounded
     assert runs[1]["edges"] == [] and runs[1]["positions"] == []
 
 

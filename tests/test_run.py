@@ -99,12 +99,12 @@ def test_the_answer_does_not_know_the_ranks(ranks, one_rank, tmp_path, digits_fi
     if ranks == 3:
         with Result(tmp_path / "inf.h5") as narrow, Result(tmp_path / "wide.h5") as wide:
             assert Result.same_numbers(narrow, wide)
-        # in passes a sender that several clients of a rank want is sent once a pass: so there were passes
+        # in passes a sender that several clients of a rank want is sent once per pass: so there were passes
         assert bytes_put(tmp_path / "inf.h5") > bytes_put(tmp_path / "wide.h5")
 
 
 def test_the_command(tmp_path, digits_file):
-    """`python -m dpfl_mpi` on two ranks: a line a round, a summary, one file under the name of the Run; then nothing to do."""
+    """`python -m dpfl_mpi` on two ranks: one line per round, a summary, one file under the name of the Run; then nothing to do."""
     done = mpirun(2, "-m", "dpfl_mpi", *to_flags(BASE | {"data": digits_file}), "--results", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

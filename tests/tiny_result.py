@@ -13,7 +13,7 @@ GRAPHS = (  # senders of receiver 0, 1, 2, 3
     [[2], [], [0], []],  # round 1: 2 edges, both ways
     [[1, 2], [], [0], []],  # round 2: 3 edges, one (1 to 0) without its reverse
 )
-CASES = ((3, 6, 2, 1), (2, 2, 1, 0), (2, 1, 2, 0))  # of all clients, a round
+CASES = ((3, 6, 2, 1), (2, 2, 1, 0), (2, 1, 2, 0))  # of all clients, per round
 BEST = {  # test accuracy of the best models, by method and seed
     ("dpfl", 42): (0.8, 0.6, 1.0, 0.4),
     ("dpfl", 52): (0.9, 0.7, 0.9, 0.5),
@@ -93,7 +93,7 @@ def empty(path, run):
 
 
 def save_models(path, values):
-    """Add saved models of one layer `w` [2, 2] and one `b` [1] a client to a result."""
+    """Add saved models of one layer `w` [2, 2] and one `b` [1] per client to a result."""
     import h5py
 
     with h5py.File(path, "a") as file:

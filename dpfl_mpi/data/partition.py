@@ -86,7 +86,7 @@ class Partition:
 
 
 def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
-    """Return the partition of these samples a part and client; `w` `[N]` is proportional to p."""
+    """Return the partition of these samples per part and client; `w` `[N]` is proportional to p."""
     return Partition(
         indptr={name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()},
         indices={name: np.concatenate(part).astype(np.int64) for name, part in parts.items()},

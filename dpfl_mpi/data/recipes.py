@@ -42,7 +42,7 @@ def make(
     y = labels["train"]
     if run.clients > len(y) // 2:
         raise UserError(
-            f"--clients is {run.clients}; {len(y)} training samples allow at most {len(y) // 2} (two a client: one to train, one to validate)"
+            f"--clients is {run.clients}; {len(y)} training samples allow at most {len(y) // 2} (two per client: one to train, one to validate)"
         )
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []

@@ -28,7 +28,7 @@ class Arrays:
     test_images: np.ndarray
     test_labels: np.ndarray
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]  # of pixels scaled to 0..1, a channel
+    mean: tuple[float, ...]  # of pixels scaled to 0..1, per channel
     std: tuple[float, ...]
     train_clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
@@ -130,7 +130,7 @@ def in_file(path: Path, name: str) -> Source:
                 note=str(file.attrs.get("note", "")),
             )
     except (OSError, KeyError, RuntimeError):
-        raise UserError(f"--data is {path}, which is truncated or no HDF5 file: {again}") from None
+        raise UserError(f"--data is {path}, which is truncated or not an HDF5 file: {again}") from None
 
 
 def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:

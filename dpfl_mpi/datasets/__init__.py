@@ -1,4 +1,4 @@
-"""One file a data set, found by its name.
+"""One file per data set, found by its name.
 
 Each module says: `PAPER` (the paper's settings: defaults of `Run`), `AUTHORS_CODE` (where the authors' published code differs), `DATA` (the
 prepared file, or None where nothing needs preparing), and either `load()` (data that needs no file) or `read(source, **options)`, which

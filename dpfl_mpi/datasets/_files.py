@@ -56,7 +56,7 @@ def unbroken(source: Path, read: Callable[[], bytes]) -> bytes:
 
 def broken(source: Path) -> UserError:
     """Return the error for an archive that cannot be read to its end."""
-    return UserError(f"{source} is truncated or no tar or zip archive; download it again")
+    return UserError(f"{source} is truncated or not a tar or zip archive; download it again")
 
 
 def in_tar(source: Path, largest: int) -> Iterator[Entry]:
@@ -212,7 +212,7 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
 
 
 def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation a channel of uint8 images, in pixels scaled to 0..1."""
+    """Return mean and standard deviation per channel of uint8 images, in pixels scaled to 0..1."""
     channels = range(images.shape[-1])
     counts = [np.bincount(images[..., c].reshape(-1), minlength=256) for c in channels]  # exact, and no float copy
     values = np.arange(256) / 255

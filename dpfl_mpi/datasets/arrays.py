@@ -80,7 +80,7 @@ def unpack(source: Path) -> dict[str, np.ndarray]:
             raise UserError(
                 f"{source} holds pickled objects, which are never read; save plain numbers and strings"
             ) from None
-        raise UserError(f"{source} is no readable npz file: {error}") from None
+        raise UserError(f"{source} is not a readable npz file: {error}") from None
     except MemoryError:
         raise UserError(f"{source} is larger than this machine's memory (allowed are {TOTAL >> 30} GiB)") from None
     except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError):
@@ -110,10 +110,10 @@ def whole(source: Path, name: str, y: np.ndarray, length: int) -> np.ndarray:
 
 
 def aligned(source: Path, name: str, values: np.ndarray, length: int) -> np.ndarray:
-    """Return the array, which must have one value a sample."""
+    """Return the array, which must have one value per sample."""
     if values.shape != (length,) or values.dtype.kind not in "iubUS":
         raise UserError(
-            f"{source}: {name} is {values.dtype} of {values.shape}; one number or name a sample is needed, ({length},)"
+            f"{source}: {name} is {values.dtype} of {values.shape}; one number or name per sample is needed, ({length},)"
         )
     return values
 

@@ -13,7 +13,7 @@ from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 from dpfl_mpi.datasets.cifar10 import PIXELS, binaries, records
 from dpfl_mpi.errors import UserError
 
-# not in the paper: with 100 classes of 500 images, ten classes a client leave about ten holders of fifty images each
+# not in the paper: with 100 classes of 500 images, ten classes per client leave about ten holders of fifty images each
 PAPER = CIFAR10 | {"classes_per_client": 10, "min_per_class": 2}
 DATA = "data/cifar100.h5"
 SOURCE = "cifar-100-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"

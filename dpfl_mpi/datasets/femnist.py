@@ -1,7 +1,7 @@
-"""FEMNIST (LEAF; Caldas et al. 2018): handwritten characters of 28x28, grey, one writer one client.
+"""FEMNIST (LEAF; Caldas et al. 2018): handwritten characters of 28x28, grey; each writer is a client.
 
 `prepare` reads LEAF's json shards, or NIST's own folders `by_class`. Two partitions are the paper's, see `partition.natural` (its text:
-each writer a client) and `partition.fedrep` (where its numbers most likely come from; wants ten classes: `prepare femnist --classes a-j`).
+each writer is a client) and `partition.fedrep` (where its numbers most likely come from; wants ten classes: `prepare femnist --classes a-j`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Options:
 
 
 def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
-    """Return FEMNIST from LEAF's json shards (each writer a client, LEAF's own train and test split) or from NIST's by_class.
+    """Return FEMNIST from LEAF's json shards (each writer is a client; LEAF's own train and test split) or from NIST's by_class.
 
     LEAF lists an image of nearly each writer twice; the second one is dropped.
 
@@ -83,9 +83,9 @@ def shard(where: str, text: bytes) -> list[tuple[str, np.ndarray, np.ndarray]]:
         data = json.loads(text)
         users, counts, user_data = data["users"], data["num_samples"], data["user_data"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{where} is truncated or no LEAF shard (users, num_samples, user_data)") from None
+        raise UserError(f"{where} is truncated or not a LEAF shard (users, num_samples, user_data)") from None
     if not (isinstance(users, list) and isinstance(counts, list) and isinstance(user_data, dict)):
-        raise UserError(f"{where} is no LEAF shard: users and num_samples must be lists, user_data an object")
+        raise UserError(f"{where} is not a LEAF shard: users and num_samples must be lists, user_data an object")
     if len(users) != len(counts) or set(map(str, users)) != set(user_data):
         odd = sorted(set(map(str, users)) ^ set(user_data))
         what = f"{odd[0]} is in one of users and user_data only" if odd else "users and num_samples differ in length"
@@ -212,5 +212,5 @@ def from_nist(source: Path, classes: str, min_samples: int) -> Arrays:
     return Arrays(
         images, np.array(list(take.values()), np.int64), np.empty((0, 28, 28, 1), np.uint8), np.empty(0, np.int64),
         tuple(SYMBOLS[c] for c in CHOICES[classes]), (0.0,), (1.0,),
-        note=f"NIST special database 19, by_class, classes {classes}, at most {A_CLASS} images a class",
+        note=f"NIST special database 19, by_class, classes {classes}, at most {A_CLASS} images per class",
     )  # fmt: skip

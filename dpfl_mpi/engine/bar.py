@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a progress bar on a terminal, one plain line a round in a log."""
+"""What a run shows while it goes on: a progress bar on a terminal, one plain line per round in a log."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run will need: arrays have one value a rank."""
+    """What a run will need: arrays have one value per rank."""
 
     owner: np.ndarray  # rank of every client [N]
     clients: np.ndarray
@@ -103,7 +103,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     server = find("method", run.method).topology == "server"  # models go down from it and up again
     every = n * (n - 1)
     received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
-    first = 2 * (n - 1) + 2 if graph else 0  # R of two models a candidate, and of the two that the search starts from
+    first = 2 * (n - 1) + 2 if graph else 0  # R of two models per candidate, and of the two that the search starts from
     later = 2 * run.others + 2 if graph else 0
     repeats = run.ggc_repeats
     # a row may come to a rank again in another phase, for another client

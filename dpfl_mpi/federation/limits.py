@@ -1,6 +1,6 @@
 """What limits a client: its budget, whom it can reach, when it takes part, and whose labels are flipped.
 
-The paper gives every client one budget, lets everyone reach everyone and all take part; these are its named limitations, lifted. All draws
+The paper gives every client the same budget, lets everyone reach everyone and all take part; here these limitations are lifted. All draws
 come from keyed streams of the Run's seed, so every rank draws the same without talking.
 
 Axes: N clients, T rounds.
@@ -25,7 +25,7 @@ from dpfl_mpi.settings.files import is_file
 class Limits:
     """The limits of a Run's clients."""
 
-    others: np.ndarray  # int64 [N]: B_c - 1, how many other clients' models a client may receive for one average
+    others: np.ndarray  # int64 [N]: B_c - 1, how many other clients' models per client may receive for one average
     reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
     flipped: np.ndarray  # bool [N]: who holds flipped labels
@@ -75,7 +75,7 @@ def others(run: Run) -> np.ndarray:
         words = read(kind, "budget").split()
         if len(words) != n or not all(w == "inf" or (w.isdecimal() and int(w) >= 1) for w in words):
             raise UserError(
-                f"--budget is {kind}, which must hold {n} numbers, one a client: whole and at least 1, or inf"
+                f"--budget is {kind}, which must hold {n} numbers, one per client: whole and at least 1, or inf"
             )
         b_c = np.array([n + 1 if w == "inf" else int(w) for w in words])
     elif kind.startswith("uniform:"):
@@ -149,7 +149,7 @@ def availability(run: Run) -> np.ndarray:
     empty = np.flatnonzero(table[:t].sum(1) == 0)
     if len(empty):
         raise UserError(
-            f"--available is {run.available}; in round {empty[0] + 1} no client is there, at least one must be"
+            f"--available is {run.available}; round {empty[0] + 1} has no client, and at least one must be there"
         )
     return table
 
@@ -159,4 +159,4 @@ def read(path: str, flag: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"--{flag} is {path}, which is no readable text file") from None
+        raise UserError(f"--{flag} is {path}, which is not a readable text file") from None

@@ -101,7 +101,7 @@ class MailRoom:
         return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return the route of all of a graph, and where it is wider than some rank's window, how many models a client gets in a pass.
+        """Return the route of all of a graph, and where it is wider than some rank's window, how many models per client gets in a pass.
 
         Raises:
             UserError: on every rank; not even one.

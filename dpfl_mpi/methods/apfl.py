@@ -32,7 +32,9 @@ class Options:
     """Options of APFL."""
 
     alpha: float = option(0.5, "alpha, the weight of the personal model in the mixture, from 0 to 1", low=0, high=1)
-    adaptive: bool = option(False, "let every client learn its alpha, by the derivative of f(mixture), a step a batch")
+    adaptive: bool = option(
+        False, "let every client learn its alpha, by the derivative of f(mixture), one step per batch"
+    )
 
 
 def init(fed: Federation) -> State:

@@ -17,10 +17,11 @@ METHOD = Method(
     citation="""@inproceedings{kharrat2025dpfl,
   title = {{DPFL}: Decentralized Personalized Federated Learning},
   author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
-  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  booktitle = {Proceedings of The 28th International Conference on Artificial Intelligence and Statistics (AISTATS)},
   series = {Proceedings of Machine Learning Research},
   volume = {258},
   pages = {5086--5094},
+  publisher = {PMLR},
   year = {2025},
   note = {arXiv:2406.06520}
 }""",

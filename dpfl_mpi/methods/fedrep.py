@@ -39,7 +39,7 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row: the base, and a head a client (as whole rows, of which only the head counts)."""
+    """Return the common initial row: the base, and one head per client (as whole rows, of which only the head counts)."""
     if not 0 <= fed.options["base_epochs"] <= fed.run.tau_train:
         raise UserError(
             f"--options.base_epochs is {fed.options['base_epochs']}; allowed is 0 to tau_train, {fed.run.tau_train}"

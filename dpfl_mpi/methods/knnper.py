@@ -60,7 +60,7 @@ def mixture(fed: Federation) -> Predict:
     k, share, most = (fed.options[name] for name in ("k", "interpolation", "memory"))
     held: dict[
         int, list[tuple[Any, Any]]
-    ] = {}  # of the block being scored: representations [M, F] and labels [M] a client
+    ] = {}  # of the block being scored: representations [M, F] and labels [M] per client
 
     def predict(rows, w_kW, x_kSHWC):
         log_p = fed.ensemble.logits(fed.ensemble.ready(w_kW), fed.ensemble.prepare(x_kSHWC)).log_softmax(2)

@@ -4,7 +4,7 @@ A 5x5 convolution followed by a 2x2 max-pool reads, for each *pooled* pixel, one
 convolution outputs ("phases") that the pool compares are four shifts of the 5x5 filter inside that window. So convolution and pool are
 one matrix product with 4*O rows (each filter four times, shifted and zero-padded) and an elementwise maximum over the phases.
 
-Compared with unfolding at stride 1 this does 44 % more arithmetic on a matrix of 36 instead of 4 * 25 columns a pooled pixel and a
+Compared with unfolding at stride 1 this does 44 % more arithmetic on a matrix of 36 instead of 4 * 25 columns per pooled pixel and a
 product four times as wide: with 6 and 16 channels the narrow products, not the arithmetic, are what costs on CPU and GPU alike.
 ReLU and max-pool commute, so ReLU is applied after the pool, to a quarter of the values.
 

@@ -12,7 +12,7 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.storage.files import sha256
 
 FILES = ("data", "partition", "budget", "reach", "available")  # fields that may name one
-NO_PARTITION = 'is no partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
+NO_PARTITION = 'is not a partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
 
 
 def is_file(value: Any) -> bool:

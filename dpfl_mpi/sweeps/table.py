@@ -1,4 +1,4 @@
-"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line a change, and all at the end."""
+"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line per change, and all at the end."""
 
 from __future__ import annotations
 
