@@ -91,7 +91,7 @@ typedef uint32_t U __attribute__((vector_size(FORM / 8)));
 #if FORM == 512
 #include <immintrin.h>
 typedef __mmask16 M;                                     /* yes or no for each lane: a bit */
-enum { FILTERS = 6, CHANNELS = 4, TAPS = 5, VECTORS = 4 }; /* blocks whose sums fit into 32 registers */
+enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, VECTORS = 4 }; /* blocks whose sums fit into 32 registers */
 #define FILL(x) ((F)_mm512_set1_ps(x))
 #define FMA(a, b, c) ((F)_mm512_fmadd_ps(a, b, c))       /* a * b + c */
 #define PICK(m, a, b) ((F)_mm512_mask_blend_ps(m, b, a)) /* a where m, else b */
@@ -100,7 +100,7 @@ enum { FILTERS = 6, CHANNELS = 4, TAPS = 5, VECTORS = 4 }; /* blocks whose sums 
 #elif FORM == 256
 #include <immintrin.h>
 typedef U M; /* all bits of a lane */
-enum { FILTERS = 2, CHANNELS = 2, TAPS = 2, VECTORS = 2 }; /* 16 registers */
+enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2, VECTORS = 2 }; /* 16 registers */
 #define FILL(x) ((F)_mm256_set1_ps(x))
 #define FMA(a, b, c) ((F)_mm256_fmadd_ps(a, b, c))
 #define PICK(m, a, b) ((F)_mm256_blendv_ps(b, a, (F)(m)))
@@ -108,7 +108,7 @@ enum { FILTERS = 2, CHANNELS = 2, TAPS = 2, VECTORS = 2 }; /* 16 registers */
 #define NO_NUMBER(a) ((M)_mm256_cmp_ps(a, a, _CMP_UNORD_Q))
 #else
 typedef U M;
-enum { FILTERS = 6, CHANNELS = 4, TAPS = 5, VECTORS = 4 };
+enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, VECTORS = 4 };
 #define FILL(x) ((F){(x), (x), (x), (x)})
 #ifdef __aarch64__
 #include <arm_neon.h>
@@ -309,13 +309,22 @@ INLINE void convolve(const int count, const Stage *s, const float *w, const floa
     }
 }
 
-/* y [count] = W x + b. */
+/* y [count] = W x + b, the inputs in two sums. */
 INLINE void apply(const int count, const Layer *layer, const float *w, const float *b, F *y, int last) {
-  F sum[8];
-  UNROLL for (int i = 0; i < count; i++) sum[i] = FILL(b[i]);
-  for (int32_t j = 0; j < layer->inputs; j++)
-    UNROLL for (int i = 0; i < count; i++) sum[i] = FMA(FILL(w[i * layer->inputs + j]), layer->x[j], sum[i]);
-  for (int i = 0; i < count; i++) y[i] = last ? sum[i] : relu(sum[i]);
+  const int32_t inputs = layer->inputs;
+  const F *x = layer->x;
+  F even[8], odd[8];
+  UNROLL for (int i = 0; i < count; i++) even[i] = FILL(b[i]), odd[i] = ZERO;
+  for (int32_t j = 0; j + 1 < inputs; j += 2)
+    UNROLL for (int i = 0; i < count; i++) {
+      even[i] = FMA(FILL(w[i * inputs + j]), x[j], even[i]);
+      odd[i] = FMA(FILL(w[i * inputs + j + 1]), x[j + 1], odd[i]);
+    }
+  for (int i = 0; i < count; i++) {
+    if (inputs % 2) even[i] = FMA(FILL(w[i * inputs + inputs - 1]), x[inputs - 1], even[i]);
+    even[i] += odd[i];
+    y[i] = last ? even[i] : relu(even[i]);
+  }
 }
 
 static void forward(Work *k, const float *row) {
@@ -332,7 +341,7 @@ static void forward(Work *k, const float *row) {
     const int last = i + 1 == k->layers;
     const float *w = row + layer->weights, *b = w + layer->inputs * layer->outputs;
     F *y = last ? k->logits : k->layer[i + 1].x;
-    BLOCKS(8, layer->outputs, apply(count, layer, w + at * layer->inputs, b + at, y + at, last))
+    BLOCKS(UNITS, layer->outputs, apply(count, layer, w + at * layer->inputs, b + at, y + at, last))
   }
 }
 
