@@ -1,0 +1,262 @@
+"""The CPU kernels: SGD and scores of this package's models in C, the mini-batch as the vector (models/lanes.c, which see).
+
+A `Native` describes one architecture to the library and calls it on rows of float32, whose memory it reads and writes in place, and on
+uint8 images. Each call computes what `Ensemble` and `sgd_step` do, without entering Python between the steps of a client.
+
+Axes: W row width, r rows, M images, H W C image, n images of a call, F what the head reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from dpfl_mpi import models
+from dpfl_mpi.errors import UserError
+
+LIBRARY = Path(models.__file__).with_name("_lanes.so")
+FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same bits of results
+MOST = 4  # stages, and dense layers, that the library has room for
+Array = Tensor | np.ndarray
+
+
+class _Net(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("height", "width", "channels", "stages")),
+        *(("filters", c_int32 * MOST), ("layers", c_int32), ("units", c_int32 * MOST)),
+        *((name, c_void_p) for name in ("scale", "shift")),
+    ]
+
+
+class _Images(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("pixels", "labels", "order", "crop")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("rows", "columns", "corner")),
+    ]
+
+
+class _Sgd(ctypes.Structure):
+    _fields_ = [
+        *((name, c_float) for name in ("lr", "momentum", "decay", "clip", "mu")),
+        *((name, c_void_p) for name in ("towards", "trained")),
+    ]
+
+
+_NET, _IMAGES, _SGD = POINTER(_Net), POINTER(_Images), POINTER(_Sgd)
+_CALLS: dict[str, tuple[Any, list[Any]]] = {
+    "space": (c_int64, [_NET]),
+    "gradient": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int32, c_void_p]),
+    "step": (None, [c_void_p, c_void_p, c_void_p, c_int64, _SGD]),
+    "train": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p]),
+    "score": (None, [_NET, c_void_p, c_int64, c_int32, _IMAGES, c_int64, *[c_void_p] * 5]),
+}
+
+
+@functools.cache
+def load(path: Path = LIBRARY) -> Any:
+    """Return the library.
+
+    Raises:
+        UserError: it was not built, is of another processor, or of another version of its source.
+    """
+    mend = "install again where there is a C compiler (pip install -e .)"
+    if not path.exists():
+        raise UserError(f"the CPU kernels were not built: {path} is not there; {mend}")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UserError(f"the CPU kernels cannot be loaded ({error}); {mend}") from error
+    library.source.restype = c_char_p
+    source = Path(models.__file__).with_name("lanes.c")
+    if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest() != library.source().decode():
+        raise UserError(f"the CPU kernels are of another version of lanes.c; {mend}")
+    return library
+
+
+def forms(path: Path = LIBRARY) -> list[str]:
+    """Return the forms that this processor can run and the library has, the fastest first."""
+    library = load(path)
+    return [name for name, bits in FORMS.items() if bits <= library.widest() and hasattr(library, f"train_{bits}")]
+
+
+class Images(NamedTuple):
+    """Images and labels as they are stored; made and checked by `Native.images`."""
+
+    pixels: Array  # uint8 [M, H + 2 b, W + 2 b, C], with a border of b >= 0 for crops
+    labels: Array  # int64 [M]
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """How a step is taken from a gradient, as by `numerics.ensemble.sgd_step`.
+
+    mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns.
+    """
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    clip_norm: float
+    trained: Tensor | None = None
+    towards: Tensor | None = None
+    mu: float = 0.0
+
+
+class Scores(NamedTuple):
+    """What `Native.score` returns: losses `[r, n]`, predicted classes `[r, n]`; where asked for logits `[r, n, classes]`, features `[r, n, F]`."""
+
+    losses: np.ndarray
+    predicted: np.ndarray
+    logits: np.ndarray | None
+    features: np.ndarray | None
+
+
+class Native:
+    """The kernels of one architecture in one form, with the work space of one thread."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shape: tuple[int, int, int],
+        scale: Tensor,
+        shift: Tensor,
+        form: str = "",
+        path: Path = LIBRARY,
+    ):
+        """Describe a model for images of `shape` (H, W, C), of which a byte b enters as b * scale + shift, float32 `[C]`.
+
+        Raises:
+            UserError: the library cannot be used (`load`), computes no such model, or has no such form here.
+        """
+        convolutions, layers = describe(module)
+        available = forms(path)
+        self.form = form or available[0]
+        if self.form not in available:
+            raise UserError(f"--kernels is {form}; this processor and library have {', '.join(available)}")
+        library, bits = load(path), FORMS[self.form]
+        self._call = SimpleNamespace()
+        for name, (result, arguments) in _CALLS.items():
+            call = getattr(library, f"{name}_{bits}")
+            call.restype, call.argtypes = result, arguments
+            setattr(self._call, name, call)
+        self.shape, self.classes, self.features = shape, layers[-1].out_features, layers[-1].in_features
+        self.width = -(-sum(p.numel() for p in module.parameters()) // 16) * 16
+        self._constants = scale.cpu().contiguous(), shift.cpu().contiguous()
+        self._net = _Net(
+            *shape,
+            len(convolutions),
+            (c_int32 * MOST)(*(c.out_channels for c in convolutions)),
+            len(layers),
+            (c_int32 * MOST)(*(f.out_features for f in layers)),
+            *(_address(t, "float32", (shape[2],)) for t in self._constants),
+        )
+        self._memory = np.zeros(self._call.space(self._net) + 64, np.uint8)
+        self._work = -(-self._memory.ctypes.data // 64) * 64
+
+    def images(self, pixels: Array, labels: Array) -> Images:
+        """Return images, uint8 `[M, H + 2 b, W + 2 b, C]` with a border of b >= 0, and labels, int64 `[M]`, for the calls below."""
+        m, rows = pixels.shape[:2]
+        _address(pixels, "uint8", (m, rows, self.shape[1] + rows - self.shape[0], self.shape[2]))
+        _address(labels, "int64", (m,))
+        if m and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
+            raise ValueError(f"a label that is not among the {self.classes} classes")
+        return Images(pixels, labels)
+
+    def train(
+        self,
+        w: Tensor,
+        m: Tensor,
+        images: Images,
+        order: np.ndarray,
+        crop: np.ndarray | None,
+        batch_size: int,
+        sgd: Sgd,
+    ) -> float:
+        """Train row w with momentum m, `[W]` both, in place, and return the sum of the mini-batches' mean losses.
+
+        `order`, int32 `[epochs, n]`, says which images each epoch sees; its last mini-batch may be smaller. `crop`, uint8
+        `[3, epochs, n]`: where each image's window starts in y and x, and whether it is mirrored.
+        """
+        chosen = self._chosen(images, order.reshape(-1), None if crop is None else crop.reshape(3, -1))
+        epochs, n = order.shape
+        rows = self._row(w), self._row(m)
+        return float(self._call.train(self._net, *rows, chosen, n, epochs, batch_size, self._sgd(sgd), self._work))
+
+    def gradient(
+        self, w: Tensor, g: Tensor, images: Images, order: np.ndarray, crop: np.ndarray | None = None
+    ) -> float:
+        """Write into g `[W]` the gradient at row w of the mean loss of the images `order` `[n]`, and return that loss."""
+        chosen = self._chosen(images, order, crop)
+        return float(self._call.gradient(self._net, self._row(w), self._row(g), chosen, len(order), self._work))
+
+    def step(self, w: Tensor, m: Tensor, g: Tensor, sgd: Sgd) -> None:
+        """Take one step of row w with momentum m along the gradient g, to which the proximal term and the mask are applied in place."""
+        self._call.step(self._row(w), self._row(m), self._row(g), self.width, self._sgd(sgd))
+
+    def score(
+        self, w_rW: Tensor, images: Images, order: np.ndarray, logits: bool = False, features: bool = False
+    ) -> Scores:
+        """Score rows on the images `order` `[n]`, which are brought into lanes once for all rows."""
+        r, n = len(w_rW), len(order)
+        losses, predicted = np.empty((r, n), np.float32), np.empty((r, n), np.int64)
+        out = np.empty((r, n, self.classes), np.float32) if logits else None
+        read = np.empty((r, n, self.features), np.float32) if features else None
+        places = (None if a is None else a.ctypes.data for a in (losses, predicted, out, read))
+        rows = _address(w_rW, "float32", (r, self.width))
+        self._call.score(self._net, rows, self.width, r, self._chosen(images, order), n, *places, self._work)
+        return Scores(losses, predicted, out, read)
+
+    def _row(self, row: Tensor) -> int:
+        return _address(row, "float32", (self.width,))
+
+    def _sgd(self, sgd: Sgd) -> _Sgd:
+        towards = None if sgd.towards is None else self._row(sgd.towards)
+        trained = None if sgd.trained is None else _address(sgd.trained, "bool", (self.width,))
+        return _Sgd(sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.mu, towards, trained)
+
+    def _chosen(self, images: Images, order: np.ndarray, crop: np.ndarray | None = None) -> _Images:
+        """Return the images of a call; numbers that would lead out of the arrays are refused here."""
+        m, rows, columns, _ = images.pixels.shape
+        border = rows - self.shape[0]
+        if order.min(initial=0) < 0 or order.max(initial=0) >= m:
+            raise ValueError(f"an image that is not among the {m} there are")
+        if crop is not None and (crop.shape != (3, len(order)) or crop.strides[1] != 1 or crop.dtype != np.uint8):
+            raise ValueError(f"crop must be uint8 [3, {len(order)}]")
+        if crop is not None and crop[:2].max(initial=0) > border:
+            raise ValueError(f"a crop beyond the border of {border}")
+        stored = (array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data for array in images)
+        window = (None, 0) if crop is None else (crop.ctypes.data, crop.strides[0])
+        return _Images(*stored, _address(order, "int32", (len(order),)), *window, rows, columns, border // 2)
+
+
+def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
+    """Return the convolutions and the dense layers of a model that the library computes.
+
+    Raises:
+        UserError: it is none of this package's.
+    """
+    from dpfl_mpi.models.cnn import CNN
+    from dpfl_mpi.models.mlp import MLP
+
+    if type(module) not in (CNN, MLP):
+        raise UserError(f"--kernels native computes the models cnn and mlp, not {type(module).__name__}")
+    parts = list(module.children())
+    return [p for p in parts if isinstance(p, nn.Conv2d)], [p for p in parts if isinstance(p, nn.Linear)]
+
+
+def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:
+    """Return where an array's memory starts; an array that is not exactly this would be read as something else."""
+    contiguous = array.is_contiguous() if isinstance(array, Tensor) else array.flags.c_contiguous
+    if str(array.dtype).removeprefix("torch.") != dtype or tuple(array.shape) != shape or not contiguous:
+        raise ValueError(f"an array {array.dtype} {tuple(array.shape)}, not {dtype} {shape} without gaps")
+    return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
