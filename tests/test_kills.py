@@ -20,7 +20,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
-RANKS = 2
+RANKS, KILLS = 2, 6
 
 
 def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segments: set[str]) -> str:
@@ -58,16 +58,15 @@ def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segme
     return target
 
 
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_change_nothing(tmp_path, kills):
+@pytest.mark.timeout(900)
+def test_kills_at_random_moments_change_nothing(tmp_path):
     fields = starts.small(rounds=25)
     start = time.monotonic()
     whole = starts.here(tmp_path / "whole.h5", fields, checkpoint_every="1")
     whole_s = time.monotonic() - start
-    rng, killed, finished, segments = random.Random(kills), [], 0, set()
+    rng, killed, finished, segments = random.Random(KILLS), [], 0, set()
     out = tmp_path / "run.h5"
-    while len(killed) < kills:
+    while len(killed) < KILLS:
         if target := kill_once(out, fields, rng, whole_s, segments):
             killed.append(target)
             if out.exists():
@@ -82,7 +81,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
     assert starts.same(out, whole)
     with Result(out) as result:
         print(
-            f"{kills} kills ({', '.join(killed)}), {finished + 1} finished runs, {len(result.starts())} starts of the last"
+            f"{KILLS} kills ({', '.join(killed)}), {finished + 1} finished runs, {len(result.starts())} starts of the last"
         )
     assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
@@ -208,6 +207,7 @@ def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeyp
     def cut(recorder, fed, state):
         record(recorder, fed, state)
         if fed.round == 3:
+            fed.close()
             raise InterruptedError
 
     out = tmp_path / "run.h5"
