@@ -63,7 +63,7 @@ def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def flat(start: dict[str, Any]) -> dict[str, Any]:
     """Return what the last bits depend on, one name per fact: "device", "processor stepping", "versions torch"."""
-    out = {}
+    out: dict[str, Any] = {}
     for name in (name for name in ROUNDING if name in start):
         facts = start[name] if isinstance(start[name], dict) else {"": start[name]}
         out |= {f"{name} {fact}".strip(): value for fact, value in facts.items()}

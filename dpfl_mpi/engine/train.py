@@ -101,6 +101,10 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                     progress.line(fed, t)
         finish(recorder, fed)
         at_root(world, lambda: recorder and recorder.close("finished"))
+    except UserError:
+        if world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
+            fed.close()
+        raise
     finally:
         if recorder:
             recorder.abandon()
