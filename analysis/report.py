@@ -30,10 +30,9 @@ from _common import (
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import PHASES, Result
 
 RUNS = [Run(), Run(method="local")]
-PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
 PAGE = Path(__file__).with_name("report.html")
 
 

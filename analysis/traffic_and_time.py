@@ -14,12 +14,11 @@ import pandas as pd
 from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, label, main, setting
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import PHASES, Result
 
 RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)] + [
     Run(dataset="cifar10", method="local")
 ]
-PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
 MIB = 2**20
 
 

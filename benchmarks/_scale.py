@@ -15,16 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.results import Result
+from dpfl_mpi.launcher import OPEN_MPI
+from dpfl_mpi.results import PHASES, Result
 
 RANK = Path(__file__).with_name("_rank.py")
-OPEN_MPI = {  # Open MPI refuses more ranks than cores, and root, unless told; MPICH ignores these
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 CLASSES = 3  # of a client: there is somebody to collaborate with, and somebody not to
-PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
 
 
 def make_data(path: Path, clients: int, pool: int, test: int, side: int = 16) -> None:

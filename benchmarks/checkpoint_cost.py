@@ -16,7 +16,6 @@ import torch
 from mpi4py import MPI
 
 from dpfl_mpi.config import Job, Run
-from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Recorder
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -31,22 +30,25 @@ def main() -> None:
     args = parser.parse_args()
     world = World(MPI.COMM_WORLD)
     n = K * world.size
+    mine = {
+        "best": torch.rand(K, W), "best_round": np.zeros(K, np.int64), "best_val": np.zeros(K), "best_test": np.zeros(K),
+        "best_confusion": np.zeros((K, 10, 10), np.int64), "last_test": np.zeros(K), "epochs": np.zeros(K, np.int64),
+        "steps": np.zeros(K, np.int64),
+    }  # fmt: skip
+    shared = {
+        "alive": np.ones(n, bool),
+        "budget": np.zeros(n, np.int64),
+        "diverged_round": np.zeros(n, np.int64),
+    }
     fed = SimpleNamespace(
-        **{name: getattr(Federation, name) for name in ("CLIENT_STATE", "SHARED_STATE")},
-        k=K, round=0, device=torch.device("cpu"), momentum={"w": torch.rand(K, W)}, best=torch.rand(K, W),
-        best_round=np.zeros(K, np.int64), best_val=np.zeros(K), best_test=np.zeros(K), last_test=np.zeros(K),
-        best_confusion=np.zeros((K, 10, 10), np.int64), epochs=np.zeros(K, np.int64), steps=np.zeros(K, np.int64),
-        alive=np.ones(n, bool), budget=np.zeros(n, np.int64), diverged_round=np.zeros(n, np.int64),
+        round=0, device=torch.device("cpu"), training=SimpleNamespace(momentum={"w": torch.rand(K, W)}),
+        state=lambda: (mine, shared), set_state=lambda number, values, momentum: None,
         owner=np.repeat(np.arange(world.size), K), row_of=np.tile(np.arange(K), world.size),
         ids=np.arange(K) + K * world.rank,
     )  # fmt: skip
-    fed.begin_round = lambda t: setattr(fed, "round", t)
     run, state = Run().resolve(), {"client": {"w": torch.rand(K, W)}, "shared": {}}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        path = (
-            Path(world.from_root(lambda: [np.frombuffer(folder.encode(), np.uint8).copy()])[0].tobytes().decode())
-            / "x.h5"
-        )
+        path = Path(world.decide(lambda: folder)) / "x.h5"
         recorder = Recorder(path, run, {}, {}) if world.root else None
         save, load = [], []
         for fed.round in range(REPEATS):

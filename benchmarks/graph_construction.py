@@ -19,8 +19,9 @@ import torch
 from mpi4py import MPI
 
 from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine.build import build
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.federation.greedy import bggc, decide
+from dpfl_mpi.federation.greedy import decide
 from dpfl_mpi.mpi.world import World
 
 
@@ -55,10 +56,10 @@ class Twin:
         fed, k = self.fed, int(self.fed.ids[i])
         self.images(i)
         order = fed.shuffle(k, fed.reachable(k), 0)
-        coins = fed.coins(slice(i, i + 1), 0)[0]
+        coins = fed.greedy.coins(slice(i, i + 1), 0)[0]
         x, y = {k}, {k, *map(int, order)}
         for j in map(int, order):
-            if len(x) - 1 >= fed.budget[k]:
+            if len(x) - 1 >= fed.others[k]:
                 break
             a = max(self.reward(x | {j}) - self.reward(x), 0.0)
             b = max(self.reward(y - {j}) - self.reward(y), 0.0)
@@ -80,14 +81,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = Run(dataset="cifar10", data=args.data, clients=args.clients, budget=args.budget, tau_init=args.epochs)
-    fed = Federation(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF))
+    fed = Federation(build(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF)))
     w = fed.local_opt(fed.common_row(), epochs=args.epochs)
     start = time.perf_counter()
-    omega = bggc(fed, w)
-    ours = (time.perf_counter() - start) / fed.k
+    omega = fed.bggc(w)
+    ours = (time.perf_counter() - start) / len(fed.ids)
     evaluations = fed.notes["evaluations"]
     twin, same = Twin(fed, w), 0
-    measured = np.linspace(0, fed.k - 1, min(args.measured, fed.k)).astype(int)
+    measured = np.linspace(0, len(fed.ids) - 1, min(args.measured, len(fed.ids))).astype(int)
     start = time.perf_counter()
     with torch.no_grad():
         for i in measured:

@@ -7,7 +7,7 @@ timed in turn, `repeats` times; medians and ratios are of this one run.
 
 - plain: NCHW, ReLU then pool, `torch.optim.SGD`.
 - tuned: channels last, pool then ReLU (the same function, a quarter of the ReLUs), fused SGD.
-- ours: `Clients.batches`, `Ensemble.gradient`, `sgd_step` with a block of one, as `Federation.local_opt` calls them.
+- ours: `Clients.batches`, `Ensemble.gradient`, `sgd_step` with a block of one, as `Backend.train_epochs` calls them.
 
 Without --augment the baselines' images are floats, normalised in advance; ours are uint8 and normalised a batch. With --augment all three crop
 and flip: the baselines image by image on a padded uint8 array (what a data set of torchvision transforms amounts to), ours in one gather.

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import PHASES, Result
 
 
 def launch(ranks: int, out: Path, *flags: str) -> subprocess.Popen[bytes]:
@@ -76,10 +76,7 @@ if __name__ == "__main__":
             shares.append(together / apart)
             assert launch(2, Path(folder, "dpfl.h5"), *common, "--tau_init", "1").wait() == 0
             with Result(Path(folder, "dpfl.h5")) as result:
-                phase = {
-                    n: result[f"seconds/{n}"][1:, 2].sum()
-                    for n in ("train", "exchange", "wait", "graph", "evaluate", "write")
-                }
+                phase = {n: result[f"seconds/{n}"][1:, 2].sum() for n in PHASES}
             overheads.append((phase["exchange"] + phase["write"]) / sum(phase.values()))
             print(f"two runs of one rank {apart:.0f} steps/s, one run of two ranks {together:.0f} steps/s, share {shares[-1]:.3f}; "
                   f"exchange and recording {100 * overheads[-1]:.1f} % of a DPFL round")  # fmt: skip

@@ -31,11 +31,13 @@ from pathlib import Path
 import numpy as np
 from _scale import launch, make_data, numbers, run
 
+from dpfl_mpi.engine.needs import LABEL, ROWS
+from dpfl_mpi.mpi.placement import window_slots
+
 POOL, TEST = 25, 10  # samples of a client of the small runs
 COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
 RECORD = 26 * 8  # bytes of a client that root gathers a round
 WRITTEN = 72 + 44  # bytes of a client that root writes a round: series, and what is overwritten
-PERMANENT, TRANSIENT = 4, 9  # rows of a client: model, momentum, best, staging; at the peak: sums in 64 bits, copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +104,13 @@ def node_bytes(work: Work) -> dict[str, float]:
     """Return the bytes of a node's ranks by what they hold; "shared" is what every rank has of all clients."""
     ranks = -(-work.ranks // work.nodes)
     clients = min(ranks * work.k, work.clients)
-    slots = min(work.k * work.others, work.clients - work.k)
+    slots = int(window_slots(work.k * work.others, work.k, work.clients))
     everyone = 8 * (work.clients * (3 * work.others + work.samples + 20))  # graphs, sample numbers, numbers of a client
     return {
-        "rows": float(clients * (PERMANENT - 1 + TRANSIENT) * work.row),
+        "rows": float(clients * (ROWS - 1) * work.row),
         "best": float(clients * work.row),
         "window": float(ranks * slots * work.row),
-        "data": float(clients * work.samples * (work.image + 8)),
+        "data": float(clients * work.samples * (work.image + LABEL)),
         "shared": float(ranks * everyone),
     }
 
@@ -120,7 +122,7 @@ def network() -> None:
     """Measure, on two ranks, seconds of a row and of a byte put into a window, and of an Allreduce; root prints JSON."""
     from mpi4py import MPI
 
-    from dpfl_mpi.mpi.window import Inbox, Plan
+    from dpfl_mpi.mpi.window import Inbox, Route
     from dpfl_mpi.mpi.world import World
 
     world = World(MPI.COMM_WORLD)
@@ -129,10 +131,10 @@ def network() -> None:
     seconds = dict.fromkeys((1, rows), math.inf)
     with Inbox(world, staging, rows) as inbox:
         for count in seconds:
-            plan = Plan([(i, 1 - world.rank, i) for i in range(count)], {}, np.full(2, count))
+            route = Route([(i, 1 - world.rank, i) for i in range(count)], {}, np.full(2, count))
             for _ in range(repeats):  # as often on both ranks: an exchange needs both
                 start = time.perf_counter()
-                inbox.exchange(plan)
+                inbox.exchange(route)
                 seconds[count] = min(seconds[count], time.perf_counter() - start)
     values = np.zeros(1, np.int64)
     start = time.perf_counter()
@@ -148,34 +150,34 @@ def constants(folder: Path, data: Path) -> Costs:
     from mpi4py import MPI
 
     from dpfl_mpi.config import Job, Run
-    from dpfl_mpi.describe import quickest
+    from dpfl_mpi.engine.build import build
+    from dpfl_mpi.engine.needs import quickest
     from dpfl_mpi.federation import Federation
-    from dpfl_mpi.federation.greedy import ggc
     from dpfl_mpi.graph import CollaborationGraph
-    from dpfl_mpi.mpi.window import plan
+    from dpfl_mpi.mpi.window import route
     from dpfl_mpi.mpi.world import World
     from dpfl_mpi.results import Recorder
 
     k = 20
     made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model="cnn", budget=10).resolve()
-    fed = Federation(made, Job(), World(MPI.COMM_SELF))
+    fed = Federation(build(made, Job(), World(MPI.COMM_SELF)))
     w, rng = fed.common_row(), np.random.default_rng(0)
     graph = CollaborationGraph.from_lists(
         rng.choice([j for j in range(k) if j != i], 9, replace=False) for i in range(k)
     )
     fed.local_opt(w, 1)
-    before = int(fed.steps.sum())
+    before = int(fed.training.steps.sum())
     fed.local_opt(w, 1)
-    steps = int(fed.steps.sum()) - before
+    steps = int(fed.training.steps.sum()) - before
     step = quickest(lambda: fed.local_opt(w, 1)) / steps
     score = quickest(lambda: fed.evaluate(w)) / k
     received = fed.exchange(w, graph)
     add = quickest(lambda: fed.average(w, graph, received)) / len(graph.senders)
-    starts = quickest(received.start_sums) / len(graph.senders)
+    starts = quickest(lambda: fed.sums.over_received(received)) / len(graph.senders)
     fed.begin_round(1)
-    ggc(fed, w, received)
+    fed.ggc(w, received)
     evaluations = fed.notes["evaluations"].sum()
-    evaluation = (quickest(lambda: ggc(fed, w, received)) - starts * len(graph.senders)) / evaluations
+    evaluation = (quickest(lambda: fed.ggc(w, received)) - starts * len(graph.senders)) / evaluations
     fed.close()
     n, ranks = 5000, 8
     lists = [rng.integers(0, n, 9) for _ in range(n)]
@@ -183,7 +185,7 @@ def constants(folder: Path, data: Path) -> Costs:
     owner = np.arange(n) % ranks
     edge = quickest(lambda: CollaborationGraph.from_edges(n, receivers, senders)) / (9 * n)
     big = CollaborationGraph.from_edges(n, receivers, senders)
-    edge += quickest(lambda: plan(big, owner, np.arange(n) // ranks, 0, ranks)) / (9 * n)
+    edge += quickest(lambda: route(big, owner, np.arange(n) // ranks, 0, ranks)) / (9 * n)
     recorder = Recorder(folder / "rate.h5", made, {}, {})
     values = rng.random(20_000)
     start = time.perf_counter()
@@ -204,7 +206,7 @@ def paper_costs(measured: Costs) -> Costs:
 
     from dpfl_mpi.config import Run
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
-    from dpfl_mpi.describe import measure
+    from dpfl_mpi.engine.needs import measure
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
 

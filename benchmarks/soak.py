@@ -12,11 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from mpi4py import MPI
 
 from dpfl_mpi.config import Job, Run
-from dpfl_mpi.engine import train
+from dpfl_mpi.engine import record, train
 from dpfl_mpi.mpi.world import World
 
 
@@ -32,17 +31,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rounds", nargs="?", type=int, default=5000)
     rounds = parser.parse_args().rounds
-    world, seen, record = World(MPI.COMM_WORLD), {}, train.record
+    world, seen, whole = World(MPI.COMM_WORLD), {}, record.write_round
 
     def watched(recorder, fed, state):
-        record(recorder, fed, state)
+        whole(recorder, fed, state)
         if fed.round % max(1, rounds // 10) == 0:
             seen[fed.round] = usage()
 
-    train.record = watched
+    record.write_round = watched
     run = Run(clients=4, rounds=rounds, model="mlp", tau_init=1, tau_train=1, budget=2).resolve()
     with tempfile.TemporaryDirectory() as folder:
-        out = world.from_root(lambda: [np.frombuffer(folder.encode(), np.uint8).copy()])[0].tobytes().decode()
+        out = world.decide(lambda: folder)
         train.train(run, Job(out=f"{out}/soak.h5", quiet=True, checkpoint_every="100"), world)
     first, last = seen[max(1, rounds // 10)], seen[max(seen)]
     grew = last[0] > 1.05 * first[0] or last[1] > first[1] or last[2] > first[2]

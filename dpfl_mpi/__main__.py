@@ -9,12 +9,13 @@ import dataclasses
 import os
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from dpfl_mpi.config import Job, Run, allowed_choices
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.plugins import KINDS, names
 from dpfl_mpi.survival.signals import Leave, listen
 
@@ -195,6 +196,9 @@ def main(arguments: list[str] | None = None) -> None:
         if world.root:
             print(leave, file=sys.stderr, flush=True)
         sys.exit(leave.code)
+    except RootFailed:
+        time.sleep(1)  # root says what happened, and ends all
+        world.abort(1)
     except BaseException:
         print(f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         world.abort(1)
@@ -206,15 +210,13 @@ def summary(path: Path) -> str:
     """Return the few lines shown at the end of a run."""
     import numpy as np
 
-    from dpfl_mpi.results import Result
+    from dpfl_mpi.results import PHASES, Result
 
     with Result(path) as result:
         run, test = result.run, result["best/test_acc"][result.benign]
         chosen = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
         received = result["traffic/models_received"]
         rounds = max(len(received) - 1, 1)
-        phases = {n.split("/")[1]: result[n][:, 2].sum() for n in sorted(result.names()) if n.startswith("seconds/")}
-        order = ("train", "graph", "exchange", "wait", "evaluate", "write")
         return "\n".join(
             [
                 f"{run.method} on {run.dataset}, {run.partition}, {run.clients} clients, B_c = {run.budget}, "
@@ -225,7 +227,7 @@ def summary(path: Path) -> str:
                 f"  edges                {chosen[0]} in Omega, {chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept a round",
                 f"  models received      {received[1:].mean(1).sum() / rounds:.2f} a client and round, "
                 f"{received[0].mean():.1f} to build Omega",
-                "  seconds (slowest)    " + ", ".join(f"{name} {phases[name]:.1f}" for name in order),
+                "  seconds (slowest)    " + ", ".join(f"{p} {result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES),
                 f"  results              {path}",
                 f"  draw the graph       python analysis/graph_evolution.py {path}",
             ]

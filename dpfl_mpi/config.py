@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find
+from dpfl_mpi.plugins import check, find
 
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
 
@@ -109,14 +109,14 @@ class Run:
             defaults["rounds"] = dataset.PAPER["rounds"] + 2
         values = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         if self.partition_file and self.clients is None:
-            from dpfl_mpi.data.partition_file import load
+            from dpfl_mpi.storage.partition import load
 
             values["clients"] = load(self.partition_file).n
         values["partition_seed"] = self.seed if self.partition_seed is None else self.partition_seed
         values["data"] = self.data if self.data is not None else dataset.DATA
         values["options"] = method_options(method, self.options)
         run = dataclasses.replace(self, **(values | fixed))
-        find("model", str(run.model))
+        check("model", str(run.model))
         run = dataclasses.replace(run, **unused(run))
         if run.partition == "motivation":
             run = dataclasses.replace(run, clients=3)

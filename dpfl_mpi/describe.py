@@ -9,71 +9,21 @@ Axes: N clients in all, K on a rank, D parameters, C classes.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.config import Job, Run
+from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source
+from dpfl_mpi.engine.needs import Cost, Needs, build, crowding, measure, megabytes, needs_of, refuse, seconds_of
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.mpi.placement import node_memory, place
-from dpfl_mpi.plugins import find
-
-if TYPE_CHECKING:
-    pass
-
-ROW = 64  # bytes that a row is padded to
-KEPT = (
-    5 * 4 + 4 * 8
-)  # bytes a parameter and client: w, momentum, best, staging, average in float32; four running sums in 64 bits
-PYTHON = (
-    390 * 2**20
-)  # bytes of a rank before it holds anything: interpreter, torch and MPI, their shared libraries included (measured)
-PAD = 4  # pixels around a training image that is cropped
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a short measurement found on this machine, one core; seconds."""
-
-    step: float  # one gradient step on a mini-batch
-    image: float  # one image scored
-    byte: float  # one byte copied
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run will need: arrays have one value a rank."""
-
-    owner: np.ndarray  # rank of every client [N]
-    clients: np.ndarray
-    node: np.ndarray
-    data: np.ndarray  # bytes
-    models: np.ndarray  # bytes
-    scratch: np.ndarray  # bytes while one client is scored
-    window: np.ndarray  # bytes
-    passes: int  # in which the widest graph is exchanged
-    parameters: int
-    row: int  # bytes of a message
-    received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
-    wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
-    evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
-    steps: np.ndarray  # gradient steps
-    scored: np.ndarray  # images scored by evaluate
-    judged: np.ndarray  # images scored while choosing, at most
-
-    @property
-    def memory(self) -> np.ndarray:
-        """Bytes a rank needs in all."""
-        return PYTHON + self.data + self.models + self.scratch + self.window
+from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.storage.files import replacing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -121,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             save(partition, own.save, run, source)
             print(f"saved to {own.save}: run on it with --partition file:{own.save}")
         ensemble = build(run, source)
-        plan = make_plan(run, job, source, partition, ensemble, own.ranks, own.nodes)
+        plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
         print("\n" + table(source, partition, plan.owner, own.rows))
         print("\n" + plan_text(run, plan))
         if own.plot:
@@ -190,84 +140,7 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
     return "\n".join(lines)
 
 
-def build(run: Run, source: Source) -> Any:
-    """Return the model's numerics on this machine's CPU."""
-    import importlib
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    from dpfl_mpi.numerics.ensemble import Ensemble
-
-    torch.set_num_threads(1)  # as each rank of a run
-    find("model", str(run.model))
-    module = importlib.import_module(f"dpfl_mpi.models.{run.model}").build(source.shape, source.classes)
-    return Ensemble(module, source.mean, source.std, torch.device("cpu"))
-
-
-def make_plan(run: Run, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int) -> Plan:
-    """Return what each of `ranks` ranks will hold and do: arithmetic alone."""
-    n = partition.n
-    train, val, test = (partition.sizes(part) for part in PARTS)
-    owner = place(train, ranks)
-    h, w, c = source.shape
-    pad = 2 * PAD if run.augment else 0
-    row = -(-ensemble.size * 4 // ROW) * ROW
-    k_r = np.bincount(owner, minlength=ranks)
-
-    def a_rank(values: np.ndarray) -> np.ndarray:
-        return np.bincount(owner, values, ranks).astype(np.int64)
-
-    slots = np.minimum(k_r * run.others, n - k_r)
-    capacity = int(job.window_gb * 2**30 // row)
-    busy = k_r > 0
-    passes = 1
-    if (slots > capacity).any():
-        width = int((capacity // k_r[busy]).min())
-        passes = -(-run.others // width) if width else 0
-    graph = run.others > 0
-    rounds, ggc = int(run.rounds or 0), int(run.rounds or 0) // max(run.ggc_period, 1)
-    tau = int(run.tau_init or 0) + rounds * int(run.tau_train or 0)
-    server = not graph and run.method != "local"  # its budget is fixed to 1: models go down from a server and up again
-    every = n * (n - 1)
-    received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
-    first = 2 * (n - 1) + 2 if graph else 0  # R of two models a candidate, and of the two that the search starts from
-    later = 2 * run.others + 2 if graph else 0
-    repeats = run.ggc_repeats
-    phases = (
-        -(-(n - 1) // run.others) if graph else 0
-    )  # a row may come to a rank again in another phase, for another client
-    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats
-    return Plan(
-        owner=owner,
-        clients=k_r,
-        node=np.arange(ranks) // -(-ranks // nodes),
-        data=a_rank(train * ((h + pad) * (w + pad) * c + 8) + (val + test) * (h * w * c + 8)),
-        models=k_r * ensemble.size * KEPT,
-        scratch=np.array([int(val[owner == r].max(initial=0)) for r in range(ranks)]) * image_bytes(source, ensemble),
-        window=np.minimum(slots, capacity) * row,
-        passes=passes,
-        parameters=ensemble.size,
-        row=row,
-        received=received,
-        wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
-        evaluations=(n * first * repeats, n * later * repeats),
-        steps=a_rank(-(-train // int(run.batch_size or 1)) * tau),
-        scored=a_rank((val + test) * (rounds + 1)),
-        judged=a_rank(val * (first + later * ggc) * repeats),
-    )
-
-
-def image_bytes(source: Source, ensemble: Any) -> int:
-    """Return the bytes that one image takes once it is prepared for scoring."""
-    import torch
-
-    prepared = ensemble.prepare(torch.zeros(1, 1, *source.shape))
-    tensors = prepared if isinstance(prepared, tuple) else (prepared,)
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-
-
-def plan_text(run: Run, plan: Plan) -> str:
+def plan_text(run: Run, plan: Needs) -> str:
     """Return the plan: which clients where, memory, models, bytes, evaluations."""
     ranks = len(plan.clients)
     work = plan.steps / max(plan.steps.mean(), 1)
@@ -312,91 +185,16 @@ def plan_text(run: Run, plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def megabytes(size: float) -> str:
-    """Return bytes in words."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-def refuse(job: Job, plan: Plan) -> None:
-    """Raise `UserError` for a run that this machine cannot hold (it counts as each of the nodes)."""
-    if plan.passes == 0:
-        raise UserError(
-            f"--window_gb is {job.window_gb:g}; a pass needs one row of {plan.row} bytes a client, "
-            f"{plan.clients.max() * plan.row / 2**30:.3g} GiB a rank"
-        )
-    for need_r, shared, what in (
-        (plan.window, True, "the RMA windows need"),
-        (plan.memory, False, "data, models and windows need"),
-    ):
-        need = np.bincount(plan.node, need_r).max()
-        limit, name = node_memory(shared)
-        if need > limit:
-            advice = "set a smaller --window_gb" if shared else "use more --nodes or a smaller --window_gb"
-            raise UserError(
-                f"{what} {megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name}): {advice}"
-            )
-
-
-def measure(run: Run, source: Source, ensemble: Any) -> Cost:
-    """Return what a step, a scored image and a copied byte cost here: the quickest of several tries, one thread, about a second."""
-    import torch
-
-    from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
-
-    s = int(run.batch_size or 1)
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.integers(0, 256, (1, 64, *source.shape), np.uint8))
-    y = torch.from_numpy(rng.integers(0, source.classes, (1, 64)))
-    weight = torch.full((1, s), 1 / s)
-    row = ensemble.initial_row(run.init, rng)[None].clone()
-    momentum, block = torch.zeros_like(row), Block(ensemble, row)
-    pair = row.repeat(2, 1)
-    index = torch.from_numpy(rng.integers(0, 64, s))
-
-    def step() -> None:
-        batch = ensemble.normalise(x[:, index])
-        ensemble.gradient(block, batch, y[:, index], weight)
-        sgd_step(block.w, block.g, momentum, 1e-4, run.momentum, 1e-3, run.clip_norm)
-
-    prepared = ensemble.prepare(ensemble.normalise(x[:, :32]))
-
-    def score() -> None:
-        logits = ensemble.logits(ensemble.ready(pair), prepared)
-        cross_entropy(logits, y[:, :32].expand(2, -1)).sum()
-
-    source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
-    with torch.no_grad():
-        return Cost(
-            quickest(step, 0.4), quickest(score, 0.3) / 64, quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24
-        )
-
-
-def quickest(action: Any, seconds: float = 0.3) -> float:
-    """Return the least seconds an action took over a short while, the first two aside: what other programs do here is no part of it."""
-    action(), action()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def estimate(run: Run, plan: Plan, cost: Cost) -> str:
+def estimate(run: Run, plan: Needs, cost: Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
-    rounds = int(run.rounds or 0)
-    cores = len(os.sched_getaffinity(0))
-    crowd = max(1.0, np.bincount(plan.node).max() / cores)  # ranks of a node that share its cores
-    train = crowd * plan.steps.max() * cost.step
-    score = crowd * plan.scored.max() * cost.image
-    judge = crowd * plan.judged.max() * cost.image
-    move = 2 * (plan.wire[0] + plan.wire[1] * rounds) * cost.byte / max(1, len(plan.clients)) * crowd
-    low, high = train + score + move, train + score + move + judge
+    seconds = seconds_of(run, plan, cost)
+    took = {name: duration(value) for name, value in seconds.items()}
+    every = sum(seconds.values())
+    crowd = crowding(plan)
     note = f", {crowd:.1f} ranks a core" if crowd > 1 else ""
     return (
-        f"time       {duration(low)} without choosing, at most {duration(high)} with it: train {duration(train)}, evaluate {duration(score)}, "
-        f"choose up to {duration(judge)}, exchange {duration(move)} (slowest rank)\n"
+        f"time       {duration(every - seconds['choose'])} without choosing, at most {duration(every)} with it: "
+        f"train {took['train']}, evaluate {took['evaluate']}, choose up to {took['choose']}, exchange {took['exchange']} (slowest rank)\n"
         f"           measured here on one core: {1e3 * cost.step:.2f} ms a step, {1e6 * cost.image:.0f} us an image scored, "
         f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model a client, no GPU"
     )
@@ -442,16 +240,13 @@ def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
         below = below + partition.sizes(part)
     bottom.set(xlabel="client", ylabel="samples", xlim=(-0.5, n - 0.5))
     bottom.legend(ncols=3, loc="upper right")
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        plt.savefig(temporary, dpi=150)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            plt.savefig(temporary, dpi=150, format=path.suffix[1:])
     except (OSError, ValueError) as error:
         raise UserError(f"--plot is {path}; it cannot be written: {error}") from None
     finally:
         plt.close(figure)
-        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

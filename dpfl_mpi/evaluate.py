@@ -19,6 +19,7 @@ from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, poole
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.storage.files import explained
 
 CHUNK = 2048  # images scored at once
 
@@ -66,11 +67,10 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
     """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images."""
     import torch
 
-    from dpfl_mpi.federation import find_model
     from dpfl_mpi.numerics.ensemble import Ensemble
 
     shapes = {name: values.shape for name, values in result.state_dict(0).items()}
-    module = find_model(str(result.run.model), source.shape, source.classes).to(device).eval()
+    module = find("model", str(result.run.model)).build(source.shape, source.classes).to(device).eval()
     if {name: tuple(p.shape) for name, p in module.named_parameters()} != shapes:
         raise UserError(
             f"the saved models do not fit these data (images {source.shape[0]}x{source.shape[1]}x{source.shape[2]}, {source.classes} classes)"
@@ -166,14 +166,12 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
 
 def write(out: Path, rows: list[np.ndarray], scores: np.ndarray) -> None:
     """Write client_id, samples, accuracy as CSV."""
-    try:
+    with explained(f"--out is {out}; it cannot be written"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["client_id", "samples", "accuracy"])
             table.writerows([k, len(r), repr(float(s))] for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
-    except OSError as error:
-        raise UserError(f"--out is {out}; it cannot be written: {error.strerror or error}") from None
 
 
 if __name__ == "__main__":

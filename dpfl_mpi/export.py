@@ -20,6 +20,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.storage import disk
+from dpfl_mpi.storage.files import explained
 
 SETS = ("train", "val", "test")
 
@@ -99,11 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
         for part, out in pieces:
             if any(out.exists() and out.samefile(r.path) for r in results):
                 raise UserError(f"--out is {out}, which is one of the results; name another file")
-            try:
+            with explained(f"--out is {out}; it cannot be written"):
                 out.parent.mkdir(parents=True, exist_ok=True)
                 write_csv(part, out) if args.format == "csv" else write_pfllib(part[0], out)
-            except OSError as error:
-                raise UserError(f"--out is {out}; it cannot be written: {error.strerror or error}") from None
             print(out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

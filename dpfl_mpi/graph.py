@@ -1,23 +1,17 @@
-"""The directed collaboration graph and how it is chosen: `ggc` (Algorithm 2), `bggc` (Algorithm 3), and the step they share.
+"""The directed collaboration graph: who receives from whom.
 
-Sets hold clients other than k; k itself is always in X and Y. Line numbers are those of the paper's algorithms.
-
-Axes: N clients, k clients of a block in lock-step, W row width, E edges.
+Axes: N clients, E edges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
-
-if TYPE_CHECKING:
-    pass
-
+# what a candidate gained in the greedy search by being added (a) and removed (b), and what was done
 CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
 
 

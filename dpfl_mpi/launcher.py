@@ -2,6 +2,8 @@
 
 Inside a Slurm job each candidate is tried on two tasks, `srun --mpi=pmi2` (MPICH), `srun --mpi=pmix` (Open MPI), then mpirun; the first
 under which both see one world of two is the one. The wrong kind mostly fails by starting every task alone, and says nothing.
+
+With Open MPI on a single machine: `export $(python -m dpfl_mpi.launcher --open_mpi)` once before mpirun.
 """
 
 from __future__ import annotations
@@ -15,6 +17,13 @@ from dpfl_mpi.errors import UserError
 
 TRY = "import os, dpfl_mpi.mpi.world as comm; os.write(1, b'world of %d\\n' % comm.world_size())"  # in one piece: lines of ranks mix
 SECONDS = 60  # a mismatched pair may wait for ever
+OPEN_MPI = {  # what Open MPI must be told on a single machine to start as MPICH does, which ignores it
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # the same for version 4
+    "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
+}
 SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
 
 
@@ -63,7 +72,10 @@ def find_line() -> list[str]:
 
 
 def main() -> int:
-    """Print the launch line and return the exit code."""
+    """Print the launch line, or with --open_mpi the settings that Open MPI needs on a single machine; return the exit code."""
+    if sys.argv[1:] == ["--open_mpi"]:
+        print(" ".join(f"{name}={value}" for name, value in OPEN_MPI.items()))
+        return 0
     try:
         print(" ".join(find_line()))
     except UserError as error:

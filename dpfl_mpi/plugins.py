@@ -17,9 +17,18 @@ def names(kind: str) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
-def find(kind: str, name: str) -> ModuleType:
-    """Return the module of a dataset or method by its name (models are only checked: importing one imports torch)."""
+def check(kind: str, name: str) -> None:
+    """Raise `UserError` where there is no data set, method or model of this name; nothing is imported."""
     known = names(kind)
     if name not in known:
         raise UserError(f"--{kind} is {name}; allowed are {', '.join(known)}")
-    return importlib.import_module(f"dpfl_mpi.{KINDS[kind]}" + ("" if kind == "model" else f".{name}"))
+
+
+def find(kind: str, name: str) -> ModuleType:
+    """Return the module of a data set, method or model by its name; a model's imports torch.
+
+    Raises:
+        UserError: there is none.
+    """
+    check(kind, name)
+    return importlib.import_module(f"dpfl_mpi.{KINDS[kind]}.{name}")

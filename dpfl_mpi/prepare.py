@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 from dpfl_mpi.data.source import Arrays, digest
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, names
+from dpfl_mpi.storage.files import explained, reason, remove_leftovers, replacing, sha256, temporary
 
 FORMAT = "dpfl_mpi data 1"
 AT_ONCE = 4096  # images written at once
@@ -96,21 +96,21 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         raise UserError(f"--source is missing: {module.NO_DOWNLOAD}")
     if source is not None and not source.exists():
         raise UserError(f"--source is {source}; there is no such file or folder")
-    sweep(out)
+    remove_leftovers(out)
     if out.exists() and not force:
         return f"{already(out, dataset, source, options)} (--force writes it anew)"
-    writable(out)
+    check_writable(out)
     if source is None:
         source = download(module, out.parent / "downloads")
         origin = fingerprint(None, module)
     else:
         origin = fingerprint(source, module)
     arrays = module.read(source, **options)
-    sha256 = write(arrays, dataset, out, {"options": json.dumps(options, sort_keys=True), **origin})
-    return f"{describe(out, arrays)}, sha256 {sha256[:12]}"
+    content = write(arrays, dataset, out, {"options": json.dumps(options, sort_keys=True), **origin})
+    return f"{summary(out, arrays)}, sha256 {content[:12]}"
 
 
-def describe(out: Path, arrays: Arrays) -> str:
+def summary(out: Path, arrays: Arrays) -> str:
     """Return a sentence about a file just written."""
     clients = f", {len(arrays.client_names)} clients" if arrays.client_names else ""
     return (
@@ -157,11 +157,7 @@ def fingerprint(source: Path | None, module: ModuleType) -> dict[str, str]:
         return {"source": str(module.DOWNLOAD[1])}
     if source.is_dir():
         return {"source": f"folder:{stat_of(source)}", "source_stat": stat_of(source)}
-    with source.open("rb") as file:
-        sha = hashlib.sha256()
-        while block := file.read(2**20):
-            sha.update(block)
-    return {"source": f"sha256:{sha.hexdigest()}", "source_stat": stat_of(source)}
+    return {"source": f"sha256:{sha256(source)}", "source_stat": stat_of(source)}
 
 
 def stat_of(source: Path) -> str:
@@ -185,10 +181,10 @@ def download(module: ModuleType, folder: Path) -> Path:
     if archive.is_file() and pooch.file_hash(str(archive), "md5") == checksum.removeprefix("md5:"):
         return archive
     pooch.get_logger().setLevel(logging.WARNING)
-    partial = folder / f".{archive.name}.{os.getpid()}.tmp"
+    partial = temporary(archive)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sweep(archive)
+        remove_leftovers(archive)
         print(f"downloading {url}, {size / 1e6:.0f} MB", file=sys.stderr)
         got = pooch.retrieve(
             url, checksum, fname=archive.name, path=partial, downloader=pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
@@ -204,29 +200,18 @@ def download(module: ModuleType, folder: Path) -> Path:
             f"{url} came with another checksum than {checksum}; the file was thrown away: try again later"
         ) from None
     except OSError as error:
-        raise UserError(f"{folder} cannot hold the download: {error.strerror or error}") from None
+        raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return archive
 
 
-def sweep(out: Path) -> None:
-    """Remove the temporary files of runs that were killed outright while they made `out`."""
-    for path in out.parent.glob(f".{out.name}.*.tmp") if out.parent.is_dir() else ():
-        pid = re.fullmatch(r"\.(\d+)\.tmp", path.name.removeprefix(f".{out.name}"))
-        if pid and not Path("/proc", pid.group(1)).exists() and Path("/proc").exists():
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def writable(out: Path) -> None:
+def check_writable(out: Path) -> None:
     """Raise `UserError` where the file cannot be written: known before an hour of download, not after it."""
-    try:
+    with explained(f"--out is {out}; it cannot be written"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-        temporary.touch()
-        temporary.unlink()
-    except OSError as error:
-        raise UserError(f"--out is {out}; it cannot be written: {error.strerror or error}") from None
+        temporary(out).touch()
+        temporary(out).unlink()
 
 
 def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None = None) -> str:
@@ -238,46 +223,37 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
 
     from dpfl_mpi.storage import disk
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    sha256 = digest(arrays)
+    content = digest(arrays)
     kind = "uint8" if len(arrays.class_names) <= 256 else "uint16"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with disk.File(temporary, "w", libver="earliest") as file:
-            for part in ("train", "test"):
-                images = getattr(arrays, f"{part}_images")
-                stored = file.create_dataset(f"{part}/images", images.shape, images.dtype)
+    with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
+        with disk.File(part, "w", libver="earliest") as file:
+            for name in ("train", "test"):
+                images = getattr(arrays, f"{name}_images")
+                stored = file.create_dataset(f"{name}/images", images.shape, images.dtype)
                 for first in range(0, len(images), AT_ONCE):
                     stored[first : first + AT_ONCE] = images[first : first + AT_ONCE]
                     file.flush()  # a full disk is known now, and no more is kept in memory
-                file.create_dataset(f"{part}/labels", data=getattr(arrays, f"{part}_labels").astype(kind))
-                clients = getattr(arrays, f"{part}_clients")
+                file.create_dataset(f"{name}/labels", data=getattr(arrays, f"{name}_labels").astype(kind))
+                clients = getattr(arrays, f"{name}_clients")
                 if clients is not None:
-                    file.create_dataset(f"{part}/clients", data=clients.astype("int32"))
+                    file.create_dataset(f"{name}/clients", data=clients.astype("int32"))
             if arrays.client_names:
                 file.create_dataset("client_names", data=list(arrays.client_names), dtype=h5py.string_dtype())
             file.attrs.update(
                 format=FORMAT,
                 dataset=dataset,
                 class_names=list(arrays.class_names),
-                sha256=sha256,
+                sha256=content,
                 mean=list(arrays.mean),
                 std=list(arrays.std),
                 note=arrays.note,
                 **(extra or {}),
             )
-        with temporary.open("rb+") as raw:
-            os.fsync(raw.fileno())
-        if digest(read_back(temporary, arrays)) != sha256:
+        if digest(read_back(part, arrays)) != content:
             raise UserError(
                 f"--out is {out}; what was written does not read back the same: is the disk full or failing?"
             )
-        os.replace(temporary, out)
-    except OSError as error:
-        raise UserError(f"--out is {out}; it cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return sha256
+    return content
 
 
 def read_back(path: Path, arrays: Arrays) -> Arrays:

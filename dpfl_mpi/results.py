@@ -22,7 +22,7 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     /graph/cases [T+1, N, 4] in the order of `graph.CASES`, /graph/evaluations [T+1, N] of the reward
     /traffic/models_received [T+1, N]                                   what a real network would carry (row 0: both phases of Algorithm 3)
     /traffic/{bytes_rma,bytes_collective} [T+1]                         what MPI carried here, all ranks together
-    /seconds/{train,exchange,wait,graph,evaluate,write} [T+1, 3]        min, mean, max over ranks (wait: before the opening Fence)
+    /seconds/{train,graph,exchange,wait,evaluate,write} [T+1, 3]        min, mean, max over ranks (wait: before the opening Fence)
     /model/best [N, D], attrs names and shapes                          with --save_models
 """
 
@@ -32,7 +32,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,10 +44,12 @@ from dpfl_mpi.config import NUMERICS, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.storage import disk
+from dpfl_mpi.storage.files import DAMAGE, explained, remove_leftovers, replacing
 
 P = ParamSpec("P")
 T = TypeVar("T")
 SCHEMA = 1
+PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")  # of a round, in the order in which they are shown
 # provenance: may differ between equal runs
 EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
 
@@ -58,19 +59,10 @@ def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenat
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
+        with explained(f"the results file {self.path} cannot be written"):
             return method(self, *args, **kwargs)
-        except (OSError, RuntimeError) as error:
-            raise UserError(f"the results file {self.path} cannot be written: {reason(error)}") from None
 
     return wrapper
-
-
-def reason(error: Exception) -> str:
-    """Return the system's words for an error of HDF5's, whose own message is long."""
-    found = re.search(r"errno = (\d+)", str(error))
-    number = getattr(error, "errno", None) or (int(found.group(1)) if found else 0)
-    return os.strerror(number) if number else str(error)
 
 
 class Recorder:
@@ -84,13 +76,12 @@ class Recorder:
         `meta` are facts of the run, `start` describes this start. The file gets its name when it can be read.
         """
         self.path = path
-        part = path.with_name(path.name + ".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with explained(f"the results file {path} cannot be written"), contextlib.ExitStack() as stack:
+            remove_leftovers(path)
             starts = earlier_starts(path) if snapshot else []
-            if snapshot:
-                shutil.copyfile(snapshot, part)
-            with contextlib.ExitStack() as stack:
+            with replacing(path) as part:
+                if snapshot:
+                    shutil.copyfile(snapshot, part)
                 self.file = stack.enter_context(disk.File(part, "r+" if snapshot else "w", libver="earliest"))
                 if not snapshot:
                     self.file.attrs.update(
@@ -113,13 +104,7 @@ class Recorder:
                 stored.resize(len(self.starts) + 1, 0)
                 stored[:] = [json.dumps(s) for s in [*self.starts, start]]
                 self.file.flush()
-                os.replace(part, path)
-                disk.sync_folder(path.parent)
-                stack.pop_all()  # stays open
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise UserError(f"the results file {path} cannot be written: {reason(error)}") from None
+            stack.pop_all()  # stays open
 
     def copy(self, path: Path) -> None:
         """Write the file as it is now to another one, for a checkpoint."""
@@ -132,7 +117,7 @@ class Recorder:
             self.file.attrs.modify(name, value)
 
     @writes
-    def describe(self, group: str, **attributes: Any) -> None:
+    def set_attributes(self, group: str, **attributes: Any) -> None:
         """Write attributes of a group."""
         self.file[group].attrs.update(attributes)
 
@@ -204,7 +189,7 @@ def earlier_starts(path: Path) -> list[dict[str, Any]]:
     try:
         with Result(path) as result:
             return result.starts()
-    except (UserError, OSError, KeyError, ValueError, RuntimeError):
+    except (UserError, *DAMAGE):
         return []
 
 
@@ -342,4 +327,4 @@ class Result:
         return a.run.key() == b.run.key() and not Result.differences(a, b)
 
 
-__all__ = ["CASES", "EXEMPT", "SCHEMA", "Recorder", "Result"]
+__all__ = ["CASES", "EXEMPT", "PHASES", "SCHEMA", "Recorder", "Result"]

@@ -14,9 +14,7 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.plugins import find
-from dpfl_mpi.results import Result
-
-PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
+from dpfl_mpi.results import PHASES, Result
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -33,6 +33,7 @@ from dpfl_mpi.config import Job, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.sweep_table import Live, Row
 
@@ -248,9 +249,8 @@ def remember(folder: Path, jobs: dict[str, str], cluster: str, since: dict[str, 
     """Write which Run went to which job beside the logs, and when the processes of this machine began."""
     entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
     entry |= {"host": socket.gethostname(), "born": since or {}}
-    part = folder / "jobs.json.part"
-    part.write_text(json.dumps(entry, indent=1))
-    os.replace(part, folder / "jobs.json")  # whole, for whoever reads it meanwhile
+    with replacing(folder / "jobs.json") as part:  # whole, for whoever reads it meanwhile
+        part.write_text(json.dumps(entry, indent=1))
 
 
 def recall(known: list[Known], sweeps: Path) -> None:
@@ -327,11 +327,9 @@ def minutes(text: str) -> int:
 def submit(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live) -> None:
     """Submit a job for each of these Runs: an array on Slurm, here as many at once as there are cores for, one with `debug`."""
     sweeps = Path(job.results) / "sweeps"
-    try:
+    with explained(f"--results is {job.results}; nothing can be written there"):
         sweeps.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
-    except OSError as error:
-        raise UserError(f"--results is {job.results}; nothing can be written there: {error.strerror}") from None
     jobs = executor(args, folder)
     lines = [flags(k.run, dataclasses.replace(job, quiet=False, out=str(k.path.resolve()))) for k in todo]
     if args.cluster == "slurm":

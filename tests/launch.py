@@ -8,13 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dpfl_mpi.launcher import OPEN_MPI
+
 ROOT = Path(__file__).resolve().parents[1]
-OPEN_MPI = {  # Open MPI refuses root and more ranks than cores unless told; MPICH ignores these
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 
 
 def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):
@@ -60,7 +56,8 @@ def federation(fields: dict[str, object], **job: object):
     from mpi4py import MPI
 
     from dpfl_mpi.config import Job, Run
+    from dpfl_mpi.engine.build import build
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.mpi.world import World
 
-    return Federation(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))
+    return Federation(build(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF)))

@@ -17,13 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.launcher import OPEN_MPI
+
 ROOT = Path(__file__).resolve().parents[1]
-OPEN_MPI = {  # Open MPI refuses root and more ranks than cores unless told; MPICH ignores these
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
-}
 
 
 @functools.cache

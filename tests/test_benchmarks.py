@@ -80,16 +80,16 @@ def test_cost_model_by_hand(benchmarks):
     assert (eight["graph"], eight["files"]) == (two["graph"], two["files"])  # what ranks do not share
 
 
-def test_rows_arriving_is_what_plan_counts(benchmarks):
+def test_rows_arriving_is_what_a_route_counts(benchmarks):
     from dpfl_mpi.graph import CollaborationGraph
-    from dpfl_mpi.mpi.window import plan
+    from dpfl_mpi.mpi.window import route
 
     n, ranks, others = 60, 4, 5
     owner, rng = np.arange(n) % ranks, np.random.default_rng(0)
     needs = []
     for _ in range(40):
         lists = [rng.choice(np.delete(np.arange(n), k), others, replace=False) for k in range(n)]
-        needs.append(plan(CollaborationGraph.from_lists(lists), owner, np.arange(n) // ranks, 0, ranks).need.mean())
+        needs.append(route(CollaborationGraph.from_lists(lists), owner, np.arange(n) // ranks, 0, ranks).need.mean())
     assert np.mean(needs) == pytest.approx(benchmarks("scaling_model").arriving(n, n // ranks, others), rel=0.01)
 
 

@@ -14,14 +14,16 @@ import torch
 from mpi4py import MPI
 
 from dpfl_mpi.config import Job, Run, every
-from dpfl_mpi.engine import train
+from dpfl_mpi.engine import record
+from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Recorder, Result
-from dpfl_mpi.survival import checkpoint
+from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.survival import values
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
 
@@ -39,16 +41,16 @@ def cut_after(
     monkeypatch: pytest.MonkeyPatch, t: int, out: Path, fields: dict[str, object] | None = None, **job: object
 ) -> None:
     """Compute the small run up to the records of round t, no further."""
-    whole = train.record
+    whole = record.write_round
 
-    def record(recorder, fed, state):
+    def cut(recorder, fed, state):
         whole(recorder, fed, state)
         if fed.round == t:
             fed.close()  # MPI names windows that are open at its end
             raise Cut
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(train, "record", record)
+        patch.setattr(record, "write_round", cut)
         starts.here(out, fields, **({"checkpoint_every": "1"} | job))
 
 
@@ -220,16 +222,17 @@ def test_fresh_is_not_forgotten_where_a_requeued_job_has_nothing_to_go_on_from(t
 def test_every_kind_of_state_comes_back(tmp_path):
     world, job = World(MPI.COMM_SELF), Job(out=str(tmp_path / "run.h5"))
     run = Run(**starts.small()).resolve()
-    fed = Federation(run, job, world)
+    fed = Federation(build(run, job, world))
     rng = torch.Generator().manual_seed(0)
     fed.begin_round(5)
-    fed.momentum = {"w": torch.rand(fed.k, fed.ensemble.width, generator=rng), "v": torch.rand(fed.k, 16)}
-    fed.best.normal_(generator=rng)
-    fed.best_round[:] = np.arange(fed.k)
-    fed.alive[2], fed.budget[2], fed.diverged_round[2] = False, 0, 4
+    k = len(fed.ids)
+    fed.training.momentum = {"w": torch.rand(k, fed.ensemble.width, generator=rng), "v": torch.rand(k, 16)}
+    fed.scoring.best.normal_(generator=rng)
+    fed.scoring.best_round[:] = np.arange(k)
+    fed.members.alive[2], fed.others[2], fed.members.diverged_round[2] = False, 0, 4
     graph = CollaborationGraph.from_lists([[1, 2], [], [0], [5], [3, 0], [1]])
     state = {
-        "client": {"w": torch.rand(fed.k, 16), "mix": np.arange(fed.k), "on": torch.arange(fed.k) % 2 == 0},
+        "client": {"w": torch.rand(k, 16), "mix": np.arange(k), "on": torch.arange(k) % 2 == 0},
         "shared": {
             "omega": graph,
             "row": torch.rand(16, dtype=torch.float64),
@@ -247,30 +250,35 @@ def test_every_kind_of_state_comes_back(tmp_path):
     recorder.abandon()
 
     fed.close()
-    fresh = Federation(run, job, world)
+    fresh = Federation(build(run, job, world))
     back = Checkpoints(tmp_path / "run.h5", run, job, world).restore(fresh)
     assert back is not None
     assert fresh.round == 5
     for name, value in state["client"].items():
         assert type(back["client"][name]) is type(value)
-        assert checkpoint.numpy_of(back["client"][name]).tobytes() == checkpoint.numpy_of(value).tobytes()
+        assert values.numpy_of(back["client"][name]).tobytes() == values.numpy_of(value).tobytes()
     shared = back["shared"]
     assert shared["omega"].indptr.tolist() == graph.indptr.tolist()
     assert shared["omega"].senders.tolist() == graph.senders.tolist()
     assert torch.equal(shared["row"], state["shared"]["row"])
     assert np.array_equal(shared["table"], np.eye(3)) and shared["empty"].shape == (0, 4)
     assert [shared[n] for n in ("count", "share", "yes", "name", "none")] == [3, 0.1, True, "x", None]
-    for name in (*Federation.CLIENT_STATE, *Federation.SHARED_STATE):
-        a, b = (checkpoint.numpy_of(getattr(f, name)) for f in (fed, fresh))
+    assert [list(part) for part in fed.state()] == [
+        ["best", "best_round", "best_val", "best_test", "best_confusion", "last_test", "epochs", "steps"],
+        ["alive", "budget", "diverged_round"],
+    ]
+    kept, restored = ({**mine, **same} for mine, same in (fed.state(), fresh.state()))
+    for name in kept:
+        a, b = (values.numpy_of(f[name]) for f in (kept, restored))
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), name
-    assert all(torch.equal(fresh.momentum[n], fed.momentum[n]) for n in ("w", "v"))
+    assert all(torch.equal(fresh.training.momentum[n], fed.training.momentum[n]) for n in ("w", "v"))
     fresh.close()
 
     with (
         pytest.raises(TypeError, match="cannot hold state/odd: it is a set"),
         h5py.File(tmp_path / "x.h5", "w") as file,
     ):
-        checkpoint.write(file, "state/odd", {1})
+        values.write(file, "state/odd", {1})
 
 
 def test_files_are_plain_hdf5(tmp_path, monkeypatch):
@@ -292,7 +300,7 @@ def test_files_are_plain_hdf5(tmp_path, monkeypatch):
 
 
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="no space"), checkpoint.replacing(tmp_path / "file") as path:
+    with pytest.raises(OSError, match="no space"), replacing(tmp_path / "file") as path:
         path.write_text("half")
         raise OSError("no space")
     assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ def test_a_stream_is_numpys_philox():
 
 def seen(fed, i, epochs, first):
     """The batches of local client i from its local epoch `first` on, as (x, y, weight)."""
-    done = np.full(fed.k, first)
+    done = np.full(len(fed.ids), first)
     return [
         (b.x[0], b.y[0], b.weight[0]) for b in fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
     ]
@@ -60,7 +60,7 @@ def seen(fed, i, epochs, first):
 def test_every_sample_once_an_epoch(plain):
     """Three epochs: each a permutation of the client's own samples, no two the same, the last batch shorter."""
     source_images, source_labels = plain.clients.x, plain.clients.y
-    for i in range(plain.k):
+    for i in range(len(plain.ids)):
         n, start = int(plain.clients.n_train[i]), int(plain.clients.start[i])
         own = plain.ensemble.normalise(source_images[start : start + n])
         steps = -(-n // 8)
@@ -81,7 +81,7 @@ def test_every_sample_once_an_epoch(plain):
 
 def test_epochs_are_counted_from_the_common_row(augmented):
     """Two epochs at once are the same batches as one and then another, whoever asks."""
-    for i in (0, augmented.k - 1):
+    for i in (0, len(augmented.ids) - 1):
         together = seen(augmented, i, 2, 4)
         apart = seen(augmented, i, 1, 4) + seen(augmented, i, 1, 5)
         assert all(torch.equal(a, b) for x, y in zip(together, apart, strict=True) for a, b in zip(x, y, strict=True))
@@ -127,7 +127,7 @@ def test_augmentation_against_a_plain_loop(augmented, colour_file):
 
     with h5py.File(colour_file) as file:
         images = file["train/images"][:]
-    for i in (0, augmented.k - 1):
+    for i in (0, len(augmented.ids) - 1):
         k, n = int(augmented.ids[i]), int(augmented.clients.n_train[i])
         own = images[augmented.partition.of("train", k)]
         order = streams.stream(3, streams.ORDER, k, 2).permutation(n)
@@ -151,9 +151,9 @@ def test_scoring_does_not_augment(augmented):
 def test_a_block_is_its_clients_padded(name, request):
     """The batches of a block of all clients are those of each client alone, padding has weight 0, finished clients leave."""
     fed = request.getfixturevalue(name)
-    alone = [seen(fed, i, 2, 1) for i in range(fed.k)]
+    alone = [seen(fed, i, 2, 1) for i in range(len(fed.ids))]
     widths = []
-    for step, batch in enumerate(fed.clients.batches(slice(0, fed.k), 2, np.ones(fed.k, np.int64), 8)):
+    for step, batch in enumerate(fed.clients.batches(slice(0, len(fed.ids)), 2, np.ones(len(fed.ids), np.int64), 8)):
         widths.append(batch.k)
         for i in range(batch.k):
             x, y, weight = alone[i][step]
@@ -161,7 +161,7 @@ def test_a_block_is_its_clients_padded(name, request):
             assert torch.equal(batch.x[i, :s], x) and torch.equal(batch.y[i, :s], y)
             assert torch.equal(batch.weight[i, :s], weight) and not batch.weight[i, s:].any()
     assert widths == sorted(widths, reverse=True)
-    assert [sum(w > i for w in widths) for i in range(fed.k)] == [len(a) for a in alone]
+    assert [sum(w > i for w in widths) for i in range(len(fed.ids))] == [len(a) for a in alone]
 
 
 def test_numbers_do_not_name_the_method(digits_file):
@@ -171,7 +171,7 @@ def test_numbers_do_not_name_the_method(digits_file):
         contextlib.closing(federation(fields | {"method": "local"})) as a,
         contextlib.closing(federation(fields | {"budget": 2, "lr": 0.5})) as b,
     ):
-        for i in range(a.k):
+        for i in range(len(a.ids)):
             for x, y in zip(seen(a, i, 1, 7), seen(b, i, 1, 7), strict=True):
                 assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
         assert torch.equal(a.common_row(), b.common_row())

@@ -1,4 +1,4 @@
-"""MPI: placement, plans and exact sums; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
+"""MPI: placement, routes and exact sums; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
 
 import numpy as np
 import pytest
@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from launch import mpirun
 from mpi4py import MPI
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import world as comm_module
-from dpfl_mpi.mpi.placement import ids_of, place
-from dpfl_mpi.mpi.window import Inbox, plan
+from dpfl_mpi.mpi.placement import ids_of, models_per_pass, place, window_slots
+from dpfl_mpi.mpi.window import Inbox, route
 from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row
 RANKS = [1, 2, 3]
 
 
-# placement and plans: every rank computes the same, without MPI -----------------------------------------------------------
+# placement and routes: every rank computes the same, without MPI -----------------------------------------------------------
 def test_place_by_hand():
     """Heaviest first, each to the rank with least work: 9 | 7 | 5, then 4 to the 5, 3 to the 7, 2 to the 9 or the equal 9."""
     assert place(np.array([2, 9, 4, 7, 3, 5]), 3).tolist() == [0, 0, 2, 1, 1, 2]
@@ -37,6 +37,16 @@ def test_place(work, ranks):
     assert all((np.diff(work[ids]) <= 0).all() for ids in found)
 
 
+def test_passes_by_hand():
+    """Three ranks of 10, 2 and 0 clients that want 4 models each: 2 of other ranks for the first, 8 of 10 for the second."""
+    clients = np.array([10, 2, 0])
+    slots = window_slots(4 * clients, clients, 12)
+    assert slots.tolist() == [2, 8, 0]
+    assert models_per_pass(slots, np.full(3, 8), clients) is None
+    assert models_per_pass(slots, np.full(3, 5), clients) == 2  # the second's; the first has room for all that there is
+    assert models_per_pass(slots, np.full(3, 1), clients) == 0
+
+
 def cast(n, ranks, density, seed):
     """A random directed graph, and where its clients are: owner, row on the owner."""
     rng = np.random.default_rng(seed)
@@ -53,22 +63,22 @@ def cast(n, ranks, density, seed):
 
 @settings(deadline=None)
 @given(st.integers(1, 15), st.integers(1, 6), st.floats(0, 1), st.integers(0, 1000))
-def test_plan(n, ranks, density, seed):
+def test_route(n, ranks, density, seed):
     """One slot a sender and rank, however many clients there want it; nothing inside a rank; both ends agree."""
     graph, owner, row, _ = cast(n, ranks, density, seed)
-    plans = [plan(graph, owner, row, r, ranks) for r in range(ranks)]
+    routes = [route(graph, owner, row, r, ranks) for r in range(ranks)]
     sent = {}
-    for r, p in enumerate(plans):
+    for r, p in enumerate(routes):
         for source, to, slot in p.puts:
             sender = int(np.flatnonzero((owner == r) & (row == source))[0])
             assert (to, slot) not in sent, "two rows put into one slot"
             sent[to, slot] = sender
-    for r, p in enumerate(plans):
+    for r, p in enumerate(routes):
         wanted = {int(s) for k in np.flatnonzero(owner == r) for s in graph.of(k) if owner[s] != r}
         assert set(p.slot) == wanted
         assert sorted(p.slot.values()) == list(range(len(wanted)))
         assert {slot: s for s, slot in p.slot.items()} == {slot: s for (to, slot), s in sent.items() if to == r}
-        assert p.need.tolist() == [len(q.slot) for q in plans]
+        assert p.need.tolist() == [len(q.slot) for q in routes]
 
 
 # with ranks ---------------------------------------------------------------------------------------------------------------
@@ -81,7 +91,7 @@ def exchange_equals_permutation(world, n, density, seed):
     """Several rounds along one random graph through one window: slot by slot what numpy would index."""
     graph, owner, row, work = cast(n, world.size, density, seed)
     ids = ids_of(owner, work, world.rank)
-    step = plan(graph, owner, row, world.rank, world.size)
+    step = route(graph, owner, row, world.rank, world.size)
     staging = np.zeros((len(ids), WIDTH), np.float32)
     with Inbox(world, staging, int(step.need[world.rank])) as inbox:
         for number in range(3):
@@ -105,14 +115,14 @@ def windows_one_after_the_other(world):
         inbox.close()
         inbox.close()  # twice is once
         with pytest.raises(ValueError, match="closed"):
-            inbox.exchange(plan(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
+            inbox.exchange(route(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
 
 
 def a_graph_wider_than_the_window_is_refused(world):
     """The window is the budget: what does not fit cannot be sent. On one rank nothing is sent, so all fits."""
     n = 6
     graph, owner, row, work = cast(n, world.size, 1.0, 0)
-    step = plan(graph, owner, row, world.rank, world.size)
+    step = route(graph, owner, row, world.rank, world.size)
     staging = rows(n, 0)[ids_of(owner, work, world.rank)]
     need = int(step.need[world.rank])
     assert need == n - len(staging)
@@ -160,9 +170,21 @@ def collectives(world):
     assert world.agree(world.rank == world.size - 1) and not world.agree(False)
     spread = world.spread(np.array([float(world.rank), 5.0]))
     assert spread.tolist() == [[0.0, (world.size - 1) / 2, world.size - 1.0], [5.0, 5.0, 5.0]]
-    sent = [np.arange(6).reshape(2, 3), np.zeros((0, 4)), np.array([1, 2], np.uint8)]
-    for mine, theirs in zip(sent, world.from_root(lambda: sent), strict=True):
-        assert np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
+    sent = {
+        "int64": np.arange(6).reshape(2, 3),
+        "empty": np.zeros((0, 4)),
+        "uint8": np.array([1, 2], np.uint8),
+        "float32": np.float32([[1.5], [np.nan]]).T,
+        "bool": np.array([True, False]),
+    }
+    got = world.share(lambda: sent if world.root else {})
+    assert list(got) == list(sent)
+    for name, mine in sent.items():
+        assert np.array_equal(mine, got[name], equal_nan=name == "float32") and mine.dtype == got[name].dtype
+    assert world.share(dict) == {}
+    for value in (None, True, 7, 0.1, "größer", [1, "a", None], {"a": [2]}):
+        assert world.decide(lambda value=value: value if world.root else "never asked") == value
+    assert world.decide(lambda: (1, 2)) == [1, 2]  # the same on all ranks
     hosts = world.hosts()
     assert hosts == ([MPI.Get_processor_name()] * world.size if world.root else [])
 
@@ -173,7 +195,19 @@ def a_mistake_found_by_root_is_raised_everywhere(world):
         raise UserError("no such thing: größer")
 
     with pytest.raises(UserError, match="no such thing: größer"):
-        world.from_root(make)
+        world.decide(make)
+    with pytest.raises(UserError, match="no such thing: größer"):
+        world.share(make)
+    assert world.agree(True)
+
+
+def a_bug_on_root_reaches_everyone(world):
+    """Root raises what happened, the others an exception that ends them; none waits for an answer."""
+    for wrong, error in ((lambda: [][1], IndexError), (lambda: 1 / 0, ZeroDivisionError), (lambda: {1, 2}, TypeError)):
+        with pytest.raises(error if world.root else RootFailed):
+            world.decide(wrong)
+    with pytest.raises(KeyError if world.root else RootFailed):
+        world.share(lambda: {}["nothing"])
     assert world.agree(True)
 
 
@@ -211,6 +245,7 @@ def test_collectives():
     world = World(MPI.COMM_WORLD)
     collectives(world)
     a_mistake_found_by_root_is_raised_everywhere(world)
+    a_bug_on_root_reaches_everyone(world)
     the_exact_sum_does_not_know_the_ranks(world)
 
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from making import folder, images, real
 
-from dpfl_mpi import describe
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
-from dpfl_mpi.describe import main, make_plan
+from dpfl_mpi.describe import main
+from dpfl_mpi.engine import needs
+from dpfl_mpi.engine.needs import needs_of
 from dpfl_mpi.mpi.placement import ids_of, place
 
 
@@ -55,7 +56,7 @@ def test_plan_is_what_the_run_does(tmp_path):
 
     run = Run(rounds=2, clients=8, budget=3, tau_init=1, tau_train=1).resolve()
     source = open_source(run)
-    plan = make_plan(run, Job(), source, deal(run, source), describe.build(run, source), 1, 1)
+    plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
     path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
     with Result(path) as result:
         assert result["round/gradient_steps"][-1] == plan.steps.sum()
@@ -69,15 +70,15 @@ def test_window_of_a_rank():
     run = Run(clients=30, budget=5, min_per_class=1).resolve()
     source = open_source(run)
     dealt = deal(run, source)
-    ensemble = describe.build(run, source)
-    plan = make_plan(run, Job(), source, dealt, ensemble, 4, 2)
+    ensemble = needs.build(run, source)
+    plan = needs_of(run, Job(), source, dealt, ensemble, 4, 2)
     assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
     assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
-    narrow = make_plan(run, Job(window_gb=plan.clients.max() * plan.row * 2.01 / 2**30), source, dealt, ensemble, 4, 2)
+    narrow = needs_of(run, Job(window_gb=plan.clients.max() * plan.row * 2.01 / 2**30), source, dealt, ensemble, 4, 2)
     assert narrow.passes == 2 and (narrow.window < plan.window).all()
-    more = make_plan(run, Job(), source, dealt, ensemble, 40, 2)
+    more = needs_of(run, Job(), source, dealt, ensemble, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
-    alone = make_plan(Run(method="local", clients=30, min_per_class=1).resolve(), Job(), source, dealt, ensemble, 4, 1)
+    alone = needs_of(Run(method="local", clients=30, min_per_class=1).resolve(), Job(), source, dealt, ensemble, 4, 1)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
 
 
@@ -124,10 +125,10 @@ def test_refuses_what_cannot_run(capsys, flags, text):
 
 def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
     monkeypatch.setattr(
-        describe, "node_memory", lambda shared=True: (2**20, "/dev/shm") if shared else (2**40, "available memory")
+        needs, "node_memory", lambda shared=True: (2**20, "/dev/shm") if shared else (2**40, "available memory")
     )
     assert "the RMA windows need" in shown(capsys, "--budget", "inf", "--ranks", "64", code=2)
-    monkeypatch.setattr(describe, "node_memory", lambda shared=True: (2**30, "available memory"))
+    monkeypatch.setattr(needs, "node_memory", lambda shared=True: (2**30, "available memory"))
     assert "use more --nodes" in shown(capsys, "--ranks", "64", code=2)
     shown(capsys, "--ranks", "64", "--nodes", "32")
 

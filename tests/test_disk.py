@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
-from dpfl_mpi.storage import disk
+from dpfl_mpi.storage import disk, files
 
 SCRIPT = """
 import errno, resource, sys
 from pathlib import Path
 import numpy as np
-from dpfl_mpi import disk
+from dpfl_mpi.storage import disk
 
 def rows(t):
     return np.random.default_rng(t).random((4, 300))
@@ -169,7 +170,7 @@ def test_what_is_left_open_is_closed_at_the_end(tmp_path):
     script = """
 import sys
 from pathlib import Path
-from dpfl_mpi import disk
+from dpfl_mpi.storage import disk
 def use():
     file = disk.File(Path(sys.argv[1]), "w")
     file["x"] = [1, 2, 3]
@@ -180,3 +181,42 @@ use()
     assert done.returncode == 1 and done.stderr.count("Error") == 1
     with h5py.File(tmp_path / "x.h5") as file:
         assert file["x"][:].tolist() == [1, 2, 3]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file"
+    with files.replacing(path) as part:
+        part.write_text("one")
+        assert not path.exists() and part.suffix == ".part"
+    assert path.read_text() == "one"
+    with pytest.raises(KeyboardInterrupt), files.replacing(path) as part:
+        part.write_text("tw")
+        raise KeyboardInterrupt
+    assert path.read_text() == "one" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    path, child = tmp_path / "file", subprocess.Popen(["true"])
+    mine = files.temporary(path)
+    dead = mine.with_name(mine.name.replace(f".{os.getpid()}.", f".{child.pid}."))
+    other = dead.with_name(f".x{dead.name[1:]}")
+    child.wait()
+    for left in (mine, dead, other):
+        left.touch()
+    files.remove_leftovers(path)
+    assert mine.exists() and other.exists() and not dead.exists()
+    files.remove_leftovers(tmp_path / "nowhere" / "file")
+
+
+def test_a_files_hash(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    assert files.sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_errors_in_words():
+    hdf5 = OSError("Can't write data (file write failed: time = now, errno = 28, error message = 'No space left')")
+    assert files.error_number(hdf5) == files.error_number(OSError(28, "x")) == errno.ENOSPC
+    assert files.reason(hdf5) == "No space left on device" and files.reason(RuntimeError("odd")) == "odd"
+    sentence = "^the table cannot be written: No space left on device$"
+    with pytest.raises(UserError, match=sentence), files.explained("the table cannot be written"):
+        raise hdf5

@@ -271,6 +271,26 @@ def test_an_exception_on_one_rank_ends_all(tmp_path, digits_file, error, expecte
     assert done.stderr.count(expected) == 1
 
 
+ON_ROOT = """
+import sys
+from dpfl_mpi.__main__ import main
+from dpfl_mpi.results import Recorder
+def broken(self, *arguments):
+    raise ZeroDivisionError('a bug')
+Recorder.flush = broken
+main(sys.argv[1:])
+"""
+
+
+def test_a_bug_where_root_writes_is_told_once_and_ends_all(tmp_path, digits_file):
+    (tmp_path / "inject.py").write_text(ON_ROOT)
+    began = time.monotonic()
+    done = mpirun(3, tmp_path / "inject.py", *flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path)
+    stops(done, 60, began)
+    assert done.stderr.count("Traceback") == done.stderr.count("ZeroDivisionError: a bug") == 1
+    assert "RootFailed" not in done.stderr
+
+
 def test_singletons_under_srun_stop(tmp_path):
     """srun says two tasks and MPI sees one rank: each task would train alone and overwrite the other's result."""
     done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})

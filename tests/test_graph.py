@@ -1,7 +1,6 @@
 """The greedy search: `decide` by hand, ggc and bggc against Algorithms 2 and 3 in plain Python, Theorem 1 as a property."""
 
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launch import federation
 
-from dpfl_mpi.federation.greedy import Order, bggc, decide, ggc
+from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
 
 N = 7
@@ -48,13 +47,13 @@ def rows_of(fed, seed, scale=0.3, spread=1.0):
     rng = np.random.default_rng(seed)
     size = fed.ensemble.size
     models = (rng.normal(0, scale, size) + rng.normal(0, scale * spread, (N, size))).astype(np.float32)
-    w = fed.ensemble.zeros(fed.k)
+    w = fed.ensemble.zeros(len(fed.ids))
     w[:, :size] = torch.from_numpy(models[fed.ids])
     return w, models
 
 
 def reward_of(fed, k):
-    """R of client k by a plain module: the twin of `Federation.reward`."""
+    """R of client k by a plain module: the twin of `Scoring.reward`."""
     i = int(fed.row_of[k])
     first, n = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
     x = (fed.clients.score_x[first : first + n].float() / 255 - 0.305) / 0.376
@@ -82,13 +81,13 @@ def draws(fed, k, candidates, repeats):
     """The order and the coins of client k in this round."""
     i = int(fed.row_of[k])
     orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
-    return orders, [fed.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
+    return orders, [fed.greedy.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
 
 
 def start(fed, number, others, repeats=1):
     fed.begin_round(number)
-    fed.budget = np.broadcast_to(np.asarray(others), N).copy()
-    fed.run = dataclasses.replace(fed.run, ggc_repeats=repeats)
+    fed.others[:] = others
+    fed.greedy.repeats = repeats
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 4, N - 1])
@@ -96,7 +95,7 @@ def start(fed, number, others, repeats=1):
 def test_bggc_is_algorithm_3(fed, others, seed):
     start(fed, seed, others)
     w, models = rows_of(fed, seed)
-    omega = bggc(fed, w)
+    omega = fed.bggc(w)
     for k in range(N):
         (order,), (coins,) = draws(fed, k, np.array([j for j in range(N) if j != k]), 1)
         X = reference.bggc(k, order, models, fed.p, reward_of(fed, k), others + 1, coins)
@@ -114,7 +113,7 @@ def test_ggc_is_algorithm_2(fed, others, seed, repeats):
     omega = CollaborationGraph.from_lists(
         rng.choice([j for j in range(N) if j != k], min(others + 1, N - 1), replace=False) for k in range(N)
     )
-    chosen = ggc(fed, w, fed.exchange(w, omega))
+    chosen = fed.ggc(w, fed.exchange(w, omega))
     for k in range(N):
         orders, coins = draws(fed, k, omega.of(k), repeats)
         X = reference.ggc_repeated(k, orders, models, fed.p, reward_of(fed, k), others + 1, coins)
@@ -136,7 +135,7 @@ def test_repeats_differ_and_the_best_counts(fed):
             ]
         )
     start(fed, 5, 2, 4)
-    chosen = ggc(fed, w, fed.exchange(w, complete()))
+    chosen = fed.ggc(w, fed.exchange(w, complete()))
     different = 0
     for k in range(N):
         R = reward_of(fed, k)
@@ -160,14 +159,14 @@ def test_theorem_1(fed, seed, number, others, twins, shares, spread):
 
     Clients with equal models (`twins`) make gains that are exactly or nearly zero, where one rounding would decide.
     """
-    fed.p = np.array(shares) / sum(shares)
+    fed.p[:] = np.array(shares) / sum(shares)
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
     start(fed, number, others)
-    together = ggc(fed, w, fed.exchange(w, complete()))
+    together = fed.ggc(w, fed.exchange(w, complete()))
     evaluations = fed.notes["evaluations"].copy()
     start(fed, number, others)
-    batched = bggc(fed, w)
+    batched = fed.bggc(w)
     assert np.array_equal(together.indptr, batched.indptr)
     assert np.array_equal(together.senders, batched.senders)
     assert np.array_equal(evaluations, fed.notes["evaluations"])
@@ -178,11 +177,11 @@ def test_both_searches_start_from_the_same_bits(fed):
     """w^Y and the sum of p over Y, through one reduction over ranks (bggc) and summed by each client (ggc)."""
     rng = np.random.default_rng(0)
     for seed in range(20):
-        fed.p = rng.dirichlet(np.ones(N))
+        fed.p[:] = rng.dirichlet(np.ones(N))
         start(fed, 0, N - 1)
         w, _ = rows_of(fed, seed)
-        once, p_once = fed.sum_of_all(w)
-        each, p_each = fed.exchange(w, complete()).start_sums()
+        once, p_once = fed.sums.over_reachable(w)
+        each, p_each = fed.sums.over_received(fed.exchange(w, complete()))
         assert torch.equal(once.expand(N, -1), each)
         assert np.array_equal(p_once, p_each)
 
@@ -190,7 +189,7 @@ def test_both_searches_start_from_the_same_bits(fed):
 def test_a_client_of_budget_one_evaluates_nothing(fed):
     start(fed, 0, [0] * (N - 1) + [3])
     w, _ = rows_of(fed, 0)
-    omega = bggc(fed, w)
+    omega = fed.bggc(w)
     assert omega.degrees()[:-1].tolist() == [0] * (N - 1)
     others = np.array([int(fed.row_of[k]) for k in range(N - 1)])
     assert (fed.notes["evaluations"][others] == 0).all()
@@ -204,7 +203,7 @@ def test_two_evaluations_a_candidate(fed):
     """R(X) and R(Y) are carried over: 2 to start with and 2 a candidate, one case counted a candidate."""
     start(fed, 0, N - 1)
     w, _ = rows_of(fed, 0)
-    bggc(fed, w)
+    fed.bggc(w)
     decided = fed.notes["cases"].sum(1)
     assert np.array_equal(fed.notes["evaluations"], 2 + 2 * decided)
     assert decided.max() == N - 1
@@ -263,7 +262,7 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
     monkeypatch.setattr(Order, "AHEAD", ahead)
     fed.begin_round(4)
     for k in range(N):
-        order, handed = Order(fed, k, 0), []
+        order, handed = Order(fed.greedy, k, 0), []
         for width in (0, 2, 2, 2, 2, 2):
             handed.append(order.next(width).tolist())
         assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()

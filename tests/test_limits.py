@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from launch import federation, mpirun, run_here, run_mpi
+from mpi4py import MPI
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.recipes import make
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import greedy
-from dpfl_mpi.federation import limits as reach
-from dpfl_mpi.federation.greedy import bggc, ggc
+from dpfl_mpi.federation import greedy, limits
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import dpfl
+from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
 
@@ -32,6 +32,10 @@ def run(**fields):
 def write(path: Path, lines) -> str:
     path.write_text("\n".join(" ".join(map(str, line)) for line in lines) + "\n")
     return str(path)
+
+
+def limits_of(resolved):
+    return limits.limits_of(resolved, World(MPI.COMM_SELF))
 
 
 def differences(a: Path, b: Path) -> list[str]:
@@ -120,12 +124,12 @@ def test_mistakes_are_sentences(fields, sentence):
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        getattr(reach, {"budget": "budgets", "reach": "reach", "available": "availability"}[name])(
+        getattr(limits, {"budget": "others", "reach": "reach_graph", "available": "availability"}[name])(
             run(**{name: str(tmp_path / "file")})
         )
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UserError, match="no readable text file"):
-        reach.read(str(tmp_path / "file"), name)
+        limits.read(str(tmp_path / "file"), name)
 
 
 def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
@@ -138,13 +142,13 @@ def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
 # budgets -----------------------------------------------------------------------------------------------------------------
 def test_budgets(tmp_path):
     path = write(tmp_path / "b", [[1], [2], [3], ["inf"], [100], [4], [5], [6], [7]])
-    assert reach.budgets(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
-    assert reach.budgets(run(budget=path, budget_counts_self=False)).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
-    assert reach.budgets(run()).tolist() == [3] * N
-    assert reach.budgets(run(budget="inf")).tolist() == [N - 1] * N
-    drawn = reach.budgets(run(clients=300, budget="uniform:2:20")) + 1
+    assert limits.others(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
+    assert limits.others(run(budget=path, budget_counts_self=False)).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
+    assert limits.others(run()).tolist() == [3] * N
+    assert limits.others(run(budget="inf")).tolist() == [N - 1] * N
+    drawn = limits.others(run(clients=300, budget="uniform:2:20")) + 1
     assert drawn.min() == 2 and drawn.max() == 20 and 10 < drawn.mean() < 12
-    assert (reach.budgets(run(clients=300, budget="uniform:2:20", seed=1)) + 1 != drawn).any()
+    assert (limits.others(run(clients=300, budget="uniform:2:20", seed=1)) + 1 != drawn).any()
 
 
 def test_budgets_of_one_number_are_that_number(default, tmp_path):
@@ -155,14 +159,14 @@ def test_budgets_of_one_number_are_that_number(default, tmp_path):
 
 # reach -------------------------------------------------------------------------------------------------------------------
 def test_reach_kinds(tmp_path):
-    assert reach.reach(run()) is None
-    near = reach.reach(run(clients=40, reach="geometric:0.4")).matrix()
+    assert limits.reach_graph(run()) is None
+    near = limits.reach_graph(run(clients=40, reach="geometric:0.4")).matrix()
     assert np.array_equal(near, near.T) and not near.diagonal().any() and 0.2 < near.mean() < 0.6
-    assert reach.reach(run(clients=40, reach="geometric:1.5")).matrix().sum() == 40 * 39
-    sites = reach.reach(run(reach="sites:2"))
+    assert limits.reach_graph(run(clients=40, reach="geometric:1.5")).matrix().sum() == 40 * 39
+    sites = limits.reach_graph(run(reach="sites:2"))
     assert sorted(sites.degrees().tolist()) == [3] * 4 + [4] * 5
-    assert np.array_equal(reach.reach(run(reach="groups:0,1;4,2,3")).degrees(), [1, 1, 2, 2, 2, 0, 0, 0, 0])
-    directed = reach.reach(run(reach=write(tmp_path / "edges", [(3, 0), (3, 5), (2, 2), (0, 3)])))
+    assert np.array_equal(limits.reach_graph(run(reach="groups:0,1;4,2,3")).degrees(), [1, 1, 2, 2, 2, 0, 0, 0, 0])
+    directed = limits.reach_graph(run(reach=write(tmp_path / "edges", [(3, 0), (3, 5), (2, 2), (0, 3)])))
     assert [directed.of(k).tolist() for k in range(4)] == [[3], [], [], [0, 5]]
 
 
@@ -179,8 +183,8 @@ def sum_over(fed, w, k, members):
 def test_first_phase_sums_over_the_reachable(kind):
     with contextlib.closing(federation(SMALL | {"reach": kind})) as fed:
         w = fed.local_opt(fed.common_row(), 1)
-        sums, p = fed.sum_of_all(w)
-        near = reach.reach(fed.run)
+        sums, p = fed.sums.over_reachable(w)
+        near = limits.reach_graph(fed.run)
         for k in range(N):
             members = sorted({k, *near.of(k).tolist()})
             assert sums[fed.row_of[k], :5].tolist() == sum_over(fed, w, k, members)
@@ -200,8 +204,8 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
     fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
     with Result(run_here(tmp_path / "run.h5", fields)) as result:
         near = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"]).matrix()
-        assert np.array_equal(near, reach.reach(Run(**fields).resolve()).matrix())
-        assert np.array_equal(result["client/budget"], reach.budgets(Run(**fields).resolve()) + 1)
+        assert np.array_equal(near, limits.reach_graph(Run(**fields).resolve()).matrix())
+        assert np.array_equal(result["client/budget"], limits.others(Run(**fields).resolve()) + 1)
         for t in range(3):
             chosen = result.graph(t)
             assert chosen.any() and not (chosen & ~near).any()
@@ -213,7 +217,7 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="outside the reach"):
             fed.exchange(fed.common_row(), outside)
         crowd = np.flatnonzero(near[k])
-        fed.budget[k] = len(crowd) - 1
+        fed.others[k] = len(crowd) - 1
         with pytest.raises(ValueError, match="more models for a client than its budget"):
             fed.average(fed.common_row(), CollaborationGraph.from_lists(crowd if i == k else [] for i in range(N)))
 
@@ -225,8 +229,8 @@ def test_theorem_1_with_reach_and_budgets(seed):
         federation(SMALL | {"reach": "geometric:0.7", "budget": "uniform:1:5", "seed": seed})
     ) as fed:
         w = fed.local_opt(fed.common_row(), 1)
-        together = ggc(fed, w, fed.exchange(w, reach.reach(fed.run)))
-        batched = bggc(fed, w)
+        together = fed.ggc(w, fed.exchange(w, limits.reach_graph(fed.run)))
+        batched = fed.bggc(w)
         assert np.array_equal(together.matrix(), batched.matrix()) and batched.degrees().any()
 
 
@@ -244,16 +248,15 @@ def test_ranks_with_all_limits(tmp_path):
 # participation -----------------------------------------------------------------------------------------------------------
 def test_presence(tmp_path):
     half = run(participation=0.5, rounds=50)
-    table = reach.availability(half)
-    rounds = [reach.present(half, table, t) for t in range(51)]
+    rounds = [limits_of(half).present(t) for t in range(51)]
     assert rounds[0].all() and all(here.sum() == 5 for here in rounds[1:])
     assert len({here.tobytes() for here in rounds}) > 40
-    assert reach.present(run(participation=0.01), table, 1).sum() == 1
+    assert limits_of(run(participation=0.01)).present(1).sum() == 1
     there = np.array([[1, 0] * 4 + [0], [0] * 8 + [1]])
     both = run(available=write(tmp_path / "a", there), participation=0.5)
-    assert np.array_equal(reach.availability(both), there)
+    assert np.array_equal(limits.availability(both), there)
     for t in (1, 2):
-        here = reach.present(both, there, t)
+        here = limits_of(both).present(t)
         assert here.sum() == (2 if t == 1 else 1) and not (here & (there[t - 1] == 0)).any()
 
 
@@ -271,14 +274,14 @@ def test_absent_clients(block, tmp_path):
     with contextlib.closing(federation(fields, block=block)) as fed:
         before = dpfl.init(fed)
         w, omega = before["client"]["w"].clone(), before["shared"]["omega"]
-        momentum = fed.momentum["w"].clone()
+        momentum = fed.training.momentum["w"].clone()
         fed.begin_round(1)
         after = dpfl.round(fed, before, 1)
         away, here = fed.row_of[absent], fed.row_of[[k for k in range(N) if k not in absent]]
         assert torch.equal(after["client"]["w"][away], w[away])
-        assert torch.equal(fed.momentum["w"][away], momentum[away])
+        assert torch.equal(fed.training.momentum["w"][away], momentum[away])
         assert not torch.equal(after["client"]["w"][here], w[here])
-        assert (fed.epochs[away] == 1).all() and (fed.epochs[here] == 2).all()
+        assert (fed.training.epochs[away] == 1).all() and (fed.training.epochs[here] == 2).all()
         assert np.isnan(fed.notes["val_acc"][away]).all() and np.isfinite(fed.notes["val_acc"][here]).all()
         assert (fed.notes["models_received"][away] == 0).all()
         assert after["shared"]["omega"] is omega
@@ -290,14 +293,14 @@ def test_absent_clients(block, tmp_path):
                 assert not set(absent) & set(chosen.of(k).tolist())
         fed.begin_round(2)
         dpfl.round(fed, after, 2)
-        assert (fed.epochs[away] == 2).all()
+        assert (fed.training.epochs[away] == 2).all()
 
 
 def test_a_mean_is_over_those_present(tmp_path):
     with contextlib.closing(federation(SMALL | {"method": "fedavg", "participation": 0.4})) as fed:
         fed.begin_round(1)
         w = fed.local_opt(fed.common_row(), 1)
-        here = np.flatnonzero(fed.present)
+        here = np.flatnonzero(fed.members.present)
         expected = sum(fed.p[k] / fed.p[here].sum() * w[fed.row_of[k]].double() for k in here)
         assert torch.allclose(fed.mean(w).double(), expected, atol=1e-7)
         assert len(here) == 4 and (fed.notes["models_received"][fed.row_of[here]] == 2).all()

@@ -400,16 +400,16 @@ def test_dpfl_of_budget_1_is_local(base):
     """tau_init = c tau_train epochs and R rounds are c + R rounds of Local."""
     _, states, dpfl = play("dpfl", rounds=1, budget=1, tau_init=2 * TAU)
     assert torch.equal(client(states)[-1], client(base["local"][1])[-1])
-    assert np.array_equal(dpfl.epochs, base["local"][2].epochs)
+    assert np.array_equal(dpfl.training.epochs, base["local"][2].training.epochs)
 
 
 def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch(base):
     for method in ("ditto", "apfl", "perfedavg", "fedrep", "pfedgraph"):
         _, _, fed = play(method, rounds=2)
-        assert (fed.epochs == 2 * TAU).all()
+        assert (fed.training.epochs == 2 * TAU).all()
         per_epoch = -(-fed.clients.n_train // 32)
         steps = {"ditto": 2 * per_epoch, "apfl": 2 * per_epoch}.get(method, per_epoch) * 2 * TAU
-        assert np.array_equal(fed.steps, 2 * ((per_epoch * TAU) // 2) if method == "perfedavg" else steps)
+        assert np.array_equal(fed.training.steps, 2 * ((per_epoch * TAU) // 2) if method == "perfedavg" else steps)
         assert (fed.notes["models_received"] == 2).all()
 
 
@@ -419,10 +419,10 @@ def test_a_frozen_head_keeps_weights_and_momentum():
         head = fed.columns("head")
         assert int(head.sum()) == 64 * 10 + 10
         w = fed.local_opt(fed.common_row(), 1)
-        before, momentum = w.clone(), fed.momentum["w"].clone()
+        before, momentum = w.clone(), fed.training.momentum["w"].clone()
         w = fed.local_opt(w, 2, trained=~head)
         assert torch.equal(w[:, head], before[:, head]) and not torch.equal(w, before)
-        assert torch.equal(fed.momentum["w"][:, head], momentum[:, head])
+        assert torch.equal(fed.training.momentum["w"][:, head], momentum[:, head])
         with pytest.raises(UserError, match="allowed are head, none, all, or of the layers fc1, head"):
             fed.columns("fc7")
 

@@ -9,9 +9,10 @@ import torch
 from launch import federation
 
 from dpfl_mpi.models import mlp
+from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.recorded import RecordedSteps, block_sizes
+from dpfl_mpi.numerics.recorded import RecordedBackend, RecordedSteps, block_sizes
 
 
 def cost(steps, sizes):
@@ -63,15 +64,16 @@ def test_replayed_training_is_the_plain_loop(present, block, digits_file):
     }
     fields |= {"classes_per_client": 3, "augment": False, "method": "local", "participation": present, "lr_decay": 0.5}
     seen = []
-    for recorded in (None, {}):
+    for kind in (Backend, RecordedBackend):
         with contextlib.closing(federation(fields, block=block)) as fed:
-            fed.recorded = recorded
+            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.sgd, block)
             w = fed.common_row()
             for number in (9, 10, 11):
                 fed.begin_round(number)
                 w = fed.local_opt(w, 2)
-            assert recorded is None or fed.recorded
-            seen.append((w, fed.momentum["w"], fed.notes["train_loss"], fed.steps, fed.epochs))
+            assert kind is Backend or fed.training.backend.recorded
+            done = fed.training
+            seen.append((w, done.momentum["w"], fed.notes["train_loss"], done.steps, done.epochs))
     (w, m, loss, steps, epochs), (rw, rm, rloss, rsteps, repochs) = seen
     assert float((w - rw).abs().max()) <= 1e-5 and float((m - rm).abs().max()) <= 1e-4
     np.testing.assert_allclose(rloss, loss, rtol=1e-4)

@@ -6,18 +6,13 @@ The recipes are those of the authors' published pipeline where the paper names o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.plugins import find
-
-if TYPE_CHECKING:
-    pass
-
-PARTS = ("train", "val", "test")
+from dpfl_mpi.storage.partition import PARTS as PARTS
 
 
 @dataclass(frozen=True)
@@ -51,25 +46,25 @@ class Partition:
             sha.update(self.indptr[part].tobytes() + self.indices[part].tobytes())
         return sha.hexdigest()
 
-    def arrays(self) -> list[np.ndarray]:
-        """Return the partition as plain arrays; `from_arrays` is the inverse."""
-        return [
-            *(self.indptr[p] for p in PARTS),
-            *(self.indices[p] for p in PARTS),
-            self.class_counts,
-            self.p,
-            np.array([self.pooled], np.int64),
-        ]
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
+        return {
+            **{f"indptr/{part}": self.indptr[part] for part in PARTS},
+            **{f"indices/{part}": self.indices[part] for part in PARTS},
+            "class_counts": self.class_counts,
+            "p": self.p,
+            "pooled": np.array(self.pooled),
+        }
 
     @classmethod
-    def from_arrays(cls, arrays: list[np.ndarray]) -> Partition:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Partition:
         """Return the partition that `arrays` describes."""
         return cls(
-            dict(zip(PARTS, arrays[:3], strict=True)),
-            dict(zip(PARTS, arrays[3:6], strict=True)),
-            arrays[6],
-            arrays[7],
-            bool(arrays[8][0]),
+            {part: arrays[f"indptr/{part}"] for part in PARTS},
+            {part: arrays[f"indices/{part}"] for part in PARTS},
+            arrays["class_counts"],
+            arrays["p"],
+            bool(arrays["pooled"]),
         )
 
     def leaked(self) -> float:
@@ -100,7 +95,7 @@ def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarr
     )
 
 
-def weights(run: Run, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
+def weights(dataset: str, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
     """Return what p_k is proportional to: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
-    after = getattr(find("dataset", run.dataset), "WEIGHTS", "pool") == "train"
+    after = getattr(find("dataset", dataset), "WEIGHTS", "pool") == "train"
     return np.array([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.errors import UserError
-
-if TYPE_CHECKING:
-    from dpfl_mpi.data.source import Source
 from dpfl_mpi.data.partition import PARTS, Partition, assemble, weights
+from dpfl_mpi.data.source import Source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.files import explained, replacing
+from dpfl_mpi.storage.partition import load
 
 FORMAT = "dpfl_mpi partition 1"
 
@@ -38,70 +35,8 @@ def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
         "p": partition.p.tolist(),
     }
     body = [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(head | {"clients": body}))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"--save is {path}; it cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A partition file as it was read: the samples of each part and client, and what it was made for."""
-
-    parts: dict[str, list[np.ndarray]]
-    p: np.ndarray | None
-    pooled: bool
-    data_sha256: str
-
-    @property
-    def n(self) -> int:
-        """Number of clients N."""
-        return len(self.parts["train"])
-
-
-def load(path: str) -> Stored:
-    """Return a partition file.
-
-    Raises:
-        UserError: there is no such file, or it is not one; the sentence names the client.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(
-            f"--partition is file:{path}; there is no such file (`python -m dpfl_mpi.describe --save {path}` makes one)"
-        )
-    return parsed(path, file.stat().st_mtime_ns, file.stat().st_size)
-
-
-@functools.lru_cache(maxsize=2)
-def parsed(path: str, _time: int, _size: int) -> Stored:
-    """Return a partition file; parsed once, though a run asks for N, the pool and the samples."""
-    where = f"--partition is file:{path}, which"
-    try:
-        data = json.loads(Path(path).read_bytes())
-        clients = data["clients"]
-        parts = {part: [np.array(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
-        if any(isinstance(i, (float, str, bool)) for c in clients for part in PARTS for i in c[part][:1]):
-            raise TypeError
-        p = np.array(data["p"], np.float64).reshape(len(clients)) if data.get("p") is not None else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise UserError(
-            f'{where} is no partition: JSON with "clients", a list of {{"train", "val", "test"}} index lists'
-        ) from None
-    if not clients:
-        raise UserError(f"{where} holds no client")
-    for part in PARTS:
-        empty = next((k for k, samples in enumerate(parts[part]) if len(samples) == 0), None)
-        if empty is not None:
-            raise UserError(f"{where} gives client {empty} no {part} sample; each needs one")
-    if p is not None and not (np.isfinite(p).all() and (p > 0).all()):
-        raise UserError(f"{where} holds a p that is not positive")
-    return Stored(parts, p, bool(data.get("pooled", False)), str(data.get("data_sha256", "")))
+    with explained(f"--save is {path}; it cannot be written"), replacing(path) as part:
+        part.write_text(json.dumps(head | {"clients": body}))
 
 
 def from_file(run: Run, source: Source) -> Partition:
@@ -143,7 +78,7 @@ def from_file(run: Run, source: Source) -> Partition:
         ]
     )
     partition = assemble(
-        stored.parts, counts, weights(run, stored.parts) if stored.p is None else stored.p, stored.pooled
+        stored.parts, counts, weights(run.dataset, stored.parts) if stored.p is None else stored.p, stored.pooled
     )
     if stored.p is not None and abs(stored.p.sum() - 1) < 1e-9:
         return replace(partition, p=stored.p)  # dividing by a sum beside 1 would move the last bit

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.errors import UserError
-
-if TYPE_CHECKING:
-    from dpfl_mpi.data.source import Source
 from dpfl_mpi.data.partition import Partition, assemble, weights
 from dpfl_mpi.data.partition_file import from_file
+from dpfl_mpi.data.source import Source
+from dpfl_mpi.errors import UserError
 
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
@@ -78,7 +75,7 @@ def make(
             )
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
-    return assemble(parts, counts, weights(run, parts), run.partition == "fedrep")
+    return assemble(parts, counts, weights(run.dataset, parts), run.partition == "fedrep")
 
 
 def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import numpy as np
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
+from dpfl_mpi.storage.partition import load
 
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
 
@@ -65,8 +66,6 @@ def open_source(run: Run) -> Source:
 def deals_test(run: Run) -> bool:
     """Return whether a Run's partition deals the test sets out of the same pool as the training sets."""
     if run.partition_file:
-        from dpfl_mpi.data.partition_file import load
-
         return load(run.partition_file).pooled
     return run.partition == "fedrep"
 

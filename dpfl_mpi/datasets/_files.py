@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.files import explained
 
 LARGEST = 16 * 2**20  # bytes of one image
 MEMBERS = 4_000_000  # files in one archive; NIST's special database 19 has 1.7 million
@@ -124,10 +125,8 @@ def bound(source: Path, name: str, size: int, largest: int) -> None:
 def file_bytes(path: Path, largest: int) -> bytes:
     """Return a file's bytes."""
     bound(path.parent, path.name, path.stat().st_size, largest)
-    try:
+    with explained(f"{path} cannot be read"):
         return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def hidden(path: PurePosixPath) -> bool:

@@ -10,51 +10,47 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 
 from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine.record import write_tuning
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.results import Recorder, Result
-from dpfl_mpi.survival.checkpoint import DAMAGE
+from dpfl_mpi.storage.files import DAMAGE
 
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-
-COPIED = (
-    "round/",
-    "mixed/",
-    "graph/",
-    "traffic/",
-    "seconds/",
-)  # what the base Run recorded is this Run's record of its rounds
+# what the base Run recorded of its rounds is this Run's record of them
+COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")
+# what its clients came to, which tuning goes on from: names in `Federation.state` -> datasets
+REACHED = {
+    "best_round": "best/round",
+    "best_val": "best/val_acc",
+    "best_test": "best/test_acc",
+    "best_confusion": "best/confusion",
+    "last_test": "last/test_acc",
+    "epochs": "client/epochs",
+}
 
 
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = dataclasses.replace(run, finetune_epochs=0).path(job.results)
-    arrays = fed.world.from_root(lambda: read(path, recorder, fed.partition.sha256(), job.quiet))
-    if not arrays:
+    base = fed.world.share(lambda: copy_base(path, recorder, fed.about["partition_sha256"], job.quiet))
+    if not base:
         return False
-    best, epochs, diverged, steps, *scores = arrays
-    fed.best[:, : fed.ensemble.size] = torch.from_numpy(best.view(np.float32)[fed.ids]).to(fed.device)
-    for mine, stored in zip(
-        (fed.best_round, fed.best_val, fed.best_test, fed.last_test, fed.best_confusion), scores, strict=True
-    ):
-        mine[:] = stored[fed.ids]  # a diverged client keeps them
-    fed.epochs[:] = epochs[fed.ids]
-    fed.diverged_round[:] = diverged
-    fed.alive[:] = diverged < 0
-    fed.steps[:] = 0
-    if fed.k:
-        fed.steps[0] = steps[0] if fed.world.root else 0  # only the sum over all ranks is recorded
+    reached = {name: base[path] for name, path in REACHED.items()}
+    fed.adopt(base["model/best"], reached, base["client/diverged_round"], int(base["steps"][0]))
     return True
 
 
-def read(path: Path, recorder: Recorder | None, partition: str, quiet: bool) -> list[np.ndarray]:
-    """Return best models, epochs, diverged rounds, gradient steps and scores of the base Run, on root; [] where they cannot be had."""
+def copy_base(path: Path, recorder: Recorder | None, partition: str, quiet: bool) -> dict[str, np.ndarray]:
+    """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
+
+    Where it cannot be had a warning says why.
+    """
+    assert recorder is not None
     why = ""
     try:
         with Result(path) as base:
@@ -64,20 +60,15 @@ def read(path: Path, recorder: Recorder | None, partition: str, quiet: bool) -> 
                 why = "holds no models (--save_models)"
             else:
                 copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
-                best = np.ascontiguousarray(base["model/best"], np.float32)
-                steps = base["round/gradient_steps"][-1:].astype(np.int64)
-                scores = [base["best/round"].astype(np.int64), base["best/val_acc"], base["best/test_acc"]]
-                scores += [base["last/test_acc"], base["best/confusion"].astype(np.int64)]
-                epochs, diverged = base["client/epochs"], base["client/diverged_round"].astype(np.int64)
+                reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round", "model/best")}
     except (UserError, *DAMAGE):
         why = "cannot be read" if path.exists() else "is not there"
-    if why and not (quiet and not path.exists()):
-        print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
     if why:
-        return []
-    if recorder:
-        recorder.once(copied | {"client/diverged_round": diverged})
-    return [best.view(np.uint8), epochs, diverged, steps, *scores]
+        if path.exists() or not quiet:
+            print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
+        return {}
+    recorder.once(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
+    return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
 def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[int]:
@@ -85,48 +76,21 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
 
     /finetune row 0 scores the start; the best by validation is over the tuning epochs alone, and the end model is /last.
     """
-    start = fed.best.clone()
+    start = fed.begin_tuning()
     w = start.clone()
-    fed.present[:] = True
-    fed.momentum.clear()
     gradient = method.finetune_gradient(fed, start) if hasattr(method, "finetune_gradient") else None
-    before = fed.round = int(fed.run.rounds or 0)
-    scores, counts = [], []
+    before = int(fed.run.rounds or 0)
+    val_acc, test_acc, steps = [], [], []
     for epoch in range(fed.run.finetune_epochs + 1):
-        fed.round = before + epoch
+        fed.begin_epoch(before + epoch)
         if epoch:
             fed.local_opt(w, 1, gradient, momentum="finetune")
-        fed.check_finite(w)
+        fed.members.exclude_diverged(w)
         if epoch < 2:
-            mine = fed.alive[fed.ids]  # a diverged client keeps its last finite best
-            fed.best_val[mine], fed.best_round[mine] = np.nan, -1
+            fed.scoring.forget_best()
         fed.evaluate(w)
-        scores.append(np.stack([fed.notes["val_acc"], fed.notes["test_acc"]], 1))
-        counts.append(fed.world.sum_int64(np.array([fed.steps.sum()]))[0])
-        fed.notes["models_received"][:] = 0
+        val_acc.append(fed.notes["val_acc"].copy())
+        test_acc.append(fed.notes["test_acc"].copy())
+        steps.append(fed.world.sum_int64(np.array([fed.training.steps.sum()]))[0])
         yield fed.round
-    table = fed.to_clients(np.stack(scores, 1))
-    last = fed.to_clients(np.column_stack([fed.best_round, fed.best_val, fed.best_test, fed.last_test, fed.epochs]))
-
-    def write() -> list[np.ndarray]:
-        if recorder is None or table is None or last is None:
-            return []
-        done = last[:, 4].max() - fed.run.finetune_epochs
-        recorder.once(
-            {
-                "finetune/val_acc": table[:, :, 0].T,
-                "finetune/test_acc": table[:, :, 1].T,
-                "finetune/epochs": (done + np.arange(fed.run.finetune_epochs + 1)).astype(np.int64),
-                "finetune/gradient_steps": np.array(counts, np.int64),
-                "best/round": last[:, 0].astype(np.int32),
-                "best/val_acc": last[:, 1],
-                "best/test_acc": last[:, 2],
-                "last/test_acc": last[:, 3],
-                "client/diverged_round": fed.diverged_round,
-                "client/epochs": last[:, 4].astype(np.int64),
-            }
-        )
-        recorder.flush(fed.round, float(np.nanmean(last[~fed.flipped, 2])))
-        return []
-
-    fed.world.from_root(write)
+    write_tuning(recorder, fed, np.stack(val_acc, 1), np.stack(test_acc, 1), np.array(steps))

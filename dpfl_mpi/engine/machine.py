@@ -37,7 +37,7 @@ def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),
-        "block": max((b.stop - b.start for b in fed.blocks), default=0),
+        "block": max((b.stop - b.start for b in fed.backend.blocks), default=0),
         "commit": commit(),
         "versions": {
             "dpfl_mpi": __version__,

@@ -2,26 +2,90 @@
 
 Sets hold clients other than k; k itself is always in X and Y. Line numbers are those of the paper's algorithms.
 
-Axes: N clients, k clients of a block in lock-step, W row width.
+Axes: N clients, K on this rank, k clients of a block in lock-step, W row width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.federation.mail import Received
+from dpfl_mpi import streams
+from dpfl_mpi.federation.log import Log
+from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
+from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
 
 
 def decide(a: float, b: float, coin: float) -> bool:
     """Return whether to add: with probability a / (a + b), and surely where both gains are 0 (Algorithm 2, line 9)."""
     return a + b == 0 or coin < a / (a + b)
+
+
+class Greedy:
+    """Algorithms 2 and 3 for all clients of this rank."""
+
+    def __init__(
+        self, members: Members, log: Log, scoring: Scoring, mail: MailRoom, sums: Sums, seed: int, repeats: int
+    ):
+        """Search `repeats` times with other orders and coins; the set with the best reward counts."""
+        self.members, self.log, self.scoring, self.mail, self.sums = members, log, scoring, mail, sums
+        self.blocks, self.seed, self.repeats = scoring.backend.blocks, seed, repeats
+
+    def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
+        """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
+        repeats = []
+        sums, p_sums = self.sums.over_received(received)
+        for repeat in range(self.repeats):
+            orders = [self.shuffle(k, received.graph.of(k), repeat) for k in self.members.ids]
+            searches = self._searches(w_KW, sums, p_sums, repeat)
+            for here, now in received.passes(orders):  # one pass, unless the graph is wider than the window
+                for search in searches:
+                    search.consider(here, now[search.block])
+            repeats.append(searches)
+        return self.members.collect(best_of(repeats))
+
+    def bggc(self, w_KW: Tensor) -> CollaborationGraph:
+        """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
+        members, repeats = self.members, []
+        for repeat in range(self.repeats):
+            orders = [Order(self, int(k), repeat) for k in members.ids]  # line 9
+            sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
+            searches = self._searches(w_KW, sums, p_sums, repeat)
+            widths = members.others[members.ids]  # of a client's batch; 0 once its budget is full
+            while True:  # line 10
+                batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
+                graph = members.collect(
+                    batch
+                )  # line 11; a rank draws its own clients' candidates, and says who they are
+                if len(graph.senders) == 0:
+                    break
+                for here, now in self.mail.exchange(w_KW, graph).passes(batch):
+                    for search in searches:
+                        search.consider(here, now[search.block])  # lines 12-25
+                full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
+                widths = np.where(full, 0, members.others[members.ids])
+            repeats.append(searches)
+        return members.collect(best_of(repeats))
+
+    def shuffle(self, k: int, candidates: np.ndarray, repeat: int) -> np.ndarray:
+        """Return the candidates in client k's order of this round (and repeat)."""
+        return self._stream(streams.CANDIDATES, k, repeat).permutation(candidates)
+
+    def coins(self, block: slice, repeat: int) -> list[np.random.Generator]:
+        """Return for each client of a block where its coins in [0, 1) of this round (and repeat) come from, one per candidate."""
+        return [self._stream(streams.COIN, k, repeat) for k in self.members.ids[block]]
+
+    def _stream(self, purpose: int, k: int, repeat: int) -> np.random.Generator:
+        return streams.stream(self.seed, purpose, int(k), self.members.round * 1000 + repeat)
+
+    def _searches(self, w_KW: Tensor, sums_KW: Tensor, p_sums: np.ndarray, repeat: int) -> list[Search]:
+        """Return the search of each block, at its start."""
+        parts = self.members, self.log, self.scoring
+        return [Search(*parts, b, w_KW, sums_KW[b], p_sums[b], self.coins(b, repeat)) for b in self.blocks]
 
 
 class Search:
@@ -32,7 +96,9 @@ class Search:
 
     def __init__(
         self,
-        fed: Federation,
+        members: Members,
+        log: Log,
+        scoring: Scoring,
         block: slice,
         w_KW: Tensor,
         start_sum_kW: Tensor,
@@ -40,36 +106,36 @@ class Search:
         coins: list[np.random.Generator],
     ):
         """Start from X = {k} and Y = S and k, whose weighted sum is `start_sum` `[k, W]` and sum of p `start_p` `[k]`."""
-        self.fed, self.block, self.coins = fed, block, coins
-        self.ids = fed.ids[block]
-        self.x = w_KW[block].double() * fed.column(fed.p[self.ids])
+        self.scoring, self.block, self.coins = scoring, block, coins
+        self.ensemble, self.p = scoring.backend.ensemble, members.p
+        self.ids = members.ids[block]
+        self.others = members.others[self.ids]  # B_c - 1
+        self.cases = log.notes["cases"][block]
+        self.x = w_KW[block].double() * self.ensemble.column(self.p[self.ids])
         self.y = start_sum_kW
-        self.p_x, self.p_y = fed.p[self.ids].copy(), start_p.copy()
+        self.p_x, self.p_y = self.p[self.ids].copy(), start_p.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
         self.started = False
 
-    def full(self, i: int) -> bool:
+    def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
         # Paper: line 13 tests after the loop (Algorithm 2) or after a decision (Algorithm 3), which B_c = 1 would never meet.
-        return len(self.chosen[i]) >= self.fed.budget[self.ids[i]]
+        return len(self.chosen[i]) >= self.others[i]
 
-    def consider(self, received: Received, candidates: list[Senders]) -> None:
-        """Decide the candidates of each client in their order (lines 2-12); all of them are in `received`."""
-        fed, p = self.fed, self.fed.p
+    def consider(self, here: Arrived, candidates: list[Senders]) -> None:
+        """Decide the candidates of each client in their order (lines 2-12); all of them are `here`."""
+        column = self.ensemble.column
         for position in range(max((len(c) for c in candidates), default=0)):
-            active = [position < len(c) and not self.full(i) for i, c in enumerate(candidates)]
-            if not any(active):
+            active = np.array([position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)], bool)
+            if not active.any():
                 return
             if not self.started:  # R({k}) and R(S and k)
                 self.r_x, self.r_y = self._rewards(self.x, self.p_x, self.y, self.p_y, active)
                 self.started = True
-            j = [
-                int(c[position]) if on else int(self.ids[i])
-                for i, (c, on) in enumerate(zip(candidates, active, strict=True))
-            ]
-            p_j = np.where(active, p[j], 0.0)
-            w_j, share = received.rows(j).double(), fed.column(p_j)
+            j = [int(c[position] if on else k) for c, on, k in zip(candidates, active, self.ids, strict=True)]
+            p_j = np.where(active, self.p[j], 0.0)
+            w_j, share = here.rows(j).double(), column(p_j)
             x_j, y_j = self.x.addcmul(w_j, share), self.y.addcmul(w_j, share, value=-1)
             # R(X and j), R(Y without j): lines 4, 6
             r_xj, r_yj = self._rewards(x_j, self.p_x + p_j, y_j, self.p_y - p_j, active)
@@ -78,30 +144,22 @@ class Search:
                 a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7
                 b = max(r_yj[i] - self.r_y[i], 0.0)  # line 8
                 added[i] = decide(a, b, self.coins[i].random())  # line 9
-                fed.count_case(self.block.start + i, a > 0, b > 0)
+                self.cases[i, case(a, b)] += 1
                 if added[i]:
                     self.chosen[i].append(j[i])  # line 10
-            removed = np.array(active) & ~added  # line 12
-            self.x, self.p_x, self.r_x = (
-                fed.keep(added, x_j, self.x),
-                np.where(added, self.p_x + p_j, self.p_x),
-                np.where(added, r_xj, self.r_x),
-            )
-            self.y, self.p_y, self.r_y = (
-                fed.keep(removed, y_j, self.y),
-                np.where(removed, self.p_y - p_j, self.p_y),
-                np.where(removed, r_yj, self.r_y),
-            )
+            removed = active & ~added  # line 12
+            self.x, self.y = keep(added, x_j, self.x), keep(removed, y_j, self.y)
+            self.p_x, self.p_y = np.where(added, self.p_x + p_j, self.p_x), np.where(removed, self.p_y - p_j, self.p_y)
+            self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
 
     def _rewards(
-        self, x: Tensor, p_x: np.ndarray, y: Tensor, p_y: np.ndarray, active: list[bool]
+        self, x_kW: Tensor, p_x: np.ndarray, y_kW: Tensor, p_y: np.ndarray, active: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return R of both averages, float64 `[k]` each, in one evaluation of two models a client."""
-        fed = self.fed
-        pair = fed.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
-        pair[:, 0] = x / fed.column(p_x)
-        pair[:, 1] = y / fed.column(p_y)
-        rewards = fed.reward(self.block, pair, active)
+        """Return R of both averages, float64 `[k]` each, in one evaluation of two models per client."""
+        pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
+        pair[:, 0] = x_kW / self.ensemble.column(p_x)
+        pair[:, 1] = y_kW / self.ensemble.column(p_y)
+        rewards = self.scoring.reward(self.block, pair, active)
         return rewards[:, 0], rewards[:, 1]
 
 
@@ -113,20 +171,32 @@ class Order:
 
     AHEAD = 64  # batches kept; what comes later is drawn again
 
-    def __init__(self, fed: Federation, k: int, repeat: int):
-        self.fed, self.k, self.repeat = fed, k, repeat
+    def __init__(self, greedy: Greedy, k: int, repeat: int):
+        self.greedy, self.k, self.repeat = greedy, k, repeat
         self.done, self.left = 0, 1  # candidates handed out, and not yet
         self.kept = np.zeros(0, np.int64)
 
     def next(self, width: int) -> np.ndarray:
         """Return the next `width` candidates, or what is left of them."""
         if width > len(self.kept) and self.left > len(self.kept):
-            whole = self.fed.shuffle(self.k, self.fed.reachable(self.k), self.repeat)
+            whole = self.greedy.shuffle(self.k, self.greedy.members.reachable(self.k), self.repeat)
             self.kept = whole[self.done : self.done + self.AHEAD * width].copy()
             self.left = len(whole) - self.done
         now, self.kept = self.kept[:width], self.kept[width:]
         self.done, self.left = self.done + len(now), self.left - len(now)
         return now
+
+
+def case(a: float, b: float) -> int:
+    """Return which of `graph.CASES` two gains are."""
+    return {(True, False): 0, (False, True): 1, (False, False): 2, (True, True): 3}[a > 0, b > 0]
+
+
+def keep(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
+    """Return `new` in the rows where `which` is true, `old` elsewhere."""
+    if len(which) == 1:
+        return new if which[0] else old
+    return torch.where(torch.from_numpy(which).to(new.device)[:, None], new, old)
 
 
 def best_of(repeats: list[list[Search]]) -> list[list[int]]:
@@ -137,39 +207,3 @@ def best_of(repeats: list[list[Search]]) -> list[list[int]]:
             best = int(np.argmax([s.r_x[i] for s in searches]))
             out.append(searches[best].chosen[i])
     return out
-
-
-def ggc(fed: Federation, w_KW: Tensor, received: Received) -> CollaborationGraph:
-    """Return C_k of every client, chosen among the models received (Algorithm 2)."""
-    repeats = []
-    sums, p_sums = received.start_sums()
-    for repeat in range(fed.run.ggc_repeats):
-        orders = [fed.shuffle(k, received.graph.of(k), repeat) for k in fed.ids]
-        searches = [Search(fed, b, w_KW, sums[b], p_sums[b], fed.coins(b, repeat)) for b in fed.blocks]
-        for held, now in received.in_order(orders):  # one pass, unless the graph is wider than the window
-            for search in searches:
-                search.consider(held, now[search.block])
-        repeats.append(searches)
-    return fed.collect(best_of(repeats))
-
-
-def bggc(fed: Federation, w_KW: Tensor) -> CollaborationGraph:
-    """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3)."""
-    repeats = []
-    for repeat in range(fed.run.ggc_repeats):
-        orders = [Order(fed, int(k), repeat) for k in fed.ids]  # line 9
-        sums, p_sums = fed.sum_of_all(w_KW)  # lines 1-7
-        searches = [Search(fed, b, w_KW, sums[b], p_sums[b], fed.coins(b, repeat)) for b in fed.blocks]
-        full = fed.budget[fed.ids] == 0
-        while True:  # line 10
-            batch = [order.next(0 if f else fed.budget[k]) for order, f, k in zip(orders, full, fed.ids, strict=True)]
-            graph = fed.collect(batch)  # line 11; a rank draws its own clients' candidates, and says who they are
-            if len(graph.senders) == 0:
-                break
-            received = fed.exchange(w_KW, graph)
-            for held, now in received.in_order(batch):
-                for search in searches:
-                    search.consider(held, now[search.block])  # lines 12-25
-            full = np.array([s.full(i) for s in searches for i in range(len(s.ids))], bool)
-        repeats.append(searches)
-    return fed.collect(best_of(repeats))

@@ -8,6 +8,7 @@ Axes: N clients, T rounds.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,57 @@ from dpfl_mpi import streams
 from dpfl_mpi.config import Run, is_file
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi.world import World
 
 
-def budgets(run: Run) -> np.ndarray:
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a Run's clients."""
+
+    others: np.ndarray  # int64 [N]: B_c - 1, how many other clients' models a client may receive for one average
+    reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
+    available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
+    flipped: np.ndarray  # bool [N]: who holds flipped labels
+    participation: float  # share of those available that takes part in a round
+    seed: int
+
+    def present(self, t: int) -> np.ndarray:
+        """Return who takes part in round t, bool `[N]`: of those available a share, at least one; all in round 0."""
+        n = len(self.others)
+        able = np.flatnonzero(self.available[t - 1]) if 0 < t <= len(self.available) else np.arange(n)
+        if t > 0 and self.participation < 1:
+            count = max(1, int(self.participation * len(able) + 0.5))
+            able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]
+        out = np.zeros(n, bool)
+        out[able] = True
+        return out
+
+
+def limits_of(run: Run, world: World) -> Limits:
+    """Return the limits of a resolved Run on every rank. Collective: root reads the files.
+
+    Raises:
+        UserError: on every rank, where a file does not hold what it should.
+    """
+
+    held = world.share(lambda: {"others": others(run), "available": availability(run)})
+
+    def edges() -> dict[str, np.ndarray]:
+        graph = reach_graph(run)
+        return {} if graph is None else {"indptr": graph.indptr, "senders": graph.senders}
+
+    near = world.share(edges)
+    reach = CollaborationGraph(**near) if near else None
+    return Limits(held["others"], reach, held["available"], flipped(run), run.participation, run.seed)
+
+
+def others(run: Run) -> np.ndarray:
     """Return how many other clients' models each client may receive for one average, int64 `[N]`.
 
     Flipped clients that do not choose have 0: they train alone and still serve their model.
 
     Raises:
-        UserError: the file does not hold one budget a client.
+        UserError: the file does not hold one budget per client.
     """
     n, kind = int(run.clients or 0), str(run.budget)
     if is_file(run.budget):
@@ -39,10 +82,10 @@ def budgets(run: Run) -> np.ndarray:
         b_c = streams.stream(run.seed, streams.BUDGET, 0, 0).integers(low, high + 1, n)
     else:
         b_c = np.full(n, run.others + run.budget_counts_self)
-    others = np.minimum(b_c - run.budget_counts_self, n - 1)
+    most = np.minimum(b_c - run.budget_counts_self, n - 1)
     if not run.flipped_run_ggc:
-        others[flipped(run)] = 0
-    return others
+        most[flipped(run)] = 0
+    return most
 
 
 def flipped(run: Run) -> np.ndarray:
@@ -53,7 +96,7 @@ def flipped(run: Run) -> np.ndarray:
     return out
 
 
-def reach(run: Run) -> CollaborationGraph | None:
+def reach_graph(run: Run) -> CollaborationGraph | None:
     """Return who can receive from whom: the senders each receiver can reach, itself excluded; None where everyone reaches everyone.
 
     Raises:
@@ -108,18 +151,6 @@ def availability(run: Run) -> np.ndarray:
             f"--available is {run.available}; in round {empty[0] + 1} no client is there, at least one must be"
         )
     return table
-
-
-def present(run: Run, table: np.ndarray, t: int) -> np.ndarray:
-    """Return who takes part in round t, bool `[N]`: of those available, a share --participation, at least one; all in round 0."""
-    n = int(run.clients or 0)
-    able = np.flatnonzero(table[t - 1]) if 0 < t <= len(table) else np.arange(n)
-    if t > 0 and run.participation < 1:
-        count = max(1, int(run.participation * len(able) + 0.5))
-        able = streams.stream(run.seed, streams.PRESENT, 0, t).permutation(able)[:count]
-    out = np.zeros(n, bool)
-    out[able] = True
-    return out
 
 
 def read(path: str, flag: str) -> str:

@@ -1,93 +1,201 @@
-"""`Received`: the models that arrived along a graph, wherever they lie: rows of this rank, or slots of its window.
+"""`MailRoom`: this rank's window and the sending of rows along a graph; `Received` and `Arrived`: the models that came.
 
-Axes: K clients on this rank, k in a block, W row width.
+Axes: N clients in all, K on this rank, k in a block, W row width.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.federation.log import Log
+from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.window import Plan, plan
-from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
+from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi.window import Inbox, Route, route
+from dpfl_mpi.numerics.ensemble import Ensemble
 
 
-class Received:
-    """The models that arrived along a graph. Usually all at once; where the graph is wider than the window, in passes.
+class MailRoom:
+    """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
-    Edges inside a rank are rows of `w` and were never sent.
-    """
+    def __init__(
+        self, members: Members, log: Log, ensemble: Ensemble, window_gb: float, on_window: Callable[[], None] | None
+    ):
+        """Keep the window within `window_gb` GiB; `on_window` is called after one was made."""
+        self.members, self.log, self.ensemble = members, log, ensemble
+        self.window_gb, self.on_window = window_gb, on_window
+        pinned = ensemble.device.type == "cuda"
+        self.staging = torch.zeros(len(members.ids), ensemble.width, pin_memory=pinned)  # the rows that are put
+        self.inbox: Inbox | None = None
+        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []  # of the last two graphs
 
-    def __init__(self, fed: Federation, w_KW: Tensor, graph: CollaborationGraph, whole: Plan | None = None):
-        self.fed, self.w, self.graph = fed, w_KW, graph
-        self.now, self.width = fed.passes(graph) if whole is None else (whole, 0)
-        if self.now is not None:
-            fed.put(w_KW, self.now)
+    def begin(self) -> None:
+        """Start a round: count its bytes."""
+        if self.inbox:
+            self.inbox.bytes_put = 0
+
+    @property
+    def bytes_put(self) -> int:
+        """Bytes that this rank has put into windows in this round."""
+        return self.inbox.bytes_put if self.inbox else 0
+
+    # sending -------------------------------------------------------------------------------------------------------------
+    def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
+        """Send every row along the graph, as far as both ends take part, and return what arrives. Collective.
+
+        Where the graph is wider than the window nothing is sent yet: `Received.passes` sends it pass by pass.
+        """
+        members = self.members
+        members.exclude_diverged(w_KW)
+        graph = members.among_active(graph)
+        if members.reach is not None and not graph.within(members.reach):
+            raise ValueError("an edge outside the reach of its receiver")
+        self.log.notes["models_received"] += graph.degrees()[members.ids]
+        whole, width = self._whole_route(graph)
+        return Received(self, w_KW, graph, self.put(w_KW, whole) if width is None else None, width or 0)
+
+    def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
+
+        The rows pass through the window, as many at a time as it has slots; each is sent to a rank once.
+        """
+        members = self.members
+        members.exclude_diverged(w_KW)
+        limit = self._capacity() if members.others.any() else np.full(members.world.size, self._row_limit())
+        width = max(1, int(np.minimum(limit, members.n)[members.per_rank > 0].min()))
+        ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
+        everyone = np.flatnonzero(members.active)
+        for start in range(0, len(everyone), width):
+            now = everyone[start : start + width]
+            to, of = np.nonzero(members.owner[now] != ranks[:, None])
+            here = self.put(w_KW, self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])))
+            if len(members.ids):
+                with self.log.clock("exchange"):
+                    for j in now:
+                        yield int(j), here.rows([j])[0]
+
+    def put(self, w_KW: Tensor, to: Route) -> Arrived:
+        """Stage the rows, put them along a route that fits the window, and return the models that are here now. Collective."""
+        need = int(to.need[self.members.world.rank])
+        inbox = self.inbox
+        if self.members.world.agree(inbox is None or need > inbox.slots):
+            inbox = self._open(max(need, int(self._capacity()[self.members.world.rank])))
+        assert inbox is not None
+        with self.log.clock("exchange"):
+            if to.puts:
+                self.staging.copy_(w_KW)  # on a GPU: one host copy of the rank's rows, 25 MB for 100 CNNs
+            ready = time.perf_counter()
+            # after the opening Fence: until then this rank waited for the slowest
+            inbox.exchange(to, lambda: self.log.count("wait", time.perf_counter() - ready))
+        return Arrived(self, w_KW, to, inbox)
+
+    # routes and the window -----------------------------------------------------------------------------------------------
+    def route(self, graph: CollaborationGraph) -> Route:
+        """Return who puts which row where along a graph."""
+        members = self.members
+        return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
+
+    def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
+        """Return the route of all of a graph, and where it is wider than some rank's window, how many models a client gets in a pass.
+
+        Raises:
+            UserError: on every rank; not even one.
+        """
+        for known, made in self._routes:
+            if known is graph:
+                return made
+        whole, clients = self.route(graph), self.members.per_rank
+        width = models_per_pass(whole.need, self._capacity(), clients)
+        if width == 0:
+            raise too_narrow(self.window_gb, 4 * self.ensemble.width, clients)
+        self._routes = [(graph, (whole, width)), *self._routes[:1]]
+        return whole, width
+
+    def _capacity(self) -> np.ndarray:
+        """Return the slots of every rank's window: B_c - 1 per client, no more than there are other clients, within --window_gb."""
+        members = self.members
+        wanted = np.bincount(members.owner, members.others, minlength=members.world.size).astype(np.int64)
+        return np.minimum(window_slots(wanted, members.per_rank, members.n), self._row_limit())
+
+    def _row_limit(self) -> int:
+        """Return how many rows --window_gb allows."""
+        return window_rows(self.window_gb, 4 * self.ensemble.width)
+
+    def narrow(self, graph: CollaborationGraph) -> None:
+        """Give the window just the slots that a graph needs; the old one is freed first. Collective."""
+        whole, width = self._whole_route(graph)
+        self._open(int((whole.need if width is None else self._capacity())[self.members.world.rank]))
+
+    def _open(self, slots: int) -> Inbox:
+        """Return the window, made anew with this many slots on this rank."""
+        bytes_put = self.bytes_put
+        self.close()
+        self.inbox = Inbox(self.members.world, self.staging.numpy(), slots)
+        if self.on_window:
+            self.on_window()
+        self.inbox.bytes_put = bytes_put
+        return self.inbox
+
+    def close(self) -> None:
+        """Free the window on all ranks."""
+        if self.inbox:
+            self.inbox.close()
+            self.inbox = None
+
+
+class Arrived:
+    """The models that are here now, until the next are put: rows of this rank, which were never sent, and slots of its window."""
+
+    def __init__(self, mail: MailRoom, w_KW: Tensor, to: Route, inbox: Inbox):
+        self.members, self.ensemble = mail.members, mail.ensemble
+        self.w, self.slot, self.inbox = w_KW, to.slot, inbox
 
     def rows(self, senders: Senders) -> Tensor:
         """Return the models of these senders, `[k, W]` on the device: a local row, or a copy out of the window."""
-        fed = self.fed
-        assert self.now is not None and fed.inbox is not None
-        here = fed.owner[senders] == fed.world.rank
+        device, row_of = self.ensemble.device, self.members.row_of
+        here = self.members.owner[senders] == self.members.world.rank
         if len(senders) == 1:
             j = senders[0]
-            row = (
-                self.w[fed.row_of[j]] if here[0] else torch.from_numpy(fed.inbox.take(self.now.slot[j])).to(fed.device)
-            )
-            return row[None]
-        out = self.w[torch.from_numpy(np.where(here, fed.row_of[senders], 0)).to(fed.device)]  # one gather, no loop
+            return (self.w[row_of[j]] if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device))[None]
+        out = self.w[torch.from_numpy(np.where(here, row_of[senders], 0)).to(device)]  # one gather, no loop
         for i in np.flatnonzero(~here).tolist():
-            out[i] = torch.from_numpy(fed.inbox.take(self.now.slot[senders[i]]))
+            out[i] = torch.from_numpy(self.inbox.take(self.slot[senders[i]]))
         return out
 
     def one_by_one(self, b: slice, lists: Sequence[Senders]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each position of the block's lists of senders: one model a client, `[k, W]`, and its p, float64 `[k]`.
+        """Yield each position of the block's lists of senders: one model per client, `[k, W]`, and its p, float64 `[k]`.
 
         Where a client's list has ended it is its own model with p = 0.
         """
-        fed = self.fed
+        members = self.members
         for position in range(max((len(s) for s in lists), default=0)):
             here = [position < len(s) for s in lists]
-            j = [int(s[position]) if on else int(k) for s, k, on in zip(lists, fed.ids[b], here, strict=True)]
-            yield self.rows(j), fed.column(fed.p[j] * here)[:, 0]
+            j = [int(s[position]) if on else int(k) for s, k, on in zip(lists, members.ids[b], here, strict=True)]
+            yield self.rows(j), self.ensemble.column(members.p[j] * here)[:, 0]
 
-    def in_order(self, orders: Sequence[Senders]) -> Iterator[tuple[Received, list[Senders]]]:
-        """Yield, pass by pass, the next senders of each local client in its given order, all present while they are used.
 
-        One pass where everything is here already; else the order itself is cut into passes of the window's width. Collective.
+class Received:
+    """The models that arrive along a graph: all at once, as usual, or in passes where the graph is wider than the window."""
+
+    def __init__(self, mail: MailRoom, w_KW: Tensor, graph: CollaborationGraph, here: Arrived | None, width: int):
+        """Hold what is here already; where that is None, a pass brings each client `width` models."""
+        self.mail, self.w, self.graph, self.here, self.width = mail, w_KW, graph, here, width
+
+    def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
+        """Yield, pass by pass, the models here and which of them each local client uses, in its given order. Collective.
+
+        One pass where everything is here already; else the order itself is cut into passes of the window's width.
         """
-        if not self.width:
-            yield self, list(orders)
+        if self.here is not None:
+            yield self.here, list(orders)
             return
-        fed, width = self.fed, self.width
-        longest = fed.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
-        for first in range(0, int(longest), width):
-            now = [s[first : first + width] for s in orders]
-            self.now = plan(fed.collect(now), fed.owner, fed.row_of, fed.world.rank, fed.world.size)
-            fed.put(self.w, self.now)
-            yield self, now
-
-    def start_sums(self) -> tuple[Tensor, np.ndarray]:
-        """Return the exact sum of p_i w_i over each client and its senders, float64 `[K, W]`, and its sum of p `[K]`."""
-        fed = self.fed
-        lists = [self.graph.of(k) for k in fed.ids]
-        total = torch.zeros(fed.k, fed.ensemble.width, dtype=torch.int64, device=fed.device)
-        check_fixed_point(self.w[np.flatnonzero(fed.active[fed.ids])])
-        for held, now in self.in_order(lists):
-            for b in fed.blocks:
-                for rows, p_k in held.one_by_one(b, now[b]):
-                    total[b] += fixed_point(rows, p_k)
-        for b in fed.blocks:
-            total[b] += fixed_point(self.w[b], fed.column(fed.p[fed.ids[b]] * fed.active[fed.ids[b]])[:, 0])
-        return from_fixed_point(total), np.array(
-            [math.fsum([fed.p[k], *fed.p[s]]) for k, s in zip(fed.ids, lists, strict=True)]
-        )
+        members = self.mail.members
+        longest = members.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
+        for first in range(0, int(longest), self.width):
+            now = [s[first : first + self.width] for s in orders]
+            yield self.mail.put(self.w, self.mail.route(members.collect(now))), now

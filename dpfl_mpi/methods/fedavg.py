@@ -11,7 +11,7 @@ from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.ensemble import Gradient
+    from dpfl_mpi.numerics.backend import Gradient
 
 CITATION = """@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},

@@ -14,7 +14,7 @@ from dpfl_mpi.methods.fedavg import FIXED, init
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.ensemble import Gradient
+    from dpfl_mpi.numerics.backend import Gradient
 
 CITATION = """@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},
@@ -41,10 +41,10 @@ def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
 
 
 def proximal(fed: Federation, towards: Any, mu: float) -> Gradient:
-    """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2; `towards` is one row `[W]`, or one a client `[K, W]`."""
+    """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2; `towards` is one row `[W]`, or one per client `[K, W]`."""
 
-    def gradient(block, x, y, weight):
-        loss = fed.ensemble.gradient(block, x, y, weight)
+    def gradient(block, batch):
+        loss = fed.gradient(block, batch)
         block.g.add_(block.w - (towards if towards.dim() == 1 else towards[block.rows]), alpha=mu)
         return loss
 

@@ -14,7 +14,8 @@ from dpfl_mpi.config import option
 from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation, Predict
+    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.numerics.backend import Predict
 
 CITATION = """@inproceedings{marfoq2022knnper,
   title = {Personalized Federated Learning through Local Memorization},
@@ -59,14 +60,14 @@ def mixture(fed: Federation) -> Predict:
         int, list[tuple[Any, Any]]
     ] = {}  # of the block being scored: representations [M, F] and labels [M] a client
 
-    def predict(block, w_kW, x_kSHWC):
+    def predict(rows, w_kW, x_kSHWC):
         log_p = fed.ensemble.logits(fed.ensemble.ready(w_kW), fed.ensemble.prepare(x_kSHWC)).log_softmax(2)
-        if block.start not in held:
+        if rows.start not in held:
             held.clear()
-            held[block.start] = [fed.memory(block.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
+            held[rows.start] = [fed.memory(rows.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
         z_kSF = fed.features(w_kW, x_kSHWC)
         votes = log_p.new_zeros(log_p.shape)
-        for vote, z, (remembered, labels) in zip(votes, z_kSF, held[block.start], strict=True):
+        for vote, z, (remembered, labels) in zip(votes, z_kSF, held[rows.start], strict=True):
             d2, index = neighbours(z, remembered, k)
             weight = (-d2).softmax(1)  # exp(-d^2), normalised: far neighbours must not underflow
             vote += (fed.one_hot(labels[index]) * weight[:, :, None]).sum(1)

@@ -17,7 +17,7 @@ from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.ensemble import Gradient
+    from dpfl_mpi.numerics.backend import Gradient
 
 CITATION = """@inproceedings{ye2023pfedgraph,
   title = {Personalized Federated Learning with Inferred Collaboration Graphs},
@@ -52,7 +52,7 @@ def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
     fed.evaluate(w)
     x = infer(fed, w)
     w, u = aggregate(fed, w, u, x)
-    fed.notes["models_received"] += 2 * fed.active[fed.ids]  # one up, one down
+    fed.note_received(2)  # one up, one down
     chosen = fed.collect([np.setdiff1d(np.flatnonzero(x_i), [k]).tolist() for k, x_i in zip(fed.ids, x, strict=True)])
     return {"client": {"w": w, "u": u}, "shared": {"chosen": chosen}}
 
@@ -61,8 +61,8 @@ def local_objective(fed: Federation, u: Any, lam: float) -> Gradient:
     """Return the gradient of f_i(w) + lambda <u_i, w> / ||w||; u_i = 0 in the first round."""
 
     # the sign is that of its published code
-    def gradient(block, x, y, weight):
-        loss = fed.ensemble.gradient(block, x, y, weight)
+    def gradient(block, batch):
+        loss = fed.gradient(block, batch)
         w, u_i = block.w, u[block.rows]
         norm = w.square().sum(1, keepdim=True).sqrt()
         along = (u_i * w).sum(1, keepdim=True) / norm.square()
@@ -77,20 +77,17 @@ def infer(fed: Federation, w: Any) -> np.ndarray:
     w_0 = fed.initial_row()
     update = (w - w_0).double()
     norm = [row.dot(row).sqrt() for row in update]
-    cos = update.new_zeros(fed.k, fed.n)
-
-    def compare(j: int, row: Any) -> None:
+    cos = update.new_zeros(len(w), fed.n)
+    for j, row in fed.every_row(w):
         other = (row - w_0).double()
         size = other.dot(other).sqrt()
-        for i in range(fed.k):  # one dot product at a time: the same bits for any number of ranks
+        for i in range(len(w)):  # one dot product at a time: the same bits for any number of ranks
             cos[i, j] = update[i].dot(other) / (norm[i] * size).clamp(min=1e-12)
-
-    fed.sweep(w, compare)
     d = -cos.cpu().numpy()
     d[d < -0.9] = -1  # as good as equal
-    d[np.arange(fed.k), fed.ids] = -1
-    x, here = np.zeros((fed.k, fed.n)), np.flatnonzero(fed.active)
-    for i in np.flatnonzero(fed.active[fed.ids]):
+    d[np.arange(len(w)), fed.ids] = -1
+    x, here = np.zeros((len(w), fed.n)), np.flatnonzero(fed.active)
+    for i in np.flatnonzero(fed.active[fed.ids]).tolist():
         x[i, here] = weights(d[i, here], fed.p[here] / fed.p[here].sum(), fed.options["alpha"])
     return x
 
@@ -98,15 +95,12 @@ def infer(fed: Federation, w: Any) -> np.ndarray:
 def aggregate(fed: Federation, w: Any, u: Any, x: np.ndarray) -> tuple[Any, Any]:
     """Return w_i <- sum_j x_ij w_j and u_i <- sum_j x_ij w_j / ||w_j||, `[K, W]`; an absent client keeps its own."""
     total, directions = w.double() * 0, w.double() * 0
-
-    def add(j: int, row: Any) -> None:
+    for j, row in fed.every_row(w):
         model = row.double()
         direction = model / model.dot(model).sqrt()
         for i in np.flatnonzero(x[:, j]):
             total[i] += x[i, j] * model
             directions[i] += x[i, j] * direction
-
-    fed.sweep(w, add)
     absent = x.sum(1) == 0
     total[absent], directions[absent] = w[absent].double(), u[absent].double()
     return total.float(), directions.float()

@@ -50,4 +50,4 @@ def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
 
 def draw(fed: Federation) -> CollaborationGraph:
     """Return the graph of this round: for each client the first B_c - 1 of its reachable clients in its keyed order."""
-    return fed.collect([fed.shuffle(k, fed.reachable(k), 0)[: fed.budget[k]] for k in fed.ids])
+    return fed.collect([fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids])

@@ -9,8 +9,11 @@ import contextlib
 import heapq
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from dpfl_mpi.errors import UserError
 
 
 def place(work: np.ndarray, ranks: int) -> np.ndarray:
@@ -37,6 +40,36 @@ def rows_of(owner: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray
     row = np.empty(len(owner), np.int64)
     row[order] = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     return order, row
+
+
+def window_rows(window_gb: float, row: int) -> int:
+    """Return how many rows of `row` bytes --window_gb allows a rank's window."""
+    return int(window_gb * 2**30 // row)
+
+
+def window_slots(wanted: Any, clients: Any, n: int) -> Any:
+    """Return the slots that ranks with so many clients need at most: `wanted` models, and no more than there are other clients."""
+    return np.minimum(wanted, n - clients)
+
+
+def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray) -> int | None:
+    """Return how many models every client may receive in one pass of the window; None where all fit, 0 where not even one does.
+
+    Args:
+        need: slots that each rank needs `[ranks]`.
+        capacity: slots that its window may have `[ranks]`.
+        clients: of each rank `[ranks]`.
+    """
+    narrow = need > capacity
+    return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
+
+
+def too_narrow(window_gb: float, row: int, clients: np.ndarray) -> UserError:
+    """Return the error for a window that cannot hold one row of `row` bytes per client of a rank."""
+    return UserError(
+        f"--window_gb is {window_gb:g}; a pass needs one row of {row} bytes per client, "
+        f"{clients.max() * row / 2**30:.3g} GiB per rank"
+    )
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:

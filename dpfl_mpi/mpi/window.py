@@ -13,14 +13,11 @@ import numpy as np
 from mpi4py import MPI
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.mpi.placement import ids_of as ids_of
-from dpfl_mpi.mpi.placement import place as place
-from dpfl_mpi.mpi.placement import rows_of as rows_of
 from dpfl_mpi.mpi.world import World
 
 
 @dataclass(frozen=True)
-class Plan:
+class Route:
     """Who puts which row where, for one graph: made once, used every round."""
 
     puts: list[tuple[int, int, int]]  # my row, rank, slot there
@@ -28,8 +25,8 @@ class Plan:
     need: np.ndarray  # [ranks] slots used
 
 
-def plan(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int) -> Plan:
-    """Return the plan of a graph; a sender that several clients of a rank want gets one slot there.
+def route(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int) -> Route:
+    """Return the route of a graph; a sender that several clients of a rank want gets one slot there.
 
     Args:
         owner: the rank of every client `[N]`.
@@ -42,7 +39,7 @@ def plan(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: in
     slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]
     mine, arriving = owner[sender] == rank, to == rank
     puts = list(zip(row[sender[mine]].tolist(), to[mine].tolist(), slots[mine].tolist(), strict=True))
-    return Plan(puts, dict(zip(sender[arriving].tolist(), slots[arriving].tolist(), strict=True)), need)
+    return Route(puts, dict(zip(sender[arriving].tolist(), slots[arriving].tolist(), strict=True)), need)
 
 
 class Inbox:
@@ -65,21 +62,21 @@ class Inbox:
             else np.empty((0, staging.shape[1]), np.float32)
         )
 
-    def exchange(self, plan: Plan, wait: Callable[[], Any] = lambda: None) -> None:
-        """Put the staged rows along the plan: Fence, one Put a row and rank, Fence. Collective.
+    def exchange(self, route: Route, wait: Callable[[], Any] = lambda: None) -> None:
+        """Put the staged rows along the route: Fence, one Put per row and rank, Fence. Collective.
 
         Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash
         between nodes. `wait` is called after the opening Fence, when the slowest rank has arrived.
         """
         if self.window is None:
             raise ValueError("this Inbox is closed")
-        if plan.need[self.world.rank] > self.slots:
-            raise ValueError(f"the graph needs {plan.need[self.world.rank]} slots, the window has {self.slots}")
+        if route.need[self.world.rank] > self.slots:
+            raise ValueError(f"the graph needs {route.need[self.world.rank]} slots, the window has {self.slots}")
         self.window.Fence()
         wait()
-        for row, rank, slot in plan.puts:
+        for row, rank, slot in route.puts:
             self.window.Put([self.staging[row], MPI.FLOAT], rank, [slot, self.staging.shape[1], MPI.FLOAT])
-        self.bytes_put += len(plan.puts) * self.row_bytes
+        self.bytes_put += len(route.puts) * self.row_bytes
         self.window.Fence()
 
     def take(self, slot: int) -> np.ndarray:

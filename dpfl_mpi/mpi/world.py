@@ -1,24 +1,23 @@
-"""Everything MPI: `World` (collectives on arrays), `place` (which client where), `Inbox` (the one-sided RMA window).
+"""`World`: the ranks of a run and their collectives on arrays.
 
-The only module that imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every collective; a rank without clients
+Only `mpi.world` and `mpi.window` import mpi4py, and the entry, which starts MPI. Only buffers are sent, never pickles. Every rank reaches every collective; a rank without clients
 has arrays of length 0.
 
-Axes: N clients in all, K on this rank, B slots of the inbox, W row width in float32.
+Axes: N clients in all, K on this rank.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.mpi.placement import ids_of as ids_of
+from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.mpi.placement import place as place
-from dpfl_mpi.mpi.placement import rows_of as rows_of
 
 
 class World:
@@ -36,35 +35,50 @@ class World:
         """Whether this rank writes files and messages."""
         return self.rank == 0
 
-    def from_root(self, make: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
-        """Return on every rank the arrays that `make` returns on root; a `UserError` of root's is raised on every rank."""
-        arrays: list[np.ndarray] = []
-        error = b""
+    def decide(self, choose: Callable[[], Any]) -> Any:
+        """Return on every rank what `choose` returns on root: None, a bool, number or string, or lists and dicts of them.
+
+        It travels as JSON: a tuple arrives as a list, on root as well. Collective.
+
+        Raises:
+            UserError: on every rank; `choose` raised it on root.
+            RootFailed: on the other ranks, where `choose` raised anything else on root, which root raises again.
+        """
+        text, failed, bug = b"", 0, None
         if self.root:
             try:
-                arrays = make()
+                value = choose()
+                text = b"" if value is None else json.dumps(value).encode()
             except UserError as mistake:
-                error = str(mistake).encode()
-        head = np.array([len(error), len(arrays)], np.int64)
+                text, failed = str(mistake).encode(), 1
+            except BaseException as error:
+                failed, bug = 2, error
+        head = np.array([failed, len(text)], np.int64)
         self.comm.Bcast(head, root=0)
+        if bug:
+            raise bug
+        if head[0] == 2:
+            raise RootFailed
+        data = np.frombuffer(text, np.uint8).copy() if self.root else np.empty(head[1], np.uint8)
+        if len(data):
+            self.comm.Bcast(data, root=0)
         if head[0]:
-            text = np.frombuffer(error, np.uint8).copy() if self.root else np.empty(head[0], np.uint8)
-            self.comm.Bcast(text, root=0)
-            raise UserError(text.tobytes().decode())
-        return [self.bcast(arrays[i] if self.root else None) for i in range(int(head[1]))]
+            raise UserError(data.tobytes().decode())
+        return json.loads(data.tobytes()) if len(data) else None
 
-    def bcast(self, array: np.ndarray | None) -> np.ndarray:
-        """Return root's array (int64, float64 or uint8) on every rank."""
-        kinds = [np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8)]
-        head = np.zeros(10, np.int64)
-        if array is not None:
-            head[: 2 + array.ndim] = kinds.index(array.dtype), array.ndim, *array.shape
-        self.comm.Bcast(head, root=0)
-        if array is None:
-            array = np.empty(tuple(head[2 : 2 + head[1]]), kinds[head[0]])
-        array = np.ascontiguousarray(array)
-        self.comm.Bcast(array, root=0)
-        return array
+    def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""
+        made: dict[str, np.ndarray] = {}
+
+        def look() -> list[tuple[str, str, tuple[int, ...]]]:
+            made.update({name: np.ascontiguousarray(array) for name, array in make().items()})
+            return [(name, array.dtype.str, array.shape) for name, array in made.items()]
+
+        for name, dtype, shape in self.decide(look):
+            if not self.root:
+                made[name] = np.empty(shape, dtype)
+            self.comm.Bcast(made[name], root=0)
+        return made
 
     def agree(self, flag: bool) -> bool:
         """Return whether any rank raises the flag."""

@@ -1,7 +1,6 @@
 """This rank's clients: their samples on the device, p_k, and the keyed random streams that every draw comes from.
 
-Streams are Philox generators keyed by (seed, purpose, client, counter), so a draw depends neither on the number of ranks nor on what
-was drawn before. Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
+Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
 method nor model: every method sees the same batches in the same epoch.
 
 Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
@@ -86,7 +85,7 @@ class Clients:
         `first_epoch` [K] counts the local epochs each client has behind it. Clients that have finished leave the block from its end.
         A block of one client has batches of their true size; a wider one, or with `pad`, has them padded with weight 0.
         """
-        plans = [self._plan(i, epochs, int(first_epoch[i]), batch_size) for i in np.arange(len(self))[block]]
+        plans = [self.schedule(i, epochs, int(first_epoch[i]), batch_size) for i in np.arange(len(self))[block]]
         steps = np.array([len(p[1]) for p in plans])
         most = int(steps.max(initial=0))
         sample = np.zeros((len(plans), most, batch_size), np.int64)
@@ -106,10 +105,10 @@ class Clients:
                 s = int(plans[0][1][step]) if len(plans) == 1 and not pad else batch_size
                 yield Batch(k, step, self.ensemble.normalise(x[:k, j, :s]), y[:k, j, :s], w[:k, step, :s])
 
-    def _plan(
+    def schedule(
         self, i: int, epochs: int, first_epoch: int, batch_size: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return sample rows `[steps, S]`, batch sizes `[steps]` and (dy, dx, flip) `[3, steps, S]` of client i."""
+        """Return what local client i trains on: sample rows `[steps, S]`, batch sizes `[steps]` and (dy, dx, flip) `[3, steps, S]`."""
         n, client = int(self.n_train[i]), int(self.ids[i])
         steps = -(-n // batch_size)
         rows = np.full((epochs, steps * batch_size), self.start[i], np.int64)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ LARGEST = 2.0**12  # a client with a weight that large has diverged
 class Block:
     """k rows in training, their gradient and momentum, split into layers once: views, no copies.
 
-    `rows` says which rows of this rank they are; `loss` and `steps` `[k]` add up what `Federation.step` did.
+    `rows` says which rows of this rank they are; `loss` and `steps` `[k]` add up what the training steps did.
     """
 
     def __init__(self, ensemble: Ensemble, w_kW: Tensor, m_kW: Tensor | None = None, rows: Rows = slice(None)):
@@ -100,6 +99,28 @@ class Ensemble:
             out[name] = w_kW[:, start : start + size].view(len(w_kW), *shape)
             start += size
         return out
+
+    def column(self, values: np.ndarray) -> Tensor:
+        """Return float64 values `[k]` as a column `[k, 1]` on the device."""
+        return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
+
+    def columns(self, layers: str, head: str) -> Tensor:
+        """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", or names with commas.
+
+        Raises:
+            UserError: the model has no such layer.
+        """
+        wanted = [] if layers == "none" else [head if name == "head" else name for name in layers.split(",")]
+        row = self.zeros(1)
+        named = self.layers(row)
+        for name in wanted:
+            inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
+            if not inside:
+                known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
+                raise UserError(f"--options.head is {layers}; allowed are head, none, all, or of the layers {known}")
+            for n in inside:
+                named[n].fill_(1)
+        return row[0] > 0
 
     def initial_row(self, init: str, rng: np.random.Generator) -> Tensor:
         """Return one common initial row `[W]`: "kaiming" U(+-sqrt(6/fan_in)), biases 0; "torch" U(+-1/sqrt(fan_in)) for both."""
@@ -244,6 +265,3 @@ def check_fixed_point(w_kW: Tensor) -> None:
 def from_fixed_point(total: Tensor) -> Tensor:
     """Return the float64 value of a sum of `fixed_point` rows."""
     return total.double() / FIXED_POINT
-
-
-Gradient = Callable[[Block, Tensor, Tensor, Tensor], Tensor]  # as Ensemble.gradient; methods vary it

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.clients import Batch
+from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
 
 SIZES = 8  # most block sizes recorded: each takes memory of its own
@@ -123,3 +124,33 @@ class RecordedSteps:
         self.mask[: batch.k].fill_(True)
         self.mask[batch.k : n].fill_(False)
         self.graphs[n]()
+
+
+class RecordedBackend(Backend):
+    """A `Backend` whose plain training steps are recorded per block of clients and replayed."""
+
+    def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
+        super().__init__(ensemble, clients, sgd, at_once)
+        self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block
+
+    def train_epochs(self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float) -> None:
+        rows = np.arange(len(self.clients))[block.rows]
+        k, recorded = len(rows), self._recorded(int(rows[0]))
+        recorded.load(block.w, block.momentum, lr)
+        for batch in self.clients.batches(rows, epochs, first_epoch, self.sgd.batch_size, pad=True):
+            recorded.step(batch)
+            block.steps[: batch.k] += 1
+        block.w.copy_(recorded.block.w[:k])
+        block.momentum.copy_(recorded.block.momentum[:k])
+        block.loss.copy_(recorded.loss[:k])
+
+    def _recorded(self, row: int) -> RecordedSteps:
+        """Return the recorded steps of the block that holds this row; absent clients have room in them as well."""
+        whole = next(b for b in self.blocks if b.start <= row < b.stop)
+        if whole.start not in self.recorded:
+            sgd = self.sgd
+            steps = -(-self.clients.n_train[whole] // sgd.batch_size)
+            self.recorded[whole.start] = RecordedSteps(
+                self.ensemble, steps, sgd.batch_size, self.clients.shape, sgd.momentum, sgd.weight_decay, sgd.clip_norm
+            )
+        return self.recorded[whole.start]

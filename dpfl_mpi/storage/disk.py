@@ -187,15 +187,6 @@ class File(h5py.File):
             raise OSError(self.disk.error.errno, os.strerror(self.disk.error.errno or 0)) from None
 
 
-def sync_folder(path: Path) -> None:
-    """Put the names of a folder on disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 @atexit.register
 def close_all() -> None:
     """Close what an error left open: HDF5 itself would, after the interpreter that `Disk` needs is gone."""

@@ -16,20 +16,20 @@ Axes: N clients in all, K on this rank, W row width.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
-import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -37,17 +37,16 @@ import torch
 
 from dpfl_mpi.config import NUMERICS, Job, Run, every
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.results import Recorder
 from dpfl_mpi.storage import disk
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.results import Recorder
+from dpfl_mpi.storage.files import DAMAGE, error_number, explained, replacing, sha256
+from dpfl_mpi.survival import values
 
 KEEP = 2  # generations
 LAYOUT = ("mixed",)  # fields of Job that decide which arrays a results file has
-DAMAGE = (OSError, KeyError, ValueError, RuntimeError)  # what h5py raises for a file that is not what it should be
 State = dict[str, Any]
 
 
@@ -62,7 +61,7 @@ class Checkpoints:
         self.last = time.monotonic()
         self.round = -1  # the newest round that is safe
         self.seconds = 0.0  # that the last save took
-        self.results: Path | None = None  # the results file as the restored checkpoint left it, on root
+        self.results: Path | None = None  # the results file as the restored checkpoint left it
 
     def exist(self) -> bool:
         """Return whether there is a checkpoint, whole or not. On root; not collective."""
@@ -83,16 +82,14 @@ class Checkpoints:
             UserError: on every rank, where any rank could not write; the generation before is whole.
         """
         start = time.perf_counter()
-        token = self.world.from_root(lambda: [np.frombuffer(secrets.token_bytes(6), np.uint8).copy()])[0]
-        stem = f"{fed.round:06d}.{token.tobytes().hex()}"
+        stem = f"{fed.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
         shards = [f"{stem}.{rank:05d}.shard.h5" for rank in range(self.world.size)]
         clients, shared = split(fed, state)
         with self._all_or_nobody():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if fed.k:
+            if len(fed.ids):
                 with replacing(self.folder / shards[self.world.rank]) as path, disk.File(path, "w", **NEW) as file:
                     for name, value in clients.items():
-                        write(file, name, value)
+                        values.write(file, name, value)
         with self._all_or_nobody():
             if recorder:
                 self._commit(fed, stem, shards, clients, shared, recorder)
@@ -100,13 +97,7 @@ class Checkpoints:
         self.seconds = time.perf_counter() - start
 
     def _commit(
-        self,
-        fed: Federation,
-        stem: str,
-        shards: list[str],
-        clients: Mapping[str, Any],
-        shared: Mapping[str, Any],
-        recorder: Recorder,
+        self, fed: Federation, stem: str, shards: list[str], clients: State, shared: State, recorder: Recorder
     ) -> None:
         with replacing(self.folder / f"{stem}.results.h5") as path:
             recorder.copy(path)
@@ -119,13 +110,13 @@ class Checkpoints:
                 numerics=NUMERICS,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
                 shards=json.dumps(shards),
-                schema=json.dumps({name: describe(value) for name, value in clients.items()}),
+                schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
                 results=f"{stem}.results.h5",
                 results_sha256=digest,
             )
             file["client/shard"], file["client/row"] = fed.owner, fed.row_of
             for name, value in shared.items():
-                write(file, name, value)
+                values.write(file, name, value)
         data = memory.getvalue()
         manifest = f"{fed.round:06d}.{hashlib.sha256(data).hexdigest()[:16]}.manifest.h5"
         with replacing(self.folder / manifest) as path:
@@ -149,30 +140,25 @@ class Checkpoints:
         try:
             yield
         except DAMAGE as error:
-            code = getattr(error, "errno", None) or find_errno(str(error))
+            code = error_number(error) or errno.EIO
         worst = int(self.world.spread(np.array([float(code)]))[0, 2])
         if worst:
-            whole = (
-                f"; the one of round {self.round} is whole, and the same command goes on from there"
-                if self.round >= 0
-                else ""
-            )
+            whole = f"; the one of round {self.round} is whole, and the same command goes on from there"
+            whole = whole if self.round >= 0 else ""
             raise UserError(f"the checkpoint in {self.folder} cannot be written: {os.strerror(worst)}{whole}")
 
-    def stalled(self) -> bool:
-        """Return whether the start before this one began from the same round, so kept nothing; note this one. Call once."""
+    def note_start(self) -> bool:
+        """Note from which round this start goes on; return whether the one before went on from the same, so kept nothing. Call once."""
 
-        def look() -> list[np.ndarray]:
-            note = self.folder / "begun_from"
-            before = note.read_text().strip() if note.is_file() else ""
-            try:
+        def note() -> bool:
+            path = self.folder / "begun_from"
+            with explained(f"{path} cannot be written"):
+                before = path.read_text().strip() if path.is_file() else ""
                 self.folder.mkdir(parents=True, exist_ok=True)
-                note.write_text(f"{self.round}\n")
-            except OSError as error:
-                raise UserError(f"{note} cannot be written: {error.strerror}") from None
-            return [np.array([before == str(self.round)], np.int64)]
+                path.write_text(f"{self.round}\n")
+            return before == str(self.round)
 
-        return bool(self.world.from_root(look)[0][0])
+        return bool(self.world.decide(note))
 
     def clear(self, sure: bool = False) -> None:
         """Delete all checkpoints: the run is finished, or to be started over.
@@ -181,13 +167,12 @@ class Checkpoints:
             UserError: on every rank; not all could be deleted, and the caller must be `sure`.
         """
 
-        def delete() -> list[np.ndarray]:
+        def delete() -> None:
             shutil.rmtree(self.folder, ignore_errors=True)
             if sure and self.exist():
                 raise UserError(f"{self.folder} cannot be removed; remove it, or choose another --out")
-            return []
 
-        self.world.from_root(delete)
+        self.world.decide(delete)
         self.round = -1
 
     # reading -----------------------------------------------------------------------------------------------------------
@@ -204,47 +189,40 @@ class Checkpoints:
         Raises:
             UserError: on every rank; a checkpoint is of another Run, or none is whole.
         """
-        manifests: list[Path] = []
-
-        def count() -> list[np.ndarray]:
-            manifests.extend(self._manifests())
-            return [np.array([len(manifests)])]
-
-        found = int(self.world.from_root(count)[0][0])
-        for i in range(found):
-            data = self.world.from_root(partial(self._read, manifests[i] if manifests else None))[0]
+        manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
+        for i, manifest in enumerate(manifests):
+            data = self.world.share(partial(self._read, manifest))
             state: State | None = None
-            if len(data):
-                with contextlib.suppress(*DAMAGE), h5py.File(io.BytesIO(data.tobytes()), "r") as file:
+            if data:
+                with contextlib.suppress(*DAMAGE), h5py.File(io.BytesIO(data["manifest"].tobytes()), "r") as file:
                     state = self._load(file, fed)
+                    self.results = self.folder / str(file.attrs["results"])
             if not self.world.agree(state is None):
                 assert state is not None
                 apply(fed, state)
                 self.round = fed.round
-                for damaged in manifests[:i]:  # would count as the newest until their rounds are reached again
-                    damaged.unlink(missing_ok=True)
+                for damaged in manifests[:i] if self.world.root else ():
+                    damaged.unlink(missing_ok=True)  # would count as the newest until its round is reached again
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
-                older = "going back to the one before" if i + 1 < found else "and there is none before it"
-                print(f"warning: the checkpoint {manifests[i]} is damaged; {older}", file=sys.stderr, flush=True)
-        if found:
+                older = "going back to the one before" if i + 1 < len(manifests) else "and there is none before it"
+                print(f"warning: the checkpoint {manifest} is damaged; {older}", file=sys.stderr, flush=True)
+        if manifests:
             raise UserError(f"no checkpoint in {self.folder} is whole; start over with --fresh")
         return None
 
-    def _read(self, path: Path | None) -> list[np.ndarray]:
-        """Return the bytes of a manifest, none where it is damaged; refuse one of another Run. On root."""
-        assert path is not None
-        damaged = [np.zeros(0, np.uint8)]
+    def _read(self, manifest: Path) -> dict[str, np.ndarray]:
+        """Return the bytes of a manifest, nothing where it is damaged; refuse one of another Run. On root."""
         try:
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest()[:16] != path.name.split(".")[1]:
-                return damaged
+            data = manifest.read_bytes()
+            if hashlib.sha256(data).hexdigest()[:16] != manifest.name.split(".")[1]:
+                return {}
             with h5py.File(io.BytesIO(data), "r") as file:
                 theirs = Run.from_json(str(file.attrs["run"])).key() | json.loads(str(file.attrs["job"]))
                 theirs["version of the numbers"] = int(file.attrs["numerics"])
                 results, digest = self.folder / str(file.attrs["results"]), str(file.attrs["results_sha256"])
         except DAMAGE:
-            return damaged
+            return {}
         mine = (
             self.run.key() | {name: getattr(self.job, name) for name in LAYOUT} | {"version of the numbers": NUMERICS}
         )
@@ -256,16 +234,15 @@ class Checkpoints:
             )
         with contextlib.suppress(OSError):
             if sha256(results) == digest:
-                self.results = results
-                return [np.frombuffer(data, np.uint8).copy()]
-        return damaged
+                return {"manifest": np.frombuffer(data, np.uint8)}
+        return {}
 
     def _load(self, file: h5py.File, fed: Federation) -> State:
         """Return this rank's state; opens just the shards that hold its clients."""
         shard, row = file["client/shard"][()][fed.ids], file["client/row"][()][fed.ids]
         shards = json.loads(str(file.attrs["shards"]))
         schema = json.loads(str(file.attrs["schema"]))
-        arrays = {name: np.empty((fed.k, *s["shape"]), s["dtype"]) for name, s in schema.items()}
+        arrays = {name: np.empty((len(fed.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
         for number in np.unique(shard):
             with h5py.File(self.folder / shards[number], "r", locking=False) as part:
                 for i in np.flatnonzero(shard == number):
@@ -280,7 +257,7 @@ class Checkpoints:
             out["client" if group == "state" else group][short] = value
         for group, into in (("state", "shared"), ("federation", "federation")):
             for short in file.get(group, {}):
-                out[into][short] = read(file[group][short], fed.device)
+                out[into][short] = values.read(file[group][short], fed.device)
         return out
 
 
@@ -290,97 +267,17 @@ NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 def split(fed: Federation, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (client arrays `[K, ...]`, what is the same on every rank), by path: the method's state and the Federation's."""
     clients = {f"state/{name}": value for name, value in state["client"].items()}
-    clients |= {f"momentum/{name}": value for name, value in fed.momentum.items()}
-    clients |= {f"federation/{name}": getattr(fed, name) for name in fed.CLIENT_STATE}
+    clients |= {f"momentum/{name}": value for name, value in fed.training.momentum.items()}
+    mine, same = fed.state()
+    clients |= {f"federation/{name}": value for name, value in mine.items()}
     shared = {f"state/{name}": value for name, value in state["shared"].items()}
-    shared |= {f"federation/{name}": getattr(fed, name) for name in fed.SHARED_STATE}
+    shared |= {f"federation/{name}": value for name, value in same.items()}
     return clients, shared
 
 
 def apply(fed: Federation, state: State) -> None:
     """Set the Federation to a restored state, and its window to what Omega needs."""
-    fed.begin_round(state["federation"].pop("round"))
-    fed.momentum = state["momentum"]
-    for name, value in state["federation"].items():
-        setattr(fed, name, value)
+    fed.set_state(state["federation"]["round"], state["federation"], state["momentum"])
     omega = state["shared"].get("omega")
     if isinstance(omega, CollaborationGraph):
         fed.narrow(omega)
-
-
-def numpy_of(value: Any) -> np.ndarray:
-    """Return a tensor or array as an array in host memory."""
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-
-
-def describe(value: Any) -> dict[str, Any]:
-    """Return what a rank without clients must know of a client array: kind, type and shape of a row."""
-    array = numpy_of(value)
-    kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-    return {"kind": kind, "dtype": array.dtype.str, "shape": array.shape[1:]}
-
-
-def write(file: h5py.File, name: str, value: Any) -> None:
-    """Write a tensor, array, graph or scalar; one row is one checksummed chunk.
-
-    Raises:
-        TypeError: the value is of no kind that a checkpoint holds.
-    """
-    if isinstance(value, CollaborationGraph):
-        file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
-        file[name].attrs["kind"] = "graph"
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        array = numpy_of(value)
-        rows = (1, *array.shape[1:]) if array.ndim > 1 else array.shape
-        checked = {"chunks": rows, "fletcher32": True} if array.size else {}
-        file.create_dataset(name, data=array, **checked)
-        file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else "array"
-    elif value is None or isinstance(value, bool | int | float | str | np.generic):
-        group = file.create_group(name)
-        group.attrs["kind"] = "scalar"
-        group.attrs["json"] = json.dumps(value.item() if isinstance(value, np.generic) else value)
-    else:
-        raise TypeError(
-            f"a checkpoint cannot hold {name}: it is a {type(value).__name__}, not a tensor, array, graph or scalar"
-        )
-
-
-def read(item: Any, device: torch.device) -> Any:
-    """Return what `write` wrote."""
-    kind = item.attrs["kind"]
-    if kind == "graph":
-        return CollaborationGraph(item["indptr"][()], item["senders"][()])
-    if kind == "scalar":
-        return json.loads(item.attrs["json"])
-    return torch.from_numpy(np.asarray(item[()])).to(device) if kind == "tensor" else item[()]
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; afterwards the file is on disk under its own, whole, or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        yield part
-        with open(part, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-    disk.sync_folder(path.parent)  # the new name, too
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 22):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def find_errno(text: str) -> int:
-    """Return the error number in a message of HDF5, EIO where there is none."""
-    match = re.search(r"errno = (\d+)", text)
-    return int(match.group(1)) if match else 5

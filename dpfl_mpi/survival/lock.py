@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.files import explained
 
 UNTOUCHED = 600.0  # seconds after which a lock is abandoned: its owner touches it every BEAT
 BEAT = 30.0
@@ -75,7 +76,7 @@ class Lock:
         Raises:
             UserError: another run holds it; the sentence says which, and what to do where that is no longer true.
         """
-        try:
+        with explained(f"the lock file {self.path} cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             end = time.monotonic() + patience
             while not self._try():
@@ -87,8 +88,6 @@ class Lock:
                         f"{owner.get('host', '?')}{job}); wait for it, or remove {self.path} if it is gone"
                     )
                 time.sleep(0.1)
-        except OSError as error:
-            raise UserError(f"the lock file {self.path} cannot be written: {error.strerror or error}") from None
         self.held = True
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
 

@@ -1,0 +1,225 @@
+"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps, and seconds from a short measurement.
+
+`describe` shows it, and `benchmarks/scaling_model.py` asks it about sizes that nobody has run. The window's arithmetic is that of the run
+itself (`mpi.placement`).
+
+Axes: N clients in all, K on a rank, D parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.data.source import Source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import models_per_pass, node_memory, place, too_narrow, window_rows, window_slots
+from dpfl_mpi.plugins import find
+
+ROW = 64  # bytes that a row is padded to
+ROWS = (
+    13  # rows in float32 that a client takes: model, momentum, best, staging, average, and four running sums in 64 bits
+)
+LABEL = 8  # bytes
+PYTHON = (
+    390 * 2**20
+)  # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
+PAD = 4  # pixels around a training image that is cropped
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a short measurement found on this machine, one core; seconds."""
+
+    step: float  # one gradient step on a mini-batch
+    image: float  # one image scored
+    byte: float  # one byte copied
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run will need: arrays have one value a rank."""
+
+    owner: np.ndarray  # rank of every client [N]
+    clients: np.ndarray
+    node: np.ndarray
+    data: np.ndarray  # bytes
+    models: np.ndarray  # bytes
+    scratch: np.ndarray  # bytes while one client is scored
+    window: np.ndarray  # bytes
+    passes: int  # in which the widest graph is exchanged
+    parameters: int
+    row: int  # bytes of a message
+    received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
+    wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
+    evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
+    steps: np.ndarray  # gradient steps
+    scored: np.ndarray  # images scored by evaluate
+    judged: np.ndarray  # images scored while choosing, at most
+
+    @property
+    def memory(self) -> np.ndarray:
+        """Bytes a rank needs in all."""
+        return PYTHON + self.data + self.models + self.scratch + self.window
+
+
+def build(run: Run, source: Source) -> Any:
+    """Return the model's numerics on this machine's CPU."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    from dpfl_mpi.numerics.ensemble import Ensemble
+
+    torch.set_num_threads(1)  # as each rank of a run
+    module = find("model", str(run.model)).build(source.shape, source.classes)
+    return Ensemble(module, source.mean, source.std, torch.device("cpu"))
+
+
+def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int) -> Needs:
+    """Return what each of `ranks` ranks will hold and do: arithmetic alone."""
+    n = partition.n
+    train, val, test = (partition.sizes(part) for part in PARTS)
+    owner = place(train, ranks)
+    h, w, c = source.shape
+    pad = 2 * PAD if run.augment else 0
+    row = -(-ensemble.size * 4 // ROW) * ROW
+    k_r = np.bincount(owner, minlength=ranks)
+
+    def per_rank(values: np.ndarray) -> np.ndarray:
+        return np.bincount(owner, values, ranks).astype(np.int64)
+
+    slots, limit = window_slots(k_r * run.others, k_r, n), window_rows(job.window_gb, row)
+    width = models_per_pass(slots, np.full(ranks, limit), k_r)
+    passes = 1 if width is None else -(-run.others // width) if width else 0
+    graph = run.others > 0
+    rounds, ggc = int(run.rounds or 0), int(run.rounds or 0) // max(run.ggc_period, 1)
+    tau = int(run.tau_init or 0) + rounds * int(run.tau_train or 0)
+    server = not graph and run.method != "local"  # its budget is fixed to 1: models go down from a server and up again
+    every = n * (n - 1)
+    received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
+    first = 2 * (n - 1) + 2 if graph else 0  # R of two models a candidate, and of the two that the search starts from
+    later = 2 * run.others + 2 if graph else 0
+    repeats = run.ggc_repeats
+    # a row may come to a rank again in another phase, for another client
+    phases = -(-(n - 1) // run.others) if graph else 0
+    largest_val = np.zeros(ranks, np.int64)
+    np.maximum.at(largest_val, owner, val)
+    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats
+    return Needs(
+        owner=owner,
+        clients=k_r,
+        node=np.arange(ranks) // -(-ranks // nodes),
+        data=per_rank(train * ((h + pad) * (w + pad) * c + LABEL) + (val + test) * (h * w * c + LABEL)),
+        models=k_r * ROWS * ensemble.size * 4,
+        scratch=largest_val * image_bytes(source, ensemble),
+        window=np.minimum(slots, limit) * row,
+        passes=passes,
+        parameters=ensemble.size,
+        row=row,
+        received=received,
+        wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
+        evaluations=(n * first * repeats, n * later * repeats),
+        steps=per_rank(-(-train // int(run.batch_size or 1)) * tau),
+        scored=per_rank((val + test) * (rounds + 1)),
+        judged=per_rank(val * (first + later * ggc) * repeats),
+    )
+
+
+def image_bytes(source: Source, ensemble: Any) -> int:
+    """Return the bytes that one image takes once it is prepared for scoring."""
+    import torch
+
+    prepared = ensemble.prepare(torch.zeros(1, 1, *source.shape))
+    tensors = prepared if isinstance(prepared, tuple) else (prepared,)
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def megabytes(size: float) -> str:
+    """Return bytes in words."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def refuse(job: Job, needs: Needs) -> None:
+    """Raise `UserError` for a run that this machine cannot hold (it counts as each of the nodes)."""
+    if needs.passes == 0:
+        raise too_narrow(job.window_gb, needs.row, needs.clients)
+    for need_r, shared, what in (
+        (needs.window, True, "the RMA windows need"),
+        (needs.memory, False, "data, models and windows need"),
+    ):
+        need = np.bincount(needs.node, need_r).max()
+        limit, name = node_memory(shared)
+        if need > limit:
+            advice = "set a smaller --window_gb" if shared else "use more --nodes or a smaller --window_gb"
+            raise UserError(
+                f"{what} {megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name}): {advice}"
+            )
+
+
+def measure(run: Run, source: Source, ensemble: Any) -> Cost:
+    """Return what a step, a scored image and a copied byte cost here: the quickest of several tries, one thread, about a second."""
+    import torch
+
+    from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
+
+    s = int(run.batch_size or 1)
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(0, 256, (1, 64, *source.shape), np.uint8))
+    y = torch.from_numpy(rng.integers(0, source.classes, (1, 64)))
+    weight = torch.full((1, s), 1 / s)
+    row = ensemble.initial_row(run.init, rng)[None].clone()
+    momentum, block = torch.zeros_like(row), Block(ensemble, row)
+    pair = row.repeat(2, 1)
+    index = torch.from_numpy(rng.integers(0, 64, s))
+
+    def step() -> None:
+        batch = ensemble.normalise(x[:, index])
+        ensemble.gradient(block, batch, y[:, index], weight)
+        sgd_step(block.w, block.g, momentum, 1e-4, run.momentum, 1e-3, run.clip_norm)
+
+    prepared = ensemble.prepare(ensemble.normalise(x[:, :32]))
+
+    def score() -> None:
+        logits = ensemble.logits(ensemble.ready(pair), prepared)
+        cross_entropy(logits, y[:, :32].expand(2, -1)).sum()
+
+    source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
+    with torch.no_grad():
+        return Cost(
+            quickest(step, 0.4), quickest(score, 0.3) / 64, quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24
+        )
+
+
+def quickest(action: Any, seconds: float = 0.3) -> float:
+    """Return the least seconds an action took over a short while, the first two aside: what other programs do here is no part of it."""
+    action(), action()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def seconds_of(run: Run, needs: Needs, cost: Cost) -> dict[str, float]:
+    """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
+    crowd = crowding(needs)
+    wire = needs.wire[0] + needs.wire[1] * int(run.rounds or 0)
+    return {
+        "train": float(crowd * needs.steps.max() * cost.step),
+        "evaluate": float(crowd * needs.scored.max() * cost.image),
+        "choose": float(crowd * needs.judged.max() * cost.image),
+        "exchange": 2 * wire * cost.byte / max(1, len(needs.clients)) * crowd,
+    }
+
+
+def crowding(needs: Needs) -> float:
+    """Return how many ranks of a node share one of its cores, at least 1."""
+    return float(max(1.0, np.bincount(needs.node).max() / len(os.sched_getaffinity(0))))

@@ -1,0 +1,172 @@
+"""What a run writes: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root.
+
+Axes: N clients in all, K on this rank, T rounds, E epochs of tuning.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.federation import Federation
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.results import PHASES, Recorder
+
+SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")
+
+
+def open_recorder(
+    path: Path, run: Run, fed: Federation, start: dict[str, Any], snapshot: Path | None
+) -> Recorder | None:
+    """Return the Recorder on root, None elsewhere. Collective.
+
+    Args:
+        start: what computes from now on: hosts, CPU, versions.
+        snapshot: the results file as a checkpoint left it, to go on with; None: a new file.
+
+    Raises:
+        UserError: on every rank; the file cannot be written.
+    """
+    opened: list[Recorder] = []
+
+    def create() -> None:
+        recorder = Recorder(path, run, fed.about, start, snapshot)
+        opened.append(recorder)
+        if snapshot:
+            return
+        recorder.once(
+            {
+                "client/p": fed.p,
+                "client/budget": fed.others + run.budget_counts_self,
+                "client/flipped": fed.flipped,
+                "client/class_counts": fed.partition.class_counts,
+                **{f"client/n_{part}": fed.partition.sizes(part) for part in ("train", "val", "test")},
+            }
+        )
+        if (reach := fed.members.reach) is not None:
+            recorder.once({"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders})
+
+    fed.world.decide(create)
+    return opened[0] if opened else None
+
+
+def gather(fed: Federation, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return on root all clients' arrays `[N, ...]` by the names of this rank's `[K, ...]`, in one gather; elsewhere none. Collective.
+
+    Numbers travel as float64: whole ones are exact up to 2^53.
+    """
+    widths = [int(np.prod(values.shape[1:], dtype=np.int64)) for values in mine.values()]
+    columns = [values.reshape(len(fed.ids), width) for values, width in zip(mine.values(), widths, strict=True)]
+    table = fed.members.to_root(np.concatenate(columns, 1, dtype=np.float64))
+    if table is None:
+        return {}
+    pieces = np.split(table, np.cumsum(widths)[:-1], 1)
+    return {
+        name: piece.reshape(fed.n, *values.shape[1:]).astype(values.dtype)
+        for (name, values), piece in zip(mine.items(), pieces, strict=True)
+    }
+
+
+def best_so_far(fed: Federation) -> dict[str, np.ndarray]:
+    """Return this rank's best and last scores and epochs, `[K]` each, by their names in the file."""
+    return {
+        "best/round": fed.scoring.best_round.astype(np.int32),
+        "best/val_acc": fed.scoring.best_val,
+        "best/test_acc": fed.scoring.best_test,
+        "last/test_acc": fed.scoring.last_test,
+        "client/epochs": fed.training.epochs,
+    }
+
+
+def write_best(recorder: Recorder, fed: Federation, everyone: Mapping[str, np.ndarray]) -> None:
+    """Write the gathered `best_so_far`, and make all that was written durable. On root."""
+    recorder.once(
+        {name: everyone[name] for name in best_so_far(fed)} | {"client/diverged_round": fed.members.diverged_round}
+    )
+    benign = everyone["best/test_acc"][~fed.flipped]
+    recorder.flush(fed.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
+
+
+def write_round(recorder: Recorder | None, fed: Federation, state: dict[str, Any]) -> None:
+    """Write the records of the round that `fed` is in. Collective; one gather of 18 numbers per client."""
+    with fed.clock("write"):
+        everyone = gather(fed, fed.notes | best_so_far(fed))
+        totals = fed.world.sum_int64(
+            np.array([fed.training.steps.sum(), fed.mail.bytes_put, fed.world.bytes_collective])
+        )
+    seconds = fed.world.spread(np.array([fed.log.seconds[name] for name in PHASES]))
+
+    def write() -> None:
+        assert recorder is not None
+        start = time.perf_counter()
+        omega = state["shared"].get("omega", CollaborationGraph.empty(fed.n))
+        if fed.round == 0:
+            recorder.once({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
+        recorder.append_graph(fed.members.among_active(state["shared"].get("chosen", omega)))
+        recorder.append(
+            {
+                "round/number": np.int64(fed.round),
+                "round/epochs": everyone["client/epochs"].max(),
+                "round/gradient_steps": totals[0],
+                **{f"round/{name}": everyone[name] for name in SCORES},
+                **(
+                    {f"mixed/{n}": everyone[f"mixed_{n}"] for n in ("val_acc", "test_acc")} if fed.scoring.mixed else {}
+                ),
+                "graph/cases": everyone["cases"].astype(np.int32),
+                "graph/evaluations": everyone["evaluations"].astype(np.int32),
+                "traffic/models_received": everyone["models_received"].astype(np.int32),
+                "traffic/bytes_rma": totals[1],
+                "traffic/bytes_collective": totals[2],
+            }
+        )
+        seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
+        recorder.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
+        write_best(recorder, fed, everyone)
+
+    fed.world.decide(write)
+
+
+def write_tuning(
+    recorder: Recorder | None, fed: Federation, val_acc: np.ndarray, test_acc: np.ndarray, steps: np.ndarray
+) -> None:
+    """Write what tuning did: scores `[K, E+1]` after each epoch, and all ranks' gradient steps `[E+1]` up to it. Collective."""
+    everyone = gather(fed, {"finetune/val_acc": val_acc, "finetune/test_acc": test_acc} | best_so_far(fed))
+
+    def write() -> None:
+        assert recorder is not None
+        epochs = fed.run.finetune_epochs
+        recorder.once(
+            {
+                "finetune/val_acc": everyone["finetune/val_acc"].T,
+                "finetune/test_acc": everyone["finetune/test_acc"].T,
+                "finetune/epochs": everyone["client/epochs"].max() - epochs + np.arange(epochs + 1),
+                "finetune/gradient_steps": steps,
+            }
+        )
+        write_best(recorder, fed, everyone)
+
+    fed.world.decide(write)
+
+
+def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> None:
+    """Write what is known at the end, confusion matrices and, where asked, the best models, and close the file. Collective."""
+    confusion = fed.members.to_root(fed.scoring.best_confusion)
+    best = fed.scoring.best[:, : fed.ensemble.size]
+    models = fed.members.to_root(best.cpu().numpy()) if save_models else None
+
+    def write() -> None:
+        assert recorder is not None and confusion is not None
+        recorder.once({"best/confusion": confusion.astype(np.int32)})
+        if models is not None:
+            recorder.once({"model/best": models})
+            shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]
+            recorder.set_attributes("model", names=json.dumps(fed.ensemble.names), shapes=json.dumps(shapes))
+        recorder.close("finished")
+
+    fed.world.decide(write)

@@ -1,0 +1,50 @@
+"""`Log`: what the verbs note about a round, and how long each phase of it took, until the engine records it.
+
+Axes: K clients on this rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from dpfl_mpi.results import PHASES
+
+SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc", "mixed_val_acc", "mixed_test_acc")
+
+
+class Log:
+    """The notes of one round: `notes[name]`, one value (or row) per client `[K]`, and `seconds[phase]`."""
+
+    def __init__(self, k: int, synchronise: bool):
+        """Start for K clients; with `synchronise` a phase ends when the GPU has finished its work."""
+        self.k, self.synchronise = k, synchronise
+        self._inside = 0.0  # seconds that phases inside the running one have counted
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the notes of a round: scores NaN, counts 0."""
+        self.notes = {name: np.full(self.k, np.nan) for name in SCORES}
+        self.notes |= {"cases": np.zeros((self.k, 4)), "evaluations": np.zeros(self.k)}
+        self.notes["models_received"] = np.zeros(self.k)
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to a phase of the round, less what phases inside it have counted."""
+        start, outer, self._inside = time.perf_counter(), self._inside, 0.0
+        yield
+        if self.synchronise:
+            torch.cuda.synchronize()
+        spent = time.perf_counter() - start
+        self.seconds[phase] += spent - self._inside
+        self._inside = outer + spent
+
+    def count(self, phase: str, seconds: float) -> None:
+        """Add seconds measured elsewhere to a phase, and take them off the phase that is running."""
+        self.seconds[phase] += seconds
+        self._inside += seconds

@@ -1,0 +1,80 @@
+"""`Scoring`: every client's row on its validation and test images, its best row by validation, and the rewards of the greedy search.
+
+Axes: K clients on this rank, k in a block, W row width, C classes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.federation.log import Log
+from dpfl_mpi.federation.members import Members
+from dpfl_mpi.numerics.backend import Backend, Predict
+
+
+class Scoring:
+    """What is known of the models of this rank's clients: the best one by validation, and the last."""
+
+    KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")  # from start to start
+
+    def __init__(self, members: Members, log: Log, backend: Backend, classes: int, keep_latest: bool, mixed: bool):
+        """Keep the latest of equally good rounds, or the earliest; with `mixed` rows are scored after mixing as well."""
+        self.members, self.log, self.backend = members, log, backend
+        self.classes, self.keep_latest, self.mixed = classes, keep_latest, mixed
+        k = len(members.ids)
+        self.best = backend.ensemble.zeros(k)  # the row with the best validation accuracy
+        self.best_round = np.full(k, -1)
+        self.best_val, self.best_test = np.full(k, np.nan), np.full(k, np.nan)
+        self.best_confusion = np.zeros((k, classes, classes), np.int64)
+        self.last_test = np.full(k, np.nan)
+
+    def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
+        """Score every client's row, note the scores, and keep the client's best; see `Federation.evaluate`."""
+        if series == "mixed" and not self.mixed:
+            return
+        self.members.exclude_diverged(w_KW)  # here too: a method without an exchange diverges as well
+        active = self.members.active[self.members.ids]
+        with self.log.clock("evaluate"), torch.no_grad():
+            for b in self.backend.blocks:
+                if not active[b].any():
+                    continue
+                scored = self.backend.score(b, w_KW[b], predict)
+                for i, losses, predicted, labels in zip(range(b.start, b.stop), *scored, strict=True):
+                    if active[i]:
+                        self._note(i, w_KW[i], losses, predicted, labels, series)
+
+    def _note(
+        self, i: int, row_W: Tensor, losses: np.ndarray, predicted: np.ndarray, labels: np.ndarray, series: str
+    ) -> None:
+        """Note the scores of local client i from loss, predicted class and label of each image."""
+        n, m = int(self.backend.clients.n_val[i]), int(self.backend.clients.n_test[i])
+        right, notes = predicted == labels, self.log.notes
+        val, test = slice(0, n), slice(n, n + m)
+        val_acc, test_acc = right[val].mean(), right[test].mean()
+        if series:
+            notes["mixed_val_acc"][i], notes["mixed_test_acc"][i] = val_acc, test_acc
+            return
+        notes["val_loss"][i], notes["val_acc"][i] = losses[val].mean(), val_acc
+        notes["test_loss"][i], notes["test_acc"][i] = losses[test].mean(), test_acc
+        self.last_test[i] = test_acc
+        best = self.best_val[i]
+        if np.isnan(best) or val_acc > best or (val_acc == best and self.keep_latest):
+            self.best[i] = row_W
+            self.best_round[i], self.best_val[i], self.best_test[i] = self.members.round, val_acc, test_acc
+            pairs = labels[test] * self.classes + predicted[test]
+            self.best_confusion[i] = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
+
+    def forget_best(self) -> None:
+        """Let the next score of every client be its best; one that has diverged keeps its last finite best."""
+        alive = self.members.alive[self.members.ids]
+        self.best_val[alive], self.best_round[alive] = np.nan, -1
+
+    def reward(self, rows: slice, pair_k2W: Tensor, counted: np.ndarray) -> np.ndarray:
+        """Return R = -validation loss of two models per client of a block, float64 `[k, 2]` (equation 6).
+
+        `counted` `[k]` says whose evaluations count: the others are computed in lock-step, for nothing.
+        """
+        self.log.notes["evaluations"][rows] += 2 * counted
+        return -self.backend.validation_losses(rows, pair_k2W)

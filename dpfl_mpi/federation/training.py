@@ -1,0 +1,104 @@
+"""`Training`: local epochs of SGD on this rank's clients, and what they carry from round to round: momentum, epochs, steps.
+
+Axes: K clients on this rank, W row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.federation.log import Log
+from dpfl_mpi.federation.members import Members
+from dpfl_mpi.numerics.backend import Backend, Gradient
+from dpfl_mpi.numerics.ensemble import Block
+
+
+class Training:
+    """LocalOpt of Algorithm 1 for every client of this rank that takes part."""
+
+    def __init__(self, members: Members, log: Log, backend: Backend, lr: float, lr_decay: float, reset_momentum: bool):
+        """Train at rate `lr`, times `lr_decay` every 10 rounds; with `reset_momentum` each round starts without momentum."""
+        self.members, self.log, self.backend = members, log, backend
+        self.first_lr, self.lr_decay, self.reset_momentum = lr, lr_decay, reset_momentum
+        self.momentum: dict[str, Tensor] = {}  # rows [K, W] by name
+        self.epochs = np.zeros(len(members.ids), np.int64)  # local epochs since the common initial row
+        self.steps = np.zeros(len(members.ids), np.int64)
+
+    def begin(self) -> None:
+        """Start a round."""
+        if self.members.round and self.reset_momentum:
+            for rows in self.momentum.values():
+                rows.zero_()
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.first_lr * self.lr_decay ** (self.members.round // 10)
+
+    def local_opt(
+        self,
+        w_KW: Tensor,
+        epochs: int,
+        gradient: Gradient | None = None,
+        momentum: str = "w",
+        trained: Tensor | None = None,
+        advance: bool = True,
+    ) -> Tensor:
+        """Train every client's row in place for `epochs` local epochs and return it; see `Federation.local_opt`."""
+        if gradient is None and trained is None:
+            for (block,) in self._blocks({momentum: w_KW}):
+                self.backend.train_epochs(block, epochs, self.epochs, self.lr)
+            self._advance(epochs if advance else 0)
+            return w_KW
+        gradient = gradient or self.backend.gradient
+        for batch, block in self.batches(epochs, {momentum: w_KW}, advance):
+            self.step(block, gradient(block, batch), trained)
+        return w_KW
+
+    def batches(
+        self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows; see `Federation.batches`."""
+        backend = self.backend
+        for now in self._blocks(rows_KW):
+            for batch in backend.clients.batches(now[0].rows, epochs, self.epochs, backend.sgd.batch_size):
+                if batch.step == most:
+                    break
+                now = [block.first(backend.ensemble, batch.k) for block in now]
+                yield batch, *now
+        self._advance(epochs if advance else 0)
+
+    def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
+        """Take one step of SGD from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
+        self.backend.step(block, loss, self.lr, trained)
+
+    def _blocks(self, rows_KW: dict[str, Tensor]) -> Iterator[list[Block]]:
+        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them."""
+        backend, active = self.backend, self.members.active[self.members.ids]
+        for name in rows_KW:
+            self.momentum.setdefault(name, backend.ensemble.zeros(len(active)))
+        with self.log.clock("train"), torch.no_grad():
+            for b in backend.blocks:
+                here = b.start + np.flatnonzero(active[b])
+                if len(here) == 0:
+                    continue
+                rows = b if len(here) == b.stop - b.start else here  # a part of a block is copied out, and back below
+                held = [(w, self.momentum[name]) for name, w in rows_KW.items()]
+                blocks = [Block(backend.ensemble, w[rows], m[rows], rows) for w, m in held]
+                yield blocks
+                for (w, m), block in zip(held, blocks, strict=True):
+                    if rows is here:
+                        w[rows], m[rows] = block.w, block.momentum
+                    self.steps[rows] += block.steps
+                    if block.steps.any():
+                        loss = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
+                        self.log.notes["train_loss"][rows] = loss
+
+    def _advance(self, epochs: int) -> None:
+        """Count local epochs: the next ones have other batches."""
+        self.epochs[self.members.active[self.members.ids]] += epochs

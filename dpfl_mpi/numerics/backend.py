@@ -1,0 +1,102 @@
+"""`Backend`: what computes a rank's clients, here in PyTorch: training steps, scores and rewards, a block of clients at a time.
+
+This is the one place where it is chosen how numbers are computed. Another way is a subclass that overrides `train_epochs`, `score` or
+`validation_losses`, as `recorded.RecordedBackend` does; what it leaves out is done here.
+
+Axes: K clients on this rank, k in a block, W row width, S images, H W C image, C classes, m models scored on one client's images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.numerics.clients import Batch, Clients
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, cross_entropy, sgd_step
+
+CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
+Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
+Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (rows of this rank, [k, W], images [k, S, H, W, C]) -> [k, S, C]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Settings of local training that do not change from round to round."""
+
+    batch_size: int
+    momentum: float
+    weight_decay: float
+    clip_norm: float
+
+
+class Backend:
+    """Training and scoring of this rank's clients in PyTorch."""
+
+    def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
+        """Compute `at_once` clients as one tensor program; 0: one on a CPU, all on a GPU."""
+        self.ensemble, self.clients, self.sgd = ensemble, clients, sgd
+        k = len(clients)
+        at_once = at_once or (1 if ensemble.device.type == "cpu" else max(k, 1))
+        self.blocks = [slice(i, min(i + at_once, k)) for i in range(0, k, at_once)]
+        self._validation: dict[tuple[int, int], list[tuple[Any, Tensor, Tensor]]] = {}
+
+    # training ------------------------------------------------------------------------------------------------------------
+    def train_epochs(self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float) -> None:
+        """Train the block's rows by `epochs` local epochs of SGD, in place, and add up `block.loss` and `block.steps`.
+
+        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it.
+        """
+        now = block
+        for batch in self.clients.batches(block.rows, epochs, first_epoch, self.sgd.batch_size):
+            now = now.first(self.ensemble, batch.k)
+            self.step(now, self.gradient(now, batch), lr)
+
+    def gradient(self, block: Block, batch: Batch) -> Tensor:
+        """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
+        return self.ensemble.gradient(block, batch.x, batch.y, batch.weight)
+
+    def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
+        """Take one step of SGD from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
+        block.loss += loss
+        block.steps += 1
+        sgd = self.sgd
+        sgd_step(block.w, block.g, block.momentum, lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
+
+    # scoring -------------------------------------------------------------------------------------------------------------
+    def score(
+        self, rows: slice, w_kW: Tensor, predict: Predict | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
+        out = []
+        ready = None if predict else self.ensemble.ready(w_kW)
+        for _, x, y, _ in self.clients.scoring(rows, False, CHUNK):
+            logits = predict(rows, w_kW, x) if predict else self.ensemble.logits(ready, self.ensemble.prepare(x))
+            out.append((cross_entropy(logits, y), logits.argmax(2), y))
+        losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
+        return losses.astype(np.float64), predicted, labels
+
+    def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
+        """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images, float64 `[k, m]`.
+
+        The images are prepared once while one block is searched; on a CPU the next client's take their place.
+        """
+        k, m, _ = w_kmW.shape
+        if (rows.start, m) not in self._validation:
+            if len(self.blocks) > 1 and k == 1:
+                self._validation.clear()  # a CPU goes through its clients one by one
+            self._validation[rows.start, m] = [
+                (self.ensemble.prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
+                for _, x, y, mask in self.clients.scoring(rows, True, CHUNK)
+            ]
+        total = torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
+        with torch.no_grad():
+            ready = self.ensemble.ready(w_kmW.view(k * m, -1))
+            for prepared, y, mask in self._validation[rows.start, m]:
+                logits = self.ensemble.logits(ready, prepared)
+                total += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
+        return total.cpu().numpy().reshape(k, m) / self.clients.n_val[rows, None]

@@ -1,0 +1,62 @@
+"""What a checkpoint can hold, and how it lies in HDF5: tensors, arrays, graphs and scalars.
+
+Axes: K clients on this rank.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from dpfl_mpi.graph import CollaborationGraph
+
+
+def numpy_of(value: Any) -> np.ndarray:
+    """Return a tensor or array as an array in host memory."""
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def row_layout(value: Any) -> dict[str, Any]:
+    """Return what a rank without clients must know of a client array: kind, type and shape of a row."""
+    array = numpy_of(value)
+    kind = "tensor" if isinstance(value, torch.Tensor) else "array"
+    return {"kind": kind, "dtype": array.dtype.str, "shape": array.shape[1:]}
+
+
+def write(file: h5py.File, name: str, value: Any) -> None:
+    """Write a tensor, array, graph or scalar; one row is one checksummed chunk.
+
+    Raises:
+        TypeError: the value is of no kind that a checkpoint holds.
+    """
+    if isinstance(value, CollaborationGraph):
+        file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
+        file[name].attrs["kind"] = "graph"
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        array = numpy_of(value)
+        rows = (1, *array.shape[1:]) if array.ndim > 1 else array.shape
+        checked = {"chunks": rows, "fletcher32": True} if array.size else {}
+        file.create_dataset(name, data=array, **checked)
+        file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else "array"
+    elif value is None or isinstance(value, bool | int | float | str | np.generic):
+        group = file.create_group(name)
+        group.attrs["kind"] = "scalar"
+        group.attrs["json"] = json.dumps(value.item() if isinstance(value, np.generic) else value)
+    else:
+        raise TypeError(
+            f"a checkpoint cannot hold {name}: it is a {type(value).__name__}, not a tensor, array, graph or scalar"
+        )
+
+
+def read(item: Any, device: torch.device) -> Any:
+    """Return what `write` wrote."""
+    kind = item.attrs["kind"]
+    if kind == "graph":
+        return CollaborationGraph(item["indptr"][()], item["senders"][()])
+    if kind == "scalar":
+        return json.loads(item.attrs["json"])
+    return torch.from_numpy(np.asarray(item[()])).to(device) if kind == "tensor" else item[()]
