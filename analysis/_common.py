@@ -1,7 +1,7 @@
 """What the figures and tables share: which results to read, where to write, and how a two-column paper looks.
 
 A file of this folder is one table or figure. It has `RUNS`, the runs it needs, and `draw(results)`, which returns a `Drawing`; `main` does the
-rest. Nothing here imports torch or MPI: it runs where there are only numpy, h5py, matplotlib and pandas.
+rest. Nothing here imports torch or MPI: it runs where there are only the libraries of `pip install '.[analysis]'`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 
@@ -74,19 +75,6 @@ STYLE = {
     "pdf.fonttype": 42,  # TrueType: conference systems refuse Type 3 fonts
 }
 
-METHODS = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "apfl": "APFL",
-    "perfedavg": "PerFedAvg",
-    "ditto": "Ditto",
-    "fedrep": "FedRep",
-    "knnper": "kNN-Per",
-    "pfedgraph": "pFedGraph",
-    "random_graph": "Random graph",
-    "dpfl": "DPFL",
-}  # printed names; a method that is not here is printed by its own name
 DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
 
 
@@ -102,12 +90,6 @@ class Drawing:
 
 
 # -- which results ------------------------------------------------------------------------------------------------------------------------
-
-
-def wanted(**fields: Any) -> list[Run]:
-    """Return the Run with these fields, or nothing where this version of dpfl_mpi has no such field."""
-    known = {f.name for f in dataclasses.fields(Run)}
-    return [Run(**fields)] if set(fields) <= known else []
 
 
 def command(run: Run, ranks: int = 8) -> str:
@@ -236,10 +218,22 @@ def graphs(results: Sequence[Result]) -> list[Result]:
     return out
 
 
+def method_of(run: Run) -> Method:
+    """Return what a run's method declares; of a method that this checkout does not have, its name alone."""
+    try:
+        return find("method", run.method)
+    except UserError:
+        return Method(title=run.method)
+
+
+def has_budget(run: Run) -> bool:
+    """Return whether a run's models move along a graph, under its budget."""
+    return method_of(run).topology == "graph"
+
+
 def method_name(run: Run) -> str:
     """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
-    tuned = "+FT" if getattr(run, "finetune_epochs", 0) else ""
-    return METHODS.get(run.method, run.method) + tuned
+    return method_of(run).title + ("+FT" if run.finetune_epochs else "")
 
 
 def budget_label(run: Run) -> str:
@@ -249,7 +243,7 @@ def budget_label(run: Run) -> str:
 
 def label(run: Run) -> str:
     """Return the name of a row or a curve: the method, and the budget where the method has one."""
-    return method_name(run) + (f" ({budget_label(run)})" if run.method in ("dpfl", "random_graph") else "")
+    return method_name(run) + (f" ({budget_label(run)})" if has_budget(run) else "")
 
 
 def setting(run: Run) -> str:

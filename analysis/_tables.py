@@ -7,6 +7,7 @@ of the same partition under two methods, the mean over repetitions on one partit
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,40 +15,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from _common import accuracy, budget_order, method_name, setting
+from _common import accuracy, budget_order, has_budget, method_name, setting
+from scipy.special import stdtrit
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
 
 Group = list[Result]  # the repetitions of one Run under different seeds
 
-T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-)  # Student's 97.5 % quantile for 1, 2, ... degrees of freedom
 SEEDS_AND_FILES = ("seed", "partition_seed", "data", "preset")  # what repetitions may differ in
-
-
-def t95(df: int) -> float:
-    """Return Student's 97.5 % quantile (Cornish and Fisher's expansion from 10 degrees of freedom: exact to three digits)."""
-    if df <= len(T95):
-        return T95[df - 1]
-    z = 1.959964
-    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + sum(term / df**i for i, term in enumerate(terms, 1))
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
     """Return the mean and the half width of its 95 % interval (nan for a single value)."""
     n = len(values)
-    half = t95(n - 1) * values.std(ddof=1) / np.sqrt(n) if n > 1 else float("nan")
+    half = stdtrit(n - 1, 0.975) * values.std(ddof=1) / np.sqrt(n) if n > 1 else float("nan")  # Student's t
     return float(values.mean()), float(half)
 
 
@@ -78,7 +60,7 @@ def share(run: Run) -> str:
 
 def row_name(run: Run) -> str:
     """Return the name of a table's row: the method, with its budget as a share of N where it has one."""
-    return method_name(run) + (f" (B_c = {share(run)})" if run.method in ("dpfl", "random_graph") else "")
+    return method_name(run) + (f" (B_c = {share(run)})" if has_budget(run) else "")
 
 
 def named(groups: Sequence[Group], name: Callable[[Run], str] = row_name) -> list[tuple[str, str, Group]]:
@@ -151,14 +133,15 @@ def cell(group: Group) -> str:
     return f"{values.mean():.2f}{spread} ({len(values)})"
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as markdown, the first column flush left."""
-    lines = ["| " + " | ".join(header) + " |", "|:--" + "|--:" * (len(header) - 1) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+def markdown(table: pd.DataFrame) -> str:
+    """Return a table of texts as markdown that is legible as it is, the first column flush left."""
+    return table.to_markdown(
+        index=False, disable_numparse=True, colalign=("left", *("right",) * (len(table.columns) - 1))
+    )
 
 
-def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as LaTeX (package booktabs); **bold** of markdown becomes \\textbf."""
+def latex(table: pd.DataFrame) -> str:
+    """Return a table of texts as LaTeX (package booktabs); **bold** of markdown becomes \\textbf."""
 
     def tex(text: str) -> str:
         text = text.replace("%", "\\%").replace(" ± ", " $\\pm$ ")
@@ -167,18 +150,13 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         text = re.sub(r"(?<!\$)_(?!c =|\{)", r"\\_", text)
         return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
 
-    body = [" & ".join(tex(c) for c in row) + r" \\" for row in rows]
-    return "\n".join(
-        [
-            f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            r"\toprule",
-            " & ".join(tex(c) for c in header) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
+    out = table.map(tex).rename(columns=tex)
+    return out.to_latex(index=False, escape=False, column_format="l" + "r" * (len(out.columns) - 1)).rstrip()
+
+
+def printed(text: str, bold: bool, published: str) -> str:
+    """Return a cell's text, bold where it is to be, with the paper's figure behind it where there is one."""
+    return (f"**{text}**" if bold else text) + (f" [{published}]" if published else "")
 
 
 def budgets_of(groups: Sequence[Group]) -> list[str]:
@@ -199,44 +177,34 @@ def by_budget(
     which are of one setting.
     """
     groups = repetitions(results)
-    settings = sorted({setting(g[0].run) for g in groups})
-    rows, lines, data = [], [], []
-    budgets = budgets_of(groups)
-    for where in settings:
-        for value in sorted({getattr(g[0].run, field) for g in groups}):
-            cells = []
-            for budget in budgets:
-                column = [g for g in groups if str(g[0].run.budget) == budget and setting(g[0].run) == where]
-                bold = dict(zip(map(id, column), unbeaten(column), strict=True))
-                here = [g for g in column if getattr(g[0].run, field) == value]
-                cells.append(" / ".join(f"**{cell(g)}**" if bold[id(g)] else cell(g) for g in here) or "-")
-                published = paper_value(paper, value, budget) if where == paper_setting else ""
-                if published and here:
-                    cells[-1] += f" [{published}]"
-                for group in here:
-                    v = means(group)
-                    data.append(
-                        {
-                            "setting": where,
-                            field: value,
-                            "budget": budget,
-                            "mean": v.mean(),
-                            "std": deviation(v),
-                            "n": len(v),
-                            "bold": bold[id(group)],
-                            "paper": published,
-                        }
-                    )
-            rows.append([f"{value}" if len(settings) == 1 else f"{where}: {value}", *cells])
-    header = [symbol, *(f"B_c = {b}" for b in budgets)]
-    lines.append(markdown(header, rows))
-    lines.append(
-        f"\nTest accuracy, %, on {', '.join(settings)}: mean ± standard deviation over seeds (number of seeds)."
-    )
-    lines.append(
-        "Bold: what the best of its column does not beat (95 % interval of the paired difference over clients)."
-    )
-    return pd.DataFrame(data), "\n".join(lines), latex(header, rows)
+    settings, budgets, rows = sorted({setting(g[0].run) for g in groups}), budgets_of(groups), []
+    for where, budget in itertools.product(settings, budgets):
+        column = [g for g in groups if str(g[0].run.budget) == budget and setting(g[0].run) == where]
+        for group, bold in zip(column, unbeaten(column), strict=True):
+            value, values = getattr(group[0].run, field), means(group)
+            published = paper_value(paper, value, budget) if where == paper_setting else ""
+            rows.append(
+                {
+                    "setting": where,
+                    field: value,
+                    "budget": budget,
+                    "mean": values.mean(),
+                    "std": deviation(values),
+                    "n": len(values),
+                    "bold": bold,
+                    "paper": published,
+                    "cell": printed(cell(group), bold, published),
+                }
+            )
+    data = pd.DataFrame(rows).sort_values(["setting", field], kind="stable", ignore_index=True)
+    table = data.pivot_table("cell", ["setting", field], "budget", aggfunc=" / ".join, fill_value="-")[budgets]
+    table.insert(0, symbol, [f"{v}" if len(settings) == 1 else f"{where}: {v}" for where, v in table.index])
+    table = table.rename(columns={b: f"B_c = {b}" for b in budgets})
+    text = f"""{markdown(table)}
+
+Test accuracy, %, on {", ".join(settings)}: mean ± standard deviation over seeds (number of seeds).
+Bold: what the best of its column does not beat (95 % interval of the paired difference over clients)."""
+    return data.drop(columns="cell"), text, latex(table)
 
 
 def paper_value(paper: dict[Any, Sequence[str]] | None, value: Any, budget: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from _common import SEEDS, Drawing, accuracy, budget_order, main, wanted
-from _tables import cell, deviation, interval, latex, markdown, means, named, paired, repetitions, unbeaten
+from _common import SEEDS, Drawing, accuracy, budget_order, main
+from _tables import cell, deviation, interval, latex, markdown, means, named, paired, printed, repetitions, unbeaten
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
@@ -42,15 +42,10 @@ ROWS = (
 )
 FEMNIST_TUNING = {"finetune_epochs": 4}  # its tau_train is 2
 RUNS = [
-    run
+    Run(**data | row | (FEMNIST_TUNING if data["dataset"] == "femnist" and "finetune_epochs" in row else {}), seed=seed)
     for data in SETTINGS
     for row in ROWS
     for seed in SEEDS
-    for run in wanted(
-        **data,
-        **(row | FEMNIST_TUNING if data["dataset"] == "femnist" and "finetune_epochs" in row else row),
-        seed=seed,
-    )
 ]
 ORDER = [
     "local",
@@ -97,7 +92,7 @@ def published(where: str, name: str) -> str:
 
 def epochs(result: Result) -> int:
     """Return the local epochs that a client has trained, fine-tuning included."""
-    return int(result["round/epochs"][-1]) + int(getattr(result.run, "finetune_epochs", 0) or 0)
+    return int(result["round/epochs"][-1]) + result.run.finetune_epochs
 
 
 def measure(results: Sequence[Result]) -> pd.DataFrame:
@@ -107,7 +102,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
     rows = []
     for where in dict.fromkeys(w for w, _, _ in entries):
         here = [(name, group) for w, name, group in entries if w == where]
-        here.sort(key=lambda e: (rank(e[1][0].run), getattr(e[1][0].run, "finetune_epochs", 0) or 0))
+        here.sort(key=lambda e: (rank(e[1][0].run), e[1][0].run.finetune_epochs))
         local = next((g for _, g in here if g[0].run.method == "local"), None)
         bold = unbeaten([g for _, g in here])
         for (name, group), is_bold in zip(here, bold, strict=True):
@@ -132,6 +127,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
                     "epochs": epochs(group[0]),
                     "finished": all(r.finished for r in group),
                     "paper": published(where, name),
+                    "cell": cell(group),
                 }
             )
     return pd.DataFrame(rows)
@@ -150,53 +146,35 @@ def number(value: float, digits: int = 2) -> str:
 def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
     """Return the tables."""
     data = measure(results)
-    groups = {(w, n): g for w, n, g in named(repetitions(results))}
     settings = list(dict.fromkeys(data["setting"]))
-    rows = []
-    for name in dict.fromkeys(data["method"]):
-        row = [name]
-        for where in settings:
-            found = data[(data["setting"] == where) & (data["method"] == name)]
-            if found.empty:
-                row.append("-")
-                continue
-            text = cell(groups[where, name])
-            row.append(f"**{text}**" if found.iloc[0].bold else text)
-            if paper and found.iloc[0].paper:
-                row[-1] += f" [{found.iloc[0].paper}]"
-        rows.append(row)
-    header = ["method", *settings]
+    shown = [printed(r.cell, r.bold, r.paper if paper else "") for r in data.itertuples()]
+    table = data.assign(cell=shown).pivot(index="method", columns="setting", values="cell").fillna("-")
+    table = table.loc[data["method"].unique(), settings].reset_index()
     parts = [
-        markdown(header, rows),
+        markdown(table),
         "\nTest accuracy, %: mean over clients of their best model by validation; mean ± standard deviation over seeds (ddof 1; number of seeds)."
         "\nBold: what the best of its column does not beat (the 95 % interval of the paired difference over clients reaches 0; only runs on common partitions are compared)."
         + ("\nIn brackets: the paper's Table 1." if paper else ""),
     ]
     for where in settings:
         part = data[data["setting"] == where]
-        details = [
-            [
-                r.method,
-                number(r["mean"]),
-                number(r.client_std),
-                "-" if np.isnan(r.vs_local) else f"{r.vs_local:+.2f} ± {number(r.vs_local_half_interval)}",
-                number(r.below_local_percent, 0),
-                number(r.worst_decile),
-                number(r.last_round),
-                str(r.epochs),
-            ]
-            for _, r in part.iterrows()
+        gain = [
+            "-" if np.isnan(r.vs_local) else f"{r.vs_local:+.2f} ± {number(r.vs_local_half_interval)}"
+            for r in part.itertuples()
         ]
-        columns = [
-            "accuracy",
-            "std over clients",
-            "vs Local",
-            "below own Local, %",
-            "worst decile",
-            "last round",
-            "epochs",
-        ]
-        parts.append(f"\n{where}\n\n" + markdown(["method", *columns], details))
+        details = pd.DataFrame(
+            {
+                "method": part["method"],
+                "accuracy": part["mean"].map(number),
+                "std over clients": part["client_std"].map(number),
+                "vs Local": gain,
+                "below own Local, %": part["below_local_percent"].map(lambda v: number(v, 0)),
+                "worst decile": part["worst_decile"].map(number),
+                "last round": part["last_round"].map(number),
+                "epochs": part["epochs"].map(str),
+            }
+        )
+        parts.append(f"\n{where}\n\n{markdown(details)}")
         if part["epochs"].nunique() > 1:
             by = {e: list(part[part["epochs"] == e]["method"]) for e in sorted(set(part["epochs"]))}
             parts.append(
@@ -207,7 +185,7 @@ def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
     parts.append(
         "\nvs Local: difference client by client on the same partition, points, with its 95 % interval over clients of all seeds."
     )
-    return Drawing(data, text="\n".join(parts), latex=latex(header, rows))
+    return Drawing(data.drop(columns="cell"), text="\n".join(parts), latex=latex(table))
 
 
 OPTIONS = {"paper": {"action": "store_true", "help": "add the paper's figures in brackets"}}

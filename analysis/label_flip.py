@@ -25,7 +25,6 @@ from _common import (
     graphs,
     main,
     setting,
-    wanted,
 )
 from graph_evolution import round_list, rounds_to_show
 from matplotlib.axes import Axes
@@ -34,14 +33,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
-RUNS = [
-    run
-    for searches in (False, True)
-    for run in wanted(dataset="cifar10", budget="inf", flip_share=0.4, flipped_run_ggc=searches)
-]
+RUNS = [Run(dataset="cifar10", budget="inf", flip_share=0.4, flipped_run_ggc=searches) for searches in (False, True)]
 COLOURS = ListedColormap(["white", BLUE, RED, DARK])
 
 
@@ -104,7 +100,7 @@ def evolution(results: Sequence[Result], rounds: str) -> Figure:
 
 def name_of(result: Result) -> str:
     """Return what the flipped clients of a run do."""
-    searches = bool(getattr(result.run, "flipped_run_ggc", True))
+    searches = result.run.flipped_run_ggc
     return "flipped clients search too" if searches else "flipped clients only train"
 
 
@@ -113,7 +109,7 @@ def draw(results: Sequence[Result], rounds: str | None = None) -> Drawing:
     results = [r for r in graphs(results) if "client/flipped" in r and 0 < flipped(r).sum() < len(flipped(r))]
     if not results:
         raise UserError("none of these results has clients with flipped labels (--flip_share)")
-    results = sorted(results, key=lambda r: bool(getattr(r.run, "flipped_run_ggc", True)))
+    results = sorted(results, key=lambda r: r.run.flipped_run_ggc)
     figure, grid = plt.subplots(len(results), 4, figsize=(TEXT, 1.95 * len(results) + 0.25), squeeze=False)
     rows, text = [], []
     for (first, end, over, histogram), result in zip(grid, results, strict=True):
@@ -144,7 +140,7 @@ def draw(results: Sequence[Result], rounds: str | None = None) -> Drawing:
         rows += [
             {
                 "run": result.path.stem,
-                "flipped_run_ggc": bool(getattr(result.run, "flipped_run_ggc", True)),
+                "flipped_run_ggc": result.run.flipped_run_ggc,
                 "round": t,
                 "edge_share_from_flipped": s,
                 "chance": chance,

@@ -42,9 +42,7 @@ def draw(results: Sequence[Result]) -> Drawing:
             if not based:
                 shown = epochs[: len(x)][trained], factor * mean[trained], factor * spread[trained]
                 curve(axes, *shown, label=text_label(name), **look)
-            if array == "round/test_acc" and getattr(
-                group[0].run, "finetune_epochs", 0
-            ):  # goes on from the best models
+            if array == "round/test_acc" and group[0].run.finetune_epochs:  # goes on from the best models
                 _, tuned, _ = over_rounds(group, lambda r: np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1))
                 after = epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0]
                 axes.plot(after, factor * tuned, label=text_label(name), **look)

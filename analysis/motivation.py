@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _common import COLUMN, DARK, GREY, SEEDS, SKY, Drawing, accuracy, main, wanted
+from _common import COLUMN, DARK, GREY, SEEDS, SKY, Drawing, accuracy, main
 
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 EXAMPLE = {"dataset": "cifar10", "partition": "motivation"}
 RUNS = [
-    run
+    Run(**EXAMPLE, **row, seed=seed)
     for seed in SEEDS
     for row in (
         {"method": "local"},
@@ -26,7 +27,6 @@ RUNS = [
         {"method": "random_graph", "budget": "inf", "reach": "groups:0,2;1"},
         {"method": "random_graph", "budget": "inf"},
     )
-    for run in wanted(**EXAMPLE, **row, seed=seed)
 ]
 
 
@@ -41,7 +41,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
     rows = [
         {"group": partners(r), "seed": r.run.seed, "accuracy": 100 * accuracy(r)[0], "n_test": r["client/n_test"][0]}
         for r in results
-        if len(r["client/p"]) == 3 and r.run.method in ("local", "random_graph")
+        if len(r["client/p"]) == 3 and r.run.method in {run.method for run in RUNS}
     ]
     if not rows:
         raise UserError("none of these results has the three clients of the example (--partition motivation)")

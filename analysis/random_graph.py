@@ -15,7 +15,10 @@ from _common import (
     Drawing,
     budget_order,
     curve,
+    has_budget,
     main,
+    method_name,
+    method_of,
     over_rounds,
     text_label,
 )
@@ -36,9 +39,9 @@ RUNS = [
 
 def draw(results: Sequence[Result]) -> Drawing:
     """Return the figure: a colour a budget, DPFL solid, the random graph dashed."""
-    groups = repetitions(r for r in results if r.run.method in ("dpfl", "random_graph"))
+    groups = repetitions(r for r in results if has_budget(r.run))
     if not groups:
-        raise UserError("none of these results is of dpfl or random_graph")
+        raise UserError("none of these results has a budget: their models do not move along a graph")
     budgets = budgets_of(groups)
     colour = dict(zip(budgets, (BLUE, RED, GREEN, "#000000", "#E69F00", "#CC79A7", "#56B4E9"), strict=False))
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
@@ -46,7 +49,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     for where, name, group in named(sorted(groups, key=lambda g: -budget_order(g[0].run))):
         run = group[0].run
         x, mean, spread = over_rounds(group, lambda r: 100 * r.mean("round/test_acc"))
-        random = run.method == "random_graph"
+        random = not method_of(run).searches
         curve(axes, x, mean, spread, color=colour[str(run.budget)], ls="--" if random else "-")
         rows += [
             {"setting": where, "method": name, "round": t, "accuracy": m, "std": s, "n": len(group)}
@@ -67,13 +70,12 @@ def gaps(groups: Sequence[list[Result]]) -> list[str]:
     out = []
     for a in groups:
         for b in groups:
-            if (a[0].run.method, b[0].run.method, a[0].run.budget) != ("dpfl", "random_graph", b[0].run.budget):
-                continue
+            searches = [method_of(g[0].run).searches for g in (a, b)]
             difference = paired(a, b)
-            if len(difference) > 1:
+            if searches == [True, False] and a[0].run.budget == b[0].run.budget and len(difference) > 1:
                 mean, half = interval(difference)
                 out.append(
-                    f"B_c = {a[0].run.budget}: DPFL {means(a).mean():.2f} %, random graph {means(b).mean():.2f} %, difference client by client "
+                    f"B_c = {a[0].run.budget}: {method_name(a[0].run)} {means(a).mean():.2f} %, random graph {means(b).mean():.2f} %, difference client by client "
                     f"{mean:+.2f} ± {half:.2f} points (95 % over clients)"
                 )
     return out

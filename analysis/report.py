@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 from _common import (
@@ -41,25 +42,11 @@ def rounded(values: np.ndarray, digits: int = 4) -> list[Any]:
     return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
 
 
-def layout(weights: np.ndarray, steps: int = 300) -> np.ndarray:
-    """Return positions `[N, 2]` in the unit square of a force layout (Fruchterman and Reingold) of a symmetric matrix of weights.
-
-    It starts from a spiral (a circle's symmetry could hold it in a saddle), so the same graph always gets the same picture.
-    """
-    n = len(weights)
-    angle = np.pi * (3 - 5**0.5) * np.arange(n)
-    xy = np.sqrt((np.arange(n)[:, None] + 0.5) / max(n, 1)) * np.column_stack([np.cos(angle), np.sin(angle)])
-    ideal = 1 / np.sqrt(max(n, 1))
-    for step in range(steps):
-        delta = xy[:, None] - xy[None]
-        distance = np.maximum(np.sqrt((delta**2).sum(2)), 1e-3)
-        push = ideal**2 / distance**2
-        pull = weights * distance / ideal
-        force = ((push - pull)[..., None] * delta).sum(
-            1
-        ) - 0.05 * xy  # a little gravity keeps clients without edges on the page
-        length = np.maximum(np.sqrt((force**2).sum(1, keepdims=True)), 1e-9)
-        xy = xy + force / length * np.minimum(length, 0.2 * (1 - step / steps) + 0.002)
+def layout(weights: np.ndarray) -> np.ndarray:
+    """Return positions `[N, 2]` in the unit square of a force layout of a symmetric matrix of weights; the same matrix, the same picture."""
+    graph = nx.from_numpy_array(weights)
+    # "energy" pulls every component to the middle: clients without edges do not press the others into a point
+    xy = np.array(list(nx.spring_layout(graph, iterations=300, method="energy", seed=0).values()))
     low, high = xy.min(0), xy.max(0)
     return (xy - low) / np.maximum(high - low, 1e-9)
 

@@ -15,6 +15,7 @@ from _common import (
     curve,
     graphs,
     main,
+    method_of,
     over_rounds,
     setting,
 )
@@ -42,7 +43,7 @@ def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[n
     for i, (where, row, group) in enumerate(named(groups)):
         x, mean, spread = over_rounds(group, of_graphs(measure))
         text = budget_label(group[0].run) + (f", {where}" if several else "")
-        text += ", random" if group[0].run.method == "random_graph" else ""
+        text += "" if method_of(group[0].run).searches else ", random"
         curve(axes, x, 100 * mean, 100 * spread, label=text, ls=STYLES[i % 4], color=f"C{i % 7}")
         rows += [
             {"setting": where, "method": row, "round": t, "measure": name, "value": m, "std": s, "n": len(group)}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, label, main, setting
+from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, has_budget, label, main, setting
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import PHASES, Result
@@ -57,7 +57,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         left.barh(y, received, 0.55, color=BLUE)
         left.plot([later["received_most"].max() if len(later) else 0] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
         budget = int(data["budget_others"].iloc[0])
-        if result.run.method in ("dpfl", "random_graph"):
+        if has_budget(result.run):
             left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
         rma, collective = later["mpi_rma_mib"].sum() / rounds, later["mpi_collective_mib"].sum() / rounds
         middle.barh(y, rma, 0.55, color=BLUE)

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from dpfl_mpi.config import Job, Run, allowed_choices
+from dpfl_mpi.config import OLD_FIELDS, Job, Run, allowed_choices, old_flags
 from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.plugins import KINDS, names
 from dpfl_mpi.survival.signals import Leave, listen
@@ -37,6 +37,8 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 def parser() -> Any:
     """Return the command line: one flag a field of `Run` and `Job`, in the groups their metadata name."""
+    from argparse import SUPPRESS
+
     from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
 
     class OneLine(DefaultHelpFormatter):
@@ -93,6 +95,9 @@ def parser() -> Any:
             else:
                 metavar = "|".join(allowed_choices(f)) or kind_of(f)[1]
                 group.add_argument(f"--{f.name}", type=hints[f.name], default=f.default, metavar=metavar, help=text)
+    for name in OLD_FIELDS:  # accepted, not shown
+        action = ActionYesNo(yes_prefix="", no_prefix="no-")
+        out.add_argument(f"--{name}", action=action, default=SUPPRESS, help=SUPPRESS)
     return out
 
 
@@ -116,7 +121,7 @@ def parse(arguments: list[str]) -> tuple[Run, Job]:
     except (OSError, TypeError, ValueError) as error:
         fail(sentence(str(error)))
     try:
-        run = Run(**{f.name: values[f.name] for f in dataclasses.fields(Run)}).resolve()
+        run = old_flags(Run(**{f.name: values[f.name] for f in dataclasses.fields(Run)}), values).resolve()
         job = Job(**{f.name: values[f.name] for f in dataclasses.fields(Job)})
         job.check()
     except UserError as error:

@@ -11,14 +11,15 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import check, find
 
+OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
 
 
@@ -27,9 +28,13 @@ def field(default: Any, group: str, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"group": group, "help": text})
 
 
-def option(default: Any, text: str, low: float = -math.inf, high: float = math.inf) -> Any:
-    """Return a field of a method's `Options` dataclass; a number must lie from `low` to `high`."""
-    return dataclasses.field(default=default, metadata={"group": "options", "help": text, "low": low, "high": high})
+def option(default: Any, text: str, low: float = -math.inf, high: float = math.inf, tuning: bool = False) -> Any:
+    """Return a field of a method's `Options` dataclass; a number must lie from `low` to `high`.
+
+    An option of the `tuning` alone stays at its default in a Run without --finetune_epochs.
+    """
+    metadata = {"group": "options", "help": text, "low": low, "high": high, "tuning": tuning}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,6 @@ class Run:
     tau_init: int | None = field(None, "method", "local epochs before the first graph, tau_init")
     tau_train: int | None = field(None, "method", "local epochs a round, tau_train")
     finetune_epochs: int = field(0, "method", "epochs of fine-tuning at the end: +FT is 2 tau_train")
-    finetune_prox: bool = field(True, "method", "FedProx: tune with its proximal term")
 
     budget: int | str | float | None = field(None, "graph", "B_c, models averaged: a number, 0.1N, inf, uniform:2:20 or a file")
     budget_counts_self: bool = field(True, "graph", "B_c counts the client's own model")
@@ -103,8 +107,7 @@ class Run:
             defaults |= getattr(dataset, "AUTHORS_CODE", {})
         if (self.partition or defaults["partition"]) == "dirichlet":
             defaults["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
-        fixed = getattr(method, "FIXED", {})
-        if not getattr(method, "PREPROCESSES", False):
+        if not method.preprocesses:
             # preprocessing costs DPFL two rounds; the others train them
             defaults["rounds"] = dataset.PAPER["rounds"] + 2
         values = {name: value for name, value in defaults.items() if getattr(self, name) is None}
@@ -114,14 +117,14 @@ class Run:
             values["clients"] = load(self.partition_file).n
         values["partition_seed"] = self.seed if self.partition_seed is None else self.partition_seed
         values["data"] = self.data if self.data is not None else dataset.DATA
-        values["options"] = method_options(method, self.options)
-        run = dataclasses.replace(self, **(values | fixed))
+        values["options"] = method_options(self.method, method.options, self.options, tuned=self.finetune_epochs > 0)
+        unread = {f.name: f.default for f in dataclasses.fields(self) if f.name in method.unread}
+        unread |= {name: value for name, value in (("budget", 1), ("tau_init", 0)) if name in unread}
+        run = dataclasses.replace(self, **(values | unread))
         check("model", str(run.model))
         run = dataclasses.replace(run, **unused(run))
         if run.partition == "motivation":
             run = dataclasses.replace(run, clients=3)
-        if run.finetune_epochs == 0 or not hasattr(method, "finetune_gradient"):
-            run = dataclasses.replace(run, finetune_prox=True)
         if run.flip_share == 0:
             run = dataclasses.replace(run, flipped_run_ggc=True)
         run.check()
@@ -168,7 +171,7 @@ class Run:
             raise UserError(f"--participation is {self.participation}; allowed is a share above 0, up to 1")
         if not 0 <= self.flip_share <= 1:
             raise UserError(f"--flip_share is {self.flip_share}; allowed is a share from 0 to 1")
-        if self.finetune_epochs and not getattr(find("method", self.method), "FINETUNES", True):
+        if self.finetune_epochs and not find("method", self.method).finetunes:
             raise UserError(
                 f"--finetune_epochs is {self.finetune_epochs}; {self.method} is scored by more than its row, so use 0"
             )
@@ -202,9 +205,14 @@ class Run:
         out: dict[str, Any] = {}
         for f in dataclasses.fields(run):
             value = getattr(run, f.name)
-            if f.name in ("preset", "data") or value == f.default or value == {}:
+            if f.name in ("preset", "data", "options") or value == f.default:
                 continue
             out[f.name] = value
+        options = dict(run.options or {})
+        for f in dataclasses.fields(find("method", run.method).options):
+            if f.metadata.get("tuning") and (value := options.pop(f.name)) != f.default:
+                out[f.name] = value  # beside the fields, as the field of `Run` that it was
+        out |= {"options": options} if options else {}
         dataset = find("dataset", run.dataset)
         own = getattr(dataset, "OWN_DATA", False) and Path(str(run.data)).is_file()  # not there: no result of it either
         if run.data is not None and (run.data != dataset.DATA or own):
@@ -237,12 +245,13 @@ class Run:
     def from_json(cls, text: str) -> Run:
         """Return the Run that `to_json` wrote; fields of a later schema that this version does not know are an error."""
         values = json.loads(text)
+        old = {name: values.pop(name) for name in OLD_FIELDS if name in values}
         unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
         if unknown:
             raise UserError(
                 f"this result was written by a later version of dpfl_mpi: it does not know {', '.join(sorted(unknown))}"
             )
-        return cls(**values)
+        return old_flags(cls(**values), old)
 
 
 @dataclass(frozen=True)
@@ -382,15 +391,13 @@ def is_file(value: Any) -> bool:
     return isinstance(value, str) and Path(value).is_file()
 
 
-def method_options(method: ModuleType, given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return all options of a method by name, the defaults filled in."""
-    schema = getattr(method, "Options", None)
-    fields = {f.name: f for f in dataclasses.fields(schema)} if schema else {}
-    short = method.__name__.rsplit(".", 1)[-1]
+def method_options(method: str, schema: type, given: dict[str, Any] | None, tuned: bool) -> dict[str, Any]:
+    """Return all options of a method by name, the defaults filled in; those of the tuning as given only where the Run is `tuned`."""
+    fields = {f.name: f for f in dataclasses.fields(schema)}
     for name in given or {}:
         if name not in fields:
             valid = ", ".join(fields) if fields else "none"
-            raise UserError(f"--options.{name}: the method {short} has no such option; its options: {valid}")
+            raise UserError(f"--options.{name}: the method {method} has no such option; its options: {valid}")
     out = {}
     for name, f in fields.items():
         value = (given or {}).get(name, f.default)
@@ -406,8 +413,16 @@ def method_options(method: ModuleType, given: dict[str, Any] | None) -> dict[str
             )
             what = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
             raise UserError(f"--options.{name} is {value!r}; allowed is {what}{bounds}")
-        out[name] = value
+        out[name] = value if tuned or not f.metadata.get("tuning") else f.default
     return out
+
+
+def old_flags(run: Run, given: Mapping[str, Any]) -> Run:
+    """Return the Run with a flag of earlier versions: --finetune_prox was a field of every Run before it was FedProx's option."""
+    prox = given.get("finetune_prox")
+    if prox is None or run.method != "fedprox":
+        return run
+    return dataclasses.replace(run, options={"finetune_prox": prox, **(run.options or {})})
 
 
 def content(path: Path, flag: str = "--data") -> str:

@@ -159,7 +159,7 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
             f"stored in the result: mean {100 * np.nanmean(stored):.2f} %; the same for {int((np.abs(stored - scores) < 1e-9).sum())} of "
             f"{len(scores)} clients"
         )
-    if not getattr(find("method", result.run.method), "FINETUNES", True):
+    if not find("method", result.run.method).finetunes:
         lines.append(f"{result.run.method} is scored by more than its models in the run: these are the models alone")
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import Any
 
 from dpfl_mpi.errors import UserError
 
@@ -24,11 +24,13 @@ def check(kind: str, name: str) -> None:
         raise UserError(f"--{kind} is {name}; allowed are {', '.join(known)}")
 
 
-def find(kind: str, name: str) -> ModuleType:
-    """Return the module of a data set, method or model by its name; a model's imports torch.
+def find(kind: str, name: str) -> Any:
+    """Return a data set's or model's module, or a `methods.Method`, by its name; a model's imports torch.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none of this name, or it breaks the contract of its kind (the package's `load`, where it has one).
     """
     check(kind, name)
-    return importlib.import_module(f"dpfl_mpi.{KINDS[kind]}.{name}")
+    package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
+    module = importlib.import_module(f"{package.__name__}.{name}")
+    return package.load(name, module) if hasattr(package, "load") else module

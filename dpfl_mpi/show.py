@@ -183,7 +183,7 @@ def cite(results: Sequence[Result]) -> str:
     """Return the BibTeX of the methods used, DPFL's own paper (this program's subject) first."""
     found = []
     for method in dict.fromkeys(["dpfl", *(r.run.method for r in results)]):
-        text = getattr(find("method", method), "CITATION", "").strip()
+        text = find("method", method).citation.strip()
         if text and text not in found:
             found.append(text)
     return "\n\n".join(found)

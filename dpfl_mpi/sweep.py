@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Job, Run
+from dpfl_mpi.config import Job, Run, old_flags
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -130,7 +130,7 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     method, _, field = name.partition(".")
     if not (field and values):
         raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
-    options = {f.name for f in dataclasses.fields(getattr(find("method", method), "Options", None) or Nothing)}
+    options = {f.name for f in dataclasses.fields(find("method", method).options)}
     fields = {f.name for f in dataclasses.fields(Run)}
     if field not in options | fields:
         raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
@@ -143,11 +143,6 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
             )
             out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
     return out
-
-
-@dataclass
-class Nothing:
-    """The options of a method that has none."""
 
 
 def yaml(text: str) -> Any:
@@ -474,8 +469,9 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     if args.file and base != Run():
         changed = {f.name: getattr(base, f.name) for f in dataclasses.fields(Run) if getattr(base, f.name) != f.default}
         wanted = [dataclasses.replace(run, **changed) for run in wanted]
-    values = {v: [r.resolve() for r in runs] for v, runs in trials(wanted, args.tune).items()} if args.tune else {}
-    runs = [r for some in values.values() for r in some] if args.tune else [r.resolve() for r in wanted]
+    tried = trials(wanted, args.tune) if args.tune else {"": wanted}
+    values = {v: [old_flags(r, given).resolve() for r in runs] for v, runs in tried.items()}
+    runs = [r for some in values.values() for r in some]
     known = list({path.name: Known(run, path) for run in runs for path in [run.path(job.results)]}.values())
     recall(known, Path(job.results) / "sweeps")
     queue = queued(known)
@@ -497,7 +493,7 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
     for k in failed:
         print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
-    if values:
+    if args.tune:
         print(choose(values, job, args.tune))
     return 1 if failed else 0
 

@@ -138,7 +138,7 @@ def test_methods_run_on_the_ground_and_open_no_files():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda p: p.name)
 def test_analysis_reads_results_only(path):
-    assert {room(module) for module in own(path)} <= {"config", "errors", "plugins", "results", "graph"}
+    assert {room(module) for module in own(path)} <= {"config", "errors", "methods", "plugins", "results", "graph"}
     assert outside(path, ["torch", "mpi4py"], "ever") == []
 
 

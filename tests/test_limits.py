@@ -51,7 +51,7 @@ def default(tmp_path_factory):
 
 # names -------------------------------------------------------------------------------------------------------------------
 NEW = {
-    "finetune_epochs": 0, "finetune_prox": True, "reach": None, "participation": 1.0, "available": None, "flip_share": 0.0, "flipped_run_ggc": True,
+    "finetune_epochs": 0, "reach": None, "participation": 1.0, "available": None, "flip_share": 0.0, "flipped_run_ggc": True,
 }  # fmt: skip
 
 
@@ -62,14 +62,6 @@ def test_new_fields_orphan_no_result():
         assert not set(NEW) & set(key)
         assert Run(method=method, **NEW).slug() == Run(method=method).slug()
     assert Run(flipped_run_ggc=False).slug() == Run().slug()
-    assert (
-        Run(method="fedavg", finetune_epochs=2, finetune_prox=False).slug()
-        == Run(method="fedavg", finetune_epochs=2).slug()
-    )
-    assert (
-        Run(method="fedprox", finetune_epochs=2, finetune_prox=False).slug()
-        != Run(method="fedprox", finetune_epochs=2).slug()
-    )
     assert Run(method="fedavg", reach="sites:2", budget=9).slug() == Run(method="fedavg").slug()
     old = json.loads(Run().resolve().to_json())
     assert Run.from_json(json.dumps({n: v for n, v in old.items() if n not in NEW})).slug() == Run().slug()
@@ -411,7 +403,7 @@ def test_finetune_prox_pulls_back():
     module = importlib.import_module("dpfl_mpi.methods.fedprox")
     moved = {}
     for prox in (True, False):
-        fields = SMALL | {"method": "fedprox", "finetune_epochs": 2, "finetune_prox": prox, "options": {"mu": 50.0}}
+        fields = SMALL | {"method": "fedprox", "finetune_epochs": 2, "options": {"mu": 50.0, "finetune_prox": prox}}
         with contextlib.closing(federation(fields | {"momentum": 0.0})) as fed:
             start = fed.common_row()
             w = fed.local_opt(start.clone(), 2, module.finetune_gradient(fed, start))

@@ -60,7 +60,7 @@ def test_the_force_layout_puts_friends_together():
 
     weights = np.zeros((6, 6))
     weights[:3, :3] = weights[3:, 3:] = 1 - np.eye(3)
-    order = [0, 3, 1, 4, 2, 5]  # interleaved on the starting spiral
+    order = [0, 3, 1, 4, 2, 5]  # interleaved
     xy = report.layout(weights[np.ix_(order, order)])
     assert xy.min() == 0 and xy.max() == 1
     mine, theirs = xy[[0, 2, 4]], xy[[1, 3, 5]]

@@ -78,7 +78,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
     """
     start = fed.begin_tuning()
     w = start.clone()
-    gradient = method.finetune_gradient(fed, start) if hasattr(method, "finetune_gradient") else None
+    gradient = method.finetune_gradient(fed, start) if method.finetune_gradient else None
     before = int(fed.run.rounds or 0)
     val_acc, test_acc, steps = [], [], []
     for epoch in range(fed.run.finetune_epochs + 1):

@@ -100,7 +100,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     graph = run.others > 0
     rounds, ggc = int(run.rounds or 0), int(run.rounds or 0) // max(run.ggc_period, 1)
     tau = int(run.tau_init or 0) + rounds * int(run.tau_train or 0)
-    server = not graph and run.method != "local"  # its budget is fixed to 1: models go down from a server and up again
+    server = find("method", run.method).topology == "server"  # models go down from it and up again
     every = n * (n - 1)
     received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
     first = 2 * (n - 1) + 2 if graph else 0  # R of two models a candidate, and of the two that the search starts from

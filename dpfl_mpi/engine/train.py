@@ -12,6 +12,7 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
+from dpfl_mpi.methods import check_state
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -81,6 +82,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                 watch.begin(t)
                 fed.begin_round(t)
                 state = method.init(fed) if state is None else method.round(fed, state, t)
+                check_state(run.method, state, fed)
                 record.write_round(recorder, fed, state)
                 progress.line(fed, t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))

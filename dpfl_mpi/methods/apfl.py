@@ -10,18 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods.local import FIXED
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-CITATION = """@article{deng2020apfl,
+METHOD = Method(
+    title="APFL",
+    topology="server",
+    citation="""@article{deng2020apfl,
   title = {Adaptive Personalized Federated Learning},
   author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
   journal = {arXiv:2003.13461},
   year = {2020}
-}"""
-__all__ = ["FIXED", "Options", "init", "round"]
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Options:
     adaptive: bool = option(False, "let every client learn its alpha, by the derivative of f(mixture), a step a batch")
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row, as w and as every v_i."""
     w = fed.initial_row()
     v = fed.copies(w)
@@ -40,7 +43,7 @@ def init(fed: Federation) -> dict[str, Any]:
     return {"client": {"v": v, "alpha": v.new_full((len(v), 1), fed.options["alpha"])}, "shared": {"w": w}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; each batch moves w_i by grad f(w_i) and v_i by alpha grad f(mixture)."""
     v_i, alpha_i = state["client"]["v"], state["client"]["alpha"]
     w_i = fed.copies(state["shared"]["w"])

@@ -6,23 +6,25 @@ Shared: the model w, trained as in FedAvg. Personal: v_i, which minimises f_i(v_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods import fedavg
+from dpfl_mpi.methods import Method, State, fedavg
 from dpfl_mpi.methods.fedprox import proximal
-from dpfl_mpi.methods.local import FIXED
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-CITATION = """@inproceedings{li2021ditto,
+METHOD = Method(
+    title="Ditto",
+    topology="server",
+    citation="""@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},
   author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2021}
-}"""
-__all__ = ["FIXED", "Options", "init", "round"]
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Options:
     lam: float = option(0.75, "lambda, the weight of the pull of v_i to the global model", low=0)
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row, as w and as every v_i."""
     w = fed.initial_row()
     v = fed.copies(w)
@@ -40,7 +42,7 @@ def init(fed: Federation) -> dict[str, Any]:
     return {"client": {"v": v}, "shared": {"w": w}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; both models see the same batches, and v_i the w that was received."""
     v, w = state["client"]["v"], state["shared"]["w"]
     pull = proximal(fed, w, fed.options["lam"])

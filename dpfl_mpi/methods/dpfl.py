@@ -1,23 +1,33 @@
-"""DPFL, Decentralized Personalized Federated Learning (Algorithm 1; Kharrat, Canini and Horvath, arXiv 2406.06520, AISTATS 2025)."""
+"""DPFL: Decentralized Personalized Federated Learning, Algorithm 1 (Kharrat, Canini and Horvath, AISTATS 2025, arXiv 2406.06520)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-CITATION = """@inproceedings{kharrat2025dpfl,
-  title = {Decentralized Personalized Federated Learning},
+METHOD = Method(
+    title="DPFL",
+    topology="graph",
+    searches=True,
+    preprocesses=True,  # tau_init epochs before round 1
+    citation="""@inproceedings{kharrat2025dpfl,
+  title = {{DPFL}: Decentralized Personalized Federated Learning},
   author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
   booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  series = {Proceedings of Machine Learning Research},
+  volume = {258},
+  pages = {5086--5094},
   year = {2025},
   note = {arXiv:2406.06520}
-}"""
-PREPROCESSES = True  # tau_init epochs before round 1: the paper then runs two rounds fewer
+}""",
+)
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the state after preprocessing: the mixed rows and the collaboration graph Omega."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)  # line 2
     fed.evaluate(w)
@@ -29,7 +39,7 @@ def init(fed: Federation) -> dict[str, Any]:
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t."""
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8

@@ -7,29 +7,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods.local import FIXED
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.numerics.backend import Gradient
 
-CITATION = """@inproceedings{mcmahan2017fedavg,
+METHOD = Method(
+    title="FedAvg",
+    topology="server",
+    citation="""@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
   booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
   year = {2017}
-}"""
-__all__ = ["FIXED", "init", "round", "update"]
+}""",
+)
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row w, untrained."""
     w = fed.initial_row()
     fed.evaluate(fed.copies(w))
     return {"client": {}, "shared": {"w": w}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t: w <- sum p_i ClientUpdate(i, w)."""
     w = update(fed, state["shared"]["w"])
     fed.evaluate(fed.copies(w))

@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods import fedavg
-from dpfl_mpi.methods.fedavg import FIXED, init
+from dpfl_mpi.methods import Method, State, fedavg
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.numerics.backend import Gradient
 
-CITATION = """@inproceedings{li2020fedprox,
+METHOD = Method(
+    title="FedProx",
+    topology="server",
+    citation="""@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},
   author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
   booktitle = {Conference on Machine Learning and Systems (MLSys)},
   year = {2020}
-}"""
-__all__ = ["FIXED", "Options", "finetune_gradient", "init", "proximal", "round"]
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,13 @@ class Options:
     """Options of FedProx."""
 
     mu: float = option(0.1, "weight of the proximal term (the paper's lambda)", low=0)
+    finetune_prox: bool = option(True, "+FT: keep the proximal term", tuning=True)
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+init = fedavg.init
+
+
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t: as FedAvg, on h_i."""
     w = state["shared"]["w"]
     w = fedavg.update(fed, w, gradient=proximal(fed, w, fed.options["mu"]))
@@ -52,6 +58,6 @@ def proximal(fed: Federation, towards: Any, mu: float) -> Gradient:
 
 
 def finetune_gradient(fed: Federation, start: Any) -> Gradient | None:
-    """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from, with --finetune_prox."""
+    """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from, unless --options.finetune_prox=false."""
     # Paper: FedProx+FT lies below Local on Patho(3), which suggests that its term was kept while tuning.
-    return proximal(fed, start, fed.options["mu"]) if fed.run.finetune_prox else None
+    return proximal(fed, start, fed.options["mu"]) if fed.options["finetune_prox"] else None

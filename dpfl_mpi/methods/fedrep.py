@@ -7,22 +7,25 @@ Shared: the base phi (all layers but the head). Personal: the head h_i. Scored: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import option
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods.local import FIXED
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-CITATION = """@inproceedings{collins2021fedrep,
+METHOD = Method(
+    title="FedRep",
+    topology="server",
+    citation="""@inproceedings{collins2021fedrep,
   title = {Exploiting Shared Representations for Personalized Federated Learning},
   author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2021}
-}"""
-__all__ = ["FIXED", "Options", "init", "round"]
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Options:
     )
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row: the base, and a head a client (as whole rows, of which only the head counts)."""
     if not 0 <= fed.options["base_epochs"] <= int(fed.run.tau_train or 0):
         raise UserError(
@@ -47,7 +50,7 @@ def init(fed: Federation) -> dict[str, Any]:
     return {"client": {"h": h_i}, "shared": {"phi": w}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; freezing masks weights, momentum, decay and the clipped norm alike."""
     head = fed.columns(fed.options["head"])
     base_epochs = fed.options["base_epochs"]

@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods.local import FIXED
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.numerics.backend import Predict
 
-CITATION = """@inproceedings{marfoq2022knnper,
+METHOD = Method(
+    title="kNN-Per",
+    topology="server",
+    finetunes=False,  # more than the row is scored
+    citation="""@inproceedings{marfoq2022knnper,
   title = {Personalized Federated Learning through Local Memorization},
   author = {Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2022}
-}"""
-__all__ = ["FINETUNES", "FIXED", "Options", "init", "mixture", "neighbours", "round"]
-
-FINETUNES = False  # more than the row is scored
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class Options:
     score_trained: bool = option(False, "score with the locally trained w_i instead of the global w")
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row w."""
     w = fed.initial_row()
     fed.evaluate(fed.copies(w), predict=mixture(fed))
     return {"client": {}, "shared": {"w": w}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t: FedAvg, scored together with the memory."""
     w_i = fed.local_opt(fed.copies(state["shared"]["w"]), epochs=fed.run.tau_train)
     w = fed.mean(w_i)

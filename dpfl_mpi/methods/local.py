@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-FIXED = {  # no graph, no preprocessing
-    "budget": 1,
-    "budget_counts_self": True,
-    "tau_init": 0,
-    "ggc_period": 1,
-    "ggc_off_rounds": "reuse",
-    "ggc_repeats": 1,
-    "reach": None,
-    "flipped_run_ggc": True,
-}
+METHOD = Method(title="Local", topology="none")
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row, untrained."""
     w = fed.common_row()
     fed.evaluate(w)
     return {"client": {"w": w}, "shared": {}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the rows after tau_train more epochs."""
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)

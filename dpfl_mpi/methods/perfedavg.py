@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods.fedavg import FIXED
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-CITATION = """@inproceedings{fallah2020perfedavg,
+METHOD = Method(
+    title="PerFedAvg",
+    topology="server",
+    citation="""@inproceedings{fallah2020perfedavg,
   title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
   author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
   year = {2020}
-}"""
-__all__ = ["FIXED", "Options", "init", "round"]
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,14 @@ class Options:
     score_trained: bool = option(False, "score the locally trained w_i before aggregation instead")
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row w."""
     w = fed.initial_row()
     fed.evaluate(fed.copies(w) if fed.options["score_trained"] else adapted(fed, fed.copies(w)))
     return {"client": {}, "shared": {"w": w}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t.
 
     A step takes two consecutive batches, so an epoch of data is half an epoch of updates; a last batch without a second is not used.

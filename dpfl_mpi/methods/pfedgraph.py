@@ -13,19 +13,22 @@ import numpy as np
 
 from dpfl_mpi.config import option
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods.local import FIXED
+from dpfl_mpi.methods import Method, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.numerics.backend import Gradient
 
-CITATION = """@inproceedings{ye2023pfedgraph,
+METHOD = Method(
+    title="pFedGraph",
+    topology="server",
+    citation="""@inproceedings{ye2023pfedgraph,
   title = {Personalized Federated Learning with Inferred Collaboration Graphs},
   author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2023}
-}"""
-__all__ = ["FIXED", "Options", "aggregate", "infer", "init", "local_objective", "round", "simplex", "weights"]
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,14 @@ class Options:
     lam: float = option(0.01, "lambda, the weight of the local term", low=0)
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the common initial row w^0 as every w_i, and u_i = 0."""
     w = fed.copies(fed.initial_row())
     fed.evaluate(w)
     return {"client": {"w": w, "u": w * 0}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t."""
     w, u = state["client"]["w"], state["client"]["u"]
     if t > 1:

@@ -6,18 +6,18 @@ Omega_k is B_c - 1 of the reachable clients, drawn uniformly, and C_k = Omega_k 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import option
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods.dpfl import CITATION
+from dpfl_mpi.methods import Method, State, dpfl
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-__all__ = ["CITATION", "FIXED", "PREPROCESSES", "Options", "init", "round"]
-FIXED = {"ggc_period": 1, "ggc_off_rounds": "reuse", "ggc_repeats": 1}
-PREPROCESSES = True  # as dpfl
+METHOD = Method(
+    title="Random graph", topology="graph", searches=False, preprocesses=True, citation=dpfl.METHOD.citation
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
     redraw: bool = option(False, "draw the graph anew each round")  # Paper: does not say; once is DPFL's frozen Omega
 
 
-def init(fed: Federation) -> dict[str, Any]:
+def init(fed: Federation) -> State:
     """Return the state after preprocessing: the mixed rows and the random graph."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
@@ -37,7 +37,7 @@ def init(fed: Federation) -> dict[str, Any]:
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
 
 
-def round(fed: Federation, state: dict[str, Any], t: int) -> dict[str, Any]:
+def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t."""
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
