@@ -1,14 +1,13 @@
 """`Backend`: what computes a rank's clients, here in PyTorch: training steps, scores and rewards, a block of clients at a time.
 
-This is the one place where it is chosen how numbers are computed. Another way is a subclass that overrides `train_epochs`, `score` or
-`validation_losses`, as `recorded.RecordedBackend` does; what it leaves out is done here.
+Another way to compute them is a subclass: `native_backend.NativeBackend` (C, on a CPU) and `recorded.RecordedBackend` (CUDA graphs).
 
 Axes: K clients on this rank, k in a block, W row width, S images, H W C image, C classes, m models scored on one client's images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.numerics.clients import Batch, Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, cross_entropy, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy, sgd_step
 
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
-Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (rows of this rank, [k, W], images [k, S, H, W, C]) -> [k, S, C]
+Predict = Callable[[slice, Tensor, Any], Tensor]  # (rows of this rank, [k, W], images for `Backend.outputs`) -> [k, S, C]
 
 
 @dataclass(frozen=True)
@@ -40,21 +39,28 @@ class Backend:
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
         """Compute `at_once` clients as one tensor program; 0: one on a CPU, all on a GPU."""
         self.ensemble, self.clients, self.sgd = ensemble, clients, sgd
+        self.name = "torch"
         k = len(clients)
         at_once = at_once or (1 if ensemble.device.type == "cpu" else max(k, 1))
         self.blocks = [slice(i, min(i + at_once, k)) for i in range(0, k, at_once)]
         self._validation: dict[tuple[int, int], list[tuple[Any, Tensor, Tensor]]] = {}
 
     # training ------------------------------------------------------------------------------------------------------------
-    def train_epochs(self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float) -> None:
+    def train_epochs(
+        self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float, trained: Tensor | None = None
+    ) -> None:
         """Train the block's rows by `epochs` local epochs of SGD, in place, and add up `block.loss` and `block.steps`.
 
-        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it.
+        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it. Columns not `trained` are frozen.
         """
         now = block
-        for batch in self.clients.batches(block.rows, epochs, first_epoch, self.sgd.batch_size):
+        for batch in self.batches(block.rows, epochs, first_epoch):
             now = now.first(self.ensemble, batch.k)
-            self.step(now, self.gradient(now, batch), lr)
+            self.step(now, self.gradient(now, batch), lr, trained)
+
+    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
+        """Yield each step of `epochs` local epochs of these rows, for `gradient`: `k` of them still train, in their `step`-th step."""
+        return self.clients.batches(rows, epochs, first_epoch, self.sgd.batch_size)
 
     def gradient(self, block: Block, batch: Batch) -> Tensor:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
@@ -79,6 +85,16 @@ class Backend:
             out.append((cross_entropy(logits, y), logits.argmax(2), y))
         losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
         return losses.astype(np.float64), predicted, labels
+
+    def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
+        """Return the logits `[k, S, C]` of the images that a `Predict` was given, and what the layer named `head` read, `[k, S, F]`."""
+        logits = self.ensemble.logits(self.ensemble.ready(w_kW), self.ensemble.prepare(images))
+        return logits, self.ensemble.features(w_kW, images, head)
+
+    def memory(self, i: int, w_1W: Tensor, most: int, head: str) -> tuple[Tensor, Tensor]:
+        """Return what the head reads of local client i's training images, at most `most` of them, `[M, F]`, and their labels `[M]`."""
+        x, y = self.clients.training(i, most)
+        return self.ensemble.features(w_1W, x[None], head)[0], y
 
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
         """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images, float64 `[k, m]`.

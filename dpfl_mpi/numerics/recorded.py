@@ -133,7 +133,11 @@ class RecordedBackend(Backend):
         super().__init__(ensemble, clients, sgd, at_once)
         self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block
 
-    def train_epochs(self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float) -> None:
+    def train_epochs(
+        self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float, trained: Tensor | None = None
+    ) -> None:
+        if trained is not None:  # the recorded step trains all columns
+            return super().train_epochs(block, epochs, first_epoch, lr, trained)
         rows = np.arange(len(self.clients))[block.rows]
         k, recorded = len(rows), self._recorded(int(rows[0]))
         recorded.load(block.w, block.momentum, lr)
