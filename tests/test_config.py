@@ -259,11 +259,11 @@ def test_options_that_are_plain_fields_are_checked_by_their_type():
         depth: int = 3
         kind: Literal["a", "b"] = "a"
 
-    assert method_options("own", Options, {"depth": 4}) == {"depth": 4, "kind": "a"}
+    assert method_options("own", Options, {"depth": 4}, tuned=True) == {"depth": 4, "kind": "a"}
     with pytest.raises(UserError, match=r"--options.depth is 0.5; allowed is a whole number$"):
-        method_options("own", Options, {"depth": 0.5})
+        method_options("own", Options, {"depth": 0.5}, tuned=True)
     with pytest.raises(UserError, match=r"--options.kind is 'c'; allowed are a, b$"):
-        method_options("own", Options, {"kind": "c"})
+        method_options("own", Options, {"kind": "c"}, tuned=True)
 
 
 @pytest.mark.parametrize(

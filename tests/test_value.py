@@ -161,7 +161,7 @@ def test_a_checkpoint_of_an_earlier_version_compares(folder):
 
 
 def test_to_change_a_field_is_to_resolve_anew():
-    run = Run(method="fedprox", finetune_epochs=2, finetune_prox=False).resolve()
+    run = Run(method="fedprox", finetune_epochs=2, options={"finetune_prox": False}).resolve()
     assert isinstance(run, Resolved) and run.untuned() == Run(method="fedprox").resolve()
     assert Run(**as_dict(run)).resolve() == run
     with pytest.raises(dataclasses.FrozenInstanceError):

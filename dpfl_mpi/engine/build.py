@@ -41,17 +41,15 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     limits = limits_of(run, world)
     members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude")
 
-    model = find("model", str(run.model))
+    model = find("model", run.model)
     ensemble = Ensemble(model.build(source.shape, source.classes), source.mean, source.std, device, run.precision)
-    clients = Clients(source, partition, members.ids, run.seed, bool(run.augment), ensemble, limits.flipped)
-    sgd = SGD(int(run.batch_size or 1), run.momentum, float(run.weight_decay or 0), run.clip_norm)
+    clients = Clients(source, partition, members.ids, run.seed, run.augment, ensemble, limits.flipped)
+    sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
     kind = RecordedBackend if job.cuda_graphs and device.type == "cuda" else Backend
     backend = kind(ensemble, clients, sgd, job.block)
 
     log = Log(len(members.ids), synchronise=device.type == "cuda")
-    training = Training(
-        members, log, backend, float(run.lr or 0), float(run.lr_decay or 1), run.momentum_state == "reset"
-    )
+    training = Training(members, log, backend, run.lr, run.lr_decay, run.momentum_state == "reset")
     scoring = Scoring(members, log, backend, source.classes, run.tie == "latest", job.mixed)
     mail = MailRoom(members, log, ensemble, job.window_gb, on_window)
     sums = Sums(members, log, mail, ensemble, backend.blocks)

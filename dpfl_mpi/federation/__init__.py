@@ -132,7 +132,7 @@ class Federation(Parts):
         name of its own. Columns where `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same
         batches again: for the second model.
         """
-        return self.training.local_opt(w_KW, int(epochs or 0), gradient, momentum, trained, advance)
+        return self.training.local_opt(w_KW, epochs, gradient, momentum, trained, advance)
 
     def batches(
         self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
@@ -142,7 +142,7 @@ class Federation(Parts):
         Each set is named after its momentum rows and trained in place; /round/train_loss is that of the last one. Absent clients take no
         step. With `advance=False` the epochs do not count: the next call sees the same batches. `most` limits the steps of a client.
         """
-        return self.training.batches(int(epochs or 0), rows_KW, advance, most)
+        return self.training.batches(epochs, rows_KW, advance, most)
 
     def gradient(self, block: Block, batch: Batch) -> Tensor:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
