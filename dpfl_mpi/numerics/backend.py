@@ -20,7 +20,9 @@ from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy, sgd
 
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
-Predict = Callable[[slice, Tensor, Any], Tensor]  # (rows of this rank, [k, W], images for `Backend.outputs`) -> [k, S, C]
+Predict = Callable[
+    [slice, Tensor, Any], Tensor
+]  # (rows of this rank, [k, W], images for `Backend.outputs`) -> [k, S, C]
 
 
 @dataclass(frozen=True)

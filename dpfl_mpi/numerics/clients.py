@@ -107,8 +107,8 @@ class Clients:
             x, y = self._gather(sample[:k, now], crop[:, :k, now])
             for j, step in enumerate(range(now.start, now.stop)):
                 k = int((steps > step).sum())
-                s = int(np.count_nonzero(weight[0, step])) if len(rows) == 1 and not pad else batch_size
-                yield Batch(k, step, self.ensemble.normalise(x[:k, j, :s]), y[:k, j, :s], w[:k, step, :s])
+                size = int(np.count_nonzero(weight[0, step])) if len(rows) == 1 and not pad else batch_size
+                yield Batch(k, step, self.ensemble.normalise(x[:k, j, :size]), y[:k, j, :size], w[:k, step, :size])
 
     def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what local client i trains on: samples, int32 `[epochs, n]`, and (dy, dx, flip) of each, uint8 `[3, epochs, n]`."""

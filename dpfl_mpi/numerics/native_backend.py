@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.numerics.backend import SGD, Backend, Predict
-from dpfl_mpi.numerics.clients import PAD, Batch, Clients
+from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows
 from dpfl_mpi.numerics.native import Native, Sgd
 
@@ -51,7 +51,9 @@ class NativeBackend(Backend):
         i = self._client(block.rows)
         order, crop = self._schedule(i, epochs, first_epoch)
         size = self.sgd.batch_size
-        block.loss += self.native.train(block.w[0], block.momentum[0], self._train, order, crop, size, self._sgd(lr, trained))
+        block.loss += self.native.train(
+            block.w[0], block.momentum[0], self._train, order, crop, size, self._sgd(lr, trained)
+        )
         block.steps += epochs * -(-order.shape[1] // size)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
