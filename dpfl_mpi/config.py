@@ -249,6 +249,8 @@ class Job:
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
     block: int = field(0, "job", "clients per tensor program (0: 1 on a CPU, all on a GPU)", low=0)
+    kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable"] = field(
+        "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can")
     cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
     checkpoint_every: str = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never", valid=every,

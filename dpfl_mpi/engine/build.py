@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import limits_of
@@ -22,6 +24,8 @@ from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.native import Native
+from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.plugins import find
 
@@ -45,8 +49,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     ensemble = Ensemble(model.build(source.shape, source.classes), source.mean, source.std, device, run.precision)
     clients = Clients(source, partition, members.ids, run.seed, run.augment, ensemble, limits.flipped)
     sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
-    kind = RecordedBackend if job.cuda_graphs and device.type == "cuda" else Backend
-    backend = kind(ensemble, clients, sgd, job.block)
+    backend = pick_backend(job, world, ensemble, clients, sgd)
 
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     training = Training(members, log, backend, run.lr, run.lr_decay, run.momentum_state == "reset")
@@ -62,3 +65,41 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         "parameters": ensemble.size,
     }
     return Parts(run, about, model.HEAD, partition, members, log, backend, training, scoring, mail, sums, greedy)
+
+
+def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> Backend:
+    """Return what computes this rank's clients: recorded steps on a GPU, on a CPU the native kernels, else PyTorch. Collective.
+
+    All ranks compute alike: with `--kernels auto` one rank without the kernels sends all of them to PyTorch, and root says so.
+
+    Raises:
+        UserError: on every rank, where `--kernels` asks for what cannot be had.
+    """
+    if ensemble.device.type == "cuda" or ensemble.bf16 or job.block > 1 or job.kernels == "torch":
+        recorded = job.cuda_graphs and ensemble.device.type == "cuda"
+        if job.kernels not in ("auto", "torch"):
+            raise UserError(
+                f"--kernels is {job.kernels}; the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
+            )
+        return (RecordedBackend if recorded else Backend)(ensemble, clients, sgd, job.block)
+    if job.kernels == "auto" and not Native.computes(ensemble.module):
+        return Backend(ensemble, clients, sgd, job.block)
+    try:
+        backend: Backend | None = NativeBackend(
+            ensemble, clients, sgd, "" if job.kernels in ("auto", "native") else job.kernels
+        )
+        why = ""
+    except UserError as error:
+        backend, why = None, str(error)
+    if world.agree(backend is None):
+        if job.kernels != "auto":
+            raise UserError(why or "--kernels: another rank's node has no native kernels")
+        if world.root and not job.quiet:
+            print(
+                f"warning: PyTorch computes, several times slower: {why or 'a node has no native kernels'}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return Backend(ensemble, clients, sgd, job.block)
+    assert backend is not None
+    return backend

@@ -16,7 +16,7 @@ import torch
 from dpfl_mpi import __version__
 from dpfl_mpi.federation import Federation
 
-ROUNDING = ("device", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
+ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
 IDENTITY = {
     "vendor": ("vendor_id", "CPU implementer"),
@@ -34,6 +34,7 @@ def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
         "ranks": fed.world.size,
         "hosts": sorted(set(hosts)),
         "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
+        "kernels": fed.backend.name,
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),

@@ -32,7 +32,7 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.numerics.backend import Backend, Gradient, Predict
+from dpfl_mpi.numerics.backend import Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
 
@@ -148,6 +148,14 @@ class Federation(Parts):
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
         return self.backend.gradient(block, batch)
 
+    def proximal(self, towards: Tensor, mu: float) -> Gradient:
+        """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`; one row `[W]`, or one per client `[K, W]`."""
+        return Proximal(self.backend, towards, mu)
+
+    def descend(self, block: Block, rate: float) -> None:
+        """Take a step of plain gradient descent from `block.g`: no momentum, no decay, no clipping."""
+        self.backend.descend(block, rate)
+
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
         """Take one step of SGD from `block.g`: clipping, decay and momentum of the Run; columns not `trained` are frozen."""
         self.training.step(block, loss, trained)
@@ -165,19 +173,18 @@ class Federation(Parts):
         """Score every client's row on its validation and test set, record it, and keep the client's best by validation. Collective.
 
         Called where the algorithm's reported model exists. With `series="mixed"` (the row after mixing) the scores are only recorded,
-        and only where `--mixed` asks for them. `predict(rows, w_kW, x_kSHWC)` replaces the model's logits `[k, S, C]` where more than
+        and only where `--mixed` asks for them. `predict(rows, w_kW, images)` replaces the model's logits `[k, S, C]` where more than
         the row decides. Clients that are absent in a round are not scored. A client whose row is not finite is excluded, or ends the run.
         """
         self.scoring.evaluate(w_KW, series, predict)
 
-    def features(self, w_kW: Tensor, x_kSHWC: Tensor) -> Tensor:
-        """Return the representation `[k, S, F]` of images: what the model's head reads."""
-        return self.ensemble.features(w_kW, x_kSHWC, self.head)
+    def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
+        """Return the logits `[k, S, C]` of the images that a `Predict` is given, and their representation `[k, S, F]`: what the head reads."""
+        return self.backend.outputs(w_kW, images, self.head)
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
-        x, y = self.clients.training(i, most)
-        return self.features(w_1W, x[None])[0], y
+        return self.backend.memory(i, w_1W, most, self.head)
 
     def one_hot(self, y: Tensor) -> Tensor:
         """Return float32 `[..., C]`: 1 at each label."""

@@ -50,14 +50,9 @@ class Training:
         advance: bool = True,
     ) -> Tensor:
         """Train every client's row in place for `epochs` local epochs and return it; see `Federation.local_opt`."""
-        if gradient is None and trained is None:
-            for (block,) in self._blocks({momentum: w_KW}):
-                self.backend.train_epochs(block, epochs, self.epochs, self.lr)
-            self._advance(epochs if advance else 0)
-            return w_KW
-        gradient = gradient or self.backend.gradient
-        for batch, block in self.batches(epochs, {momentum: w_KW}, advance):
-            self.step(block, gradient(block, batch), trained)
+        for (block,) in self._blocks({momentum: w_KW}):
+            self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
+        self._advance(epochs if advance else 0)
         return w_KW
 
     def batches(
@@ -66,7 +61,7 @@ class Training:
         """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows; see `Federation.batches`."""
         backend = self.backend
         for now in self._blocks(rows_KW):
-            for batch in backend.clients.batches(now[0].rows, epochs, self.epochs, backend.sgd.batch_size):
+            for batch in backend.batches(now[0].rows, epochs, self.epochs):
                 if batch.step == most:
                     break
                 now = [block.first(backend.ensemble, batch.k) for block in now]

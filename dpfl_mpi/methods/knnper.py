@@ -62,12 +62,12 @@ def mixture(fed: Federation) -> Predict:
         int, list[tuple[Any, Any]]
     ] = {}  # of the block being scored: representations [M, F] and labels [M] per client
 
-    def predict(rows, w_kW, x_kSHWC):
-        log_p = fed.ensemble.logits(fed.ensemble.ready(w_kW), fed.ensemble.prepare(x_kSHWC)).log_softmax(2)
+    def predict(rows, w_kW, images):
+        logits, z_kSF = fed.outputs(w_kW, images)
+        log_p = logits.log_softmax(2)
         if rows.start not in held:
             held.clear()
             held[rows.start] = [fed.memory(rows.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
-        z_kSF = fed.features(w_kW, x_kSHWC)
         votes = log_p.new_zeros(log_p.shape)
         for vote, z, (remembered, labels) in zip(votes, z_kSF, held[rows.start], strict=True):
             d2, index = neighbours(z, remembered, k)

@@ -1,14 +1,13 @@
 """`Backend`: what computes a rank's clients, here in PyTorch: training steps, scores and rewards, a block of clients at a time.
 
-This is the one place where it is chosen how numbers are computed. Another way is a subclass that overrides `train_epochs`, `score` or
-`validation_losses`, as `recorded.RecordedBackend` does; what it leaves out is done here.
+Another way to compute them is a subclass: `native_backend.NativeBackend` (C, on a CPU) and `recorded.RecordedBackend` (CUDA graphs).
 
 Axes: K clients on this rank, k in a block, W row width, S images, H W C image, C classes, m models scored on one client's images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.numerics.clients import Batch, Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, cross_entropy, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy, sgd_step
 
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
-Predict = Callable[[slice, Tensor, Tensor], Tensor]  # (rows of this rank, [k, W], images [k, S, H, W, C]) -> [k, S, C]
+Predict = Callable[
+    [slice, Tensor, Any], Tensor
+]  # (rows of this rank, [k, W], images for `Backend.outputs`) -> [k, S, C]
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,36 @@ class Backend:
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
         """Compute `at_once` clients as one tensor program; 0: one on a CPU, all on a GPU."""
         self.ensemble, self.clients, self.sgd = ensemble, clients, sgd
+        self.name = "torch"
         k = len(clients)
         at_once = at_once or (1 if ensemble.device.type == "cpu" else max(k, 1))
         self.blocks = [slice(i, min(i + at_once, k)) for i in range(0, k, at_once)]
         self._validation: dict[tuple[int, int], list[tuple[Any, Tensor, Tensor]]] = {}
 
     # training ------------------------------------------------------------------------------------------------------------
-    def train_epochs(self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float) -> None:
+    def train_epochs(
+        self,
+        block: Block,
+        epochs: int,
+        first_epoch: np.ndarray,
+        lr: float,
+        gradient: Gradient | None = None,
+        trained: Tensor | None = None,
+    ) -> None:
         """Train the block's rows by `epochs` local epochs of SGD, in place, and add up `block.loss` and `block.steps`.
 
-        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it.
+        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it. `gradient` replaces the plain one. Columns
+        that are not `trained` are frozen.
         """
+        gradient = gradient or self.gradient
         now = block
-        for batch in self.clients.batches(block.rows, epochs, first_epoch, self.sgd.batch_size):
+        for batch in self.batches(block.rows, epochs, first_epoch):
             now = now.first(self.ensemble, batch.k)
-            self.step(now, self.gradient(now, batch), lr)
+            self.step(now, gradient(now, batch), lr, trained)
+
+    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
+        """Yield each step of `epochs` local epochs of these rows, for `gradient`: `k` of them still train, in their `step`-th step."""
+        return self.clients.batches(rows, epochs, first_epoch, self.sgd.batch_size)
 
     def gradient(self, block: Block, batch: Batch) -> Tensor:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
@@ -66,6 +82,10 @@ class Backend:
         block.steps += 1
         sgd = self.sgd
         sgd_step(block.w, block.g, block.momentum, lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
+
+    def descend(self, block: Block, rate: float) -> None:
+        """Take a step of plain gradient descent from `block.g`."""
+        block.w.add_(block.g, alpha=-rate)
 
     # scoring -------------------------------------------------------------------------------------------------------------
     def score(
@@ -79,6 +99,16 @@ class Backend:
             out.append((cross_entropy(logits, y), logits.argmax(2), y))
         losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
         return losses.astype(np.float64), predicted, labels
+
+    def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
+        """Return the logits `[k, S, C]` of the images that a `Predict` was given, and what the layer named `head` read, `[k, S, F]`."""
+        logits = self.ensemble.logits(self.ensemble.ready(w_kW), self.ensemble.prepare(images))
+        return logits, self.ensemble.features(w_kW, images, head)
+
+    def memory(self, i: int, w_1W: Tensor, most: int, head: str) -> tuple[Tensor, Tensor]:
+        """Return what the head reads of local client i's training images, at most `most` of them, `[M, F]`, and their labels `[M]`."""
+        x, y = self.clients.training(i, most)
+        return self.ensemble.features(w_1W, x[None], head)[0], y
 
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
         """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images, float64 `[k, m]`.
@@ -100,3 +130,21 @@ class Backend:
                 logits = self.ensemble.logits(ready, prepared)
                 total += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
         return total.cpu().numpy().reshape(k, m) / self.clients.n_val[rows, None]
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """A `Gradient`: that of f_i(w_i) + (mu / 2) ||w_i - towards||^2; `towards` is one row `[W]`, or one per client `[K, W]`."""
+
+    backend: Backend
+    towards: Tensor
+    mu: float
+
+    def __call__(self, block: Block, batch: Any) -> Tensor:
+        loss = self.backend.gradient(block, batch)
+        block.g.add_(block.w - self.target(block.rows), alpha=self.mu)
+        return loss
+
+    def target(self, rows: Rows) -> Tensor:
+        """Return what these rows are pulled to, `[W]` or `[k, W]`."""
+        return self.towards if self.towards.dim() == 1 else self.towards[rows]

@@ -85,44 +85,43 @@ class Clients:
         `first_epoch` [K] counts the local epochs each client has behind it. Clients that have finished leave the block from its end.
         A block of one client has batches of their true size; a wider one, or with `pad`, has them padded with weight 0.
         """
-        plans = [self.schedule(i, epochs, int(first_epoch[i]), batch_size) for i in np.arange(len(self))[block]]
-        steps = np.array([len(p[1]) for p in plans])
+        rows = np.arange(len(self))[block]
+        steps = epochs * -(-self.n_train[rows] // batch_size)
         most = int(steps.max(initial=0))
-        sample = np.zeros((len(plans), most, batch_size), np.int64)
-        crop = np.zeros((3, len(plans), most, batch_size), np.int64)
-        weight = np.zeros((len(plans), most, batch_size), np.float32)
-        for i, (order, sizes, crops) in enumerate(plans):
-            sample[i, : len(sizes)], crop[:, i, : len(sizes)] = order, crops
-            weight[i, : len(sizes)] = (np.arange(batch_size) < sizes[:, None]) / sizes[:, None]
+        sample = np.repeat(self.start[rows], most * batch_size).reshape(len(rows), most, batch_size)
+        crop = np.zeros((3, len(rows), most, batch_size), np.int64)
+        weight = np.zeros((len(rows), most, batch_size), np.float32)
+        for j, i in enumerate(rows):
+            order, crops = self.schedule(int(i), epochs, int(first_epoch[i]))
+            e, at = np.divmod(np.arange(order.size), max(order.shape[1], 1))
+            s, place = np.divmod(at, batch_size)
+            s += e * (steps[j] // max(epochs, 1))
+            sample[j, s, place], crop[:, j, s, place] = order.reshape(-1), crops.reshape(3, -1)
+            weight[j, s, place] = 1
+        weight /= np.maximum(weight.sum(2, keepdims=True), 1)
         w = torch.from_numpy(weight).to(self.x.device)
-        at_once = max(1, GATHER[self.x.device.type] // (len(plans) * batch_size))
+        at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
             k = int((steps > first).sum())
             now = slice(first, min(first + at_once, most))
             x, y = self._gather(sample[:k, now], crop[:, :k, now])
             for j, step in enumerate(range(now.start, now.stop)):
                 k = int((steps > step).sum())
-                s = int(plans[0][1][step]) if len(plans) == 1 and not pad else batch_size
-                yield Batch(k, step, self.ensemble.normalise(x[:k, j, :s]), y[:k, j, :s], w[:k, step, :s])
+                size = int(np.count_nonzero(weight[0, step])) if len(rows) == 1 and not pad else batch_size
+                yield Batch(k, step, self.ensemble.normalise(x[:k, j, :size]), y[:k, j, :size], w[:k, step, :size])
 
-    def schedule(
-        self, i: int, epochs: int, first_epoch: int, batch_size: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what local client i trains on: sample rows `[steps, S]`, batch sizes `[steps]` and (dy, dx, flip) `[3, steps, S]`."""
+    def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return what local client i trains on: samples, int32 `[epochs, n]`, and (dy, dx, flip) of each, uint8 `[3, epochs, n]`."""
         n, client = int(self.n_train[i]), int(self.ids[i])
-        steps = -(-n // batch_size)
-        rows = np.full((epochs, steps * batch_size), self.start[i], np.int64)
-        crops = np.zeros((3, epochs, steps * batch_size), np.int64)
+        order = np.empty((epochs, n), np.int32)
+        crops = np.zeros((3, epochs, n), np.uint8)
         for e in range(epochs):
-            rows[e, :n] += stream(self.seed, ORDER, client, first_epoch + e).permutation(n)
+            order[e] = self.start[i] + stream(self.seed, ORDER, client, first_epoch + e).permutation(n)
             if self.augment:
                 rng = stream(self.seed, AUGMENT, client, first_epoch + e)
-                crops[:2, e, :n] = rng.integers(0, 2 * PAD + 1, (2, n))
-                crops[2, e, :n] = rng.integers(0, 2, n)
-        sizes = np.full((epochs, steps), batch_size)
-        if steps:
-            sizes[:, -1] = n - (steps - 1) * batch_size
-        return rows.reshape(-1, batch_size), sizes.reshape(-1), crops.reshape(3, -1, batch_size)
+                crops[:2, e] = rng.integers(0, 2 * PAD + 1, (2, n))
+                crops[2, e] = rng.integers(0, 2, n)
+        return order, crops
 
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return uint8 images `[k, steps, S, H, W, C]`, cropped and flipped in one gather, and their labels."""

@@ -163,6 +163,14 @@ class Native:
         self._memory = np.zeros(self._call.space(self._net) + 64, np.uint8)
         self._work = -(-self._memory.ctypes.data // 64) * 64
 
+    @staticmethod
+    def computes(module: nn.Module) -> bool:
+        """Return whether the library has been written for this model, built or not."""
+        from dpfl_mpi.models.cnn import CNN
+        from dpfl_mpi.models.mlp import MLP
+
+        return type(module) in (CNN, MLP)
+
     def images(self, pixels: Array, labels: Array) -> Images:
         """Return images, uint8 `[M, H + 2 b, W + 2 b, C]` with a border of b >= 0, and labels, int64 `[M]`, for the calls below."""
         m, rows = pixels.shape[:2]
@@ -245,10 +253,7 @@ def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
     Raises:
         UserError: it is none of this package's.
     """
-    from dpfl_mpi.models.cnn import CNN
-    from dpfl_mpi.models.mlp import MLP
-
-    if type(module) not in (CNN, MLP):
+    if not Native.computes(module):
         raise UserError(f"--kernels native computes the models cnn and mlp, not {type(module).__name__}")
     parts = list(module.children())
     return [p for p in parts if isinstance(p, nn.Conv2d)], [p for p in parts if isinstance(p, nn.Linear)]

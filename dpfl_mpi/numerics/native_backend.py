@@ -1,0 +1,132 @@
+"""`NativeBackend`: training and scoring by the CPU kernels (`native`), one client at a time; a client's epochs are one call.
+
+Axes: W row width, k = 1 client of a block, m models scored on one client's images, n images, C classes, F what the head reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Predict, Proximal
+from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows
+from dpfl_mpi.numerics.native import Native, Sgd
+
+
+@dataclass(frozen=True)
+class NativeBatch:
+    """One step of one client: which samples, and their crops; the kernels read the images themselves."""
+
+    k: int
+    step: int
+    order: np.ndarray  # int32 [S]
+    crop: np.ndarray | None  # uint8 [3, S]
+
+
+class NativeBackend(Backend):
+    """A `Backend` whose steps and scores are computed in C."""
+
+    def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, form: str = ""):
+        """Compute in the widest form that this processor can run, or in the one that is named.
+
+        Raises:
+            UserError: the kernels were not built, do not know this model, or not this form.
+        """
+        super().__init__(ensemble, clients, sgd, at_once=1)
+        self.native = Native(ensemble.module, clients.shape, ensemble.scale, ensemble.shift, form)
+        self.name = "native"
+        self._train = self.native.images(clients.x, clients.y)
+        self._scored = self.native.images(clients.score_x, clients.score_y)
+
+    # training ------------------------------------------------------------------------------------------------------------
+    def train_epochs(
+        self,
+        block: Block,
+        epochs: int,
+        first_epoch: np.ndarray,
+        lr: float,
+        gradient: Gradient | None = None,
+        trained: Tensor | None = None,
+    ) -> None:
+        if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own: entered once per step
+            return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
+        i = self._client(block.rows)
+        order, crop = self._schedule(i, epochs, first_epoch)
+        size, sgd = self.sgd.batch_size, self._sgd(lr, trained)
+        if isinstance(gradient, Proximal):
+            sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
+        block.loss += self.native.train(block.w[0], block.momentum[0], self._train, order, crop, size, sgd)
+        block.steps += epochs * -(-order.shape[1] // size)
+
+    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
+        order, crop = self._schedule(self._client(rows), epochs, first_epoch)
+        size, step = self.sgd.batch_size, 0
+        for epoch in range(epochs):
+            for at in range(0, order.shape[1], size):
+                now = slice(at, at + size)
+                yield NativeBatch(1, step, order[epoch, now], None if crop is None else crop[:, epoch, now])
+                step += 1
+
+    def gradient(self, block: Block, batch: NativeBatch) -> Tensor:  # type: ignore[override]
+        loss = self.native.gradient(block.w[0], block.g[0], self._train, batch.order, batch.crop)
+        return torch.tensor([loss], dtype=torch.float32)
+
+    def descend(self, block: Block, rate: float) -> None:
+        m = torch.zeros_like(block.w[0])
+        self.native.step(block.w[0], m, block.g[0], Sgd(rate, momentum=0, weight_decay=0, clip_norm=0))
+
+    def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
+        block.loss += loss
+        block.steps += 1
+        self.native.step(block.w[0], block.momentum[0], block.g[0], self._sgd(lr, trained))
+
+    # scoring -------------------------------------------------------------------------------------------------------------
+    def score(
+        self, rows: slice, w_kW: Tensor, predict: Predict | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        order = self._order(rows.start)
+        labels = self.clients.score_y[order[0] : order[-1] + 1].numpy()[None]
+        if predict is None:
+            scores = self.native.score(w_kW, self._scored, order)
+            return scores.losses.astype(np.float64), scores.predicted, labels
+        logits = predict(rows, w_kW, order)
+        losses = -logits.log_softmax(2).gather(2, torch.from_numpy(labels)[:, :, None])[:, :, 0]
+        return losses.numpy().astype(np.float64), logits.argmax(2).numpy(), labels
+
+    def outputs(self, w_kW: Tensor, images: np.ndarray, head: str) -> tuple[Tensor, Tensor]:
+        scores = self.native.score(w_kW, self._scored, images, logits=True, features=True)
+        return torch.from_numpy(scores.logits), torch.from_numpy(scores.features)
+
+    def memory(self, i: int, w_1W: Tensor, most: int, head: str) -> tuple[Tensor, Tensor]:
+        clients = self.clients
+        n = min(int(clients.n_train[i]), most)
+        order = np.arange(clients.start[i], clients.start[i] + n, dtype=np.int32)
+        scores = self.native.score(w_1W, self._train, order, features=True)
+        return torch.from_numpy(scores.features)[0], clients.y[order[0] : order[-1] + 1]
+
+    def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
+        order = self._order(rows.start)[: self.clients.n_val[rows.start]]
+        losses = self.native.score(w_kmW[0], self._scored, order).losses
+        return np.array([[math.fsum(of_model) / len(order) for of_model in losses]])  # fsum: in no order
+
+    # -----------------------------------------------------------------------------------------------------------------------
+    def _client(self, rows: Rows) -> int:
+        return int(rows.start if isinstance(rows, slice) else rows[0])
+
+    def _schedule(self, i: int, epochs: int, first_epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        order, crop = self.clients.schedule(i, epochs, int(first_epoch[i]))
+        return order, crop if self.clients.augment else None
+
+    def _order(self, i: int) -> np.ndarray:
+        """Return the numbers of local client i's validation images, then its test images."""
+        return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)
+
+    def _sgd(self, lr: float, trained: Tensor | None) -> Sgd:
+        sgd = self.sgd
+        return Sgd(lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
