@@ -84,6 +84,7 @@ PUBLIC int32_t widest(void) {
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#pragma GCC optimize("no-predictive-commoning") /* it keeps a window's vectors for the next one: more than there are registers */
 #endif
 typedef float F __attribute__((vector_size(FORM / 8)));
 typedef uint32_t U __attribute__((vector_size(FORM / 8)));
@@ -127,6 +128,11 @@ INLINE F FMA(F a, F b, F c) {
 
 INLINE F load(const float *p) { F v; memcpy(&v, p, sizeof v); return v; } /* a layer starts anywhere in its row */
 INLINE void store(float *p, F v) { memcpy(p, &v, sizeof v); }
+INLINE F bytes(const uint8_t *p) {
+  U v;
+  for (int l = 0; l < LANES; l++) v[l] = p[l];
+  return (F)(v | 0x4b000000u) - 8388608.f; /* in the low bits of 2^23 a number is that much more */
+}
 INLINE float lane(const F *v, int l) { return ((const float *)v)[l]; }
 INLINE F relu(F a) { return PICK(ABOVE(ZERO, a), ZERO, a); } /* not-a-number stays */
 
@@ -298,7 +304,7 @@ INLINE void convolve(const int count, const Stage *s, const float *w, const floa
             u = next_u, v = next_v;
           }
         }
-      for (int i = 0; i < count; i++) {
+      UNROLL for (int i = 0; i < count; i++) {
         M above, below, low;
         const F top = greater(sum[i][0], sum[i][1], &above), bottom = greater(sum[i][2], sum[i][3], &below);
         const int32_t at = (i * s->P + p) * s->Q + q;
@@ -320,7 +326,7 @@ INLINE void apply(const int count, const Layer *layer, const float *w, const flo
       even[i] = FMA(FILL(w[i * inputs + j]), x[j], even[i]);
       odd[i] = FMA(FILL(w[i * inputs + j + 1]), x[j + 1], odd[i]);
     }
-  for (int i = 0; i < count; i++) {
+  UNROLL for (int i = 0; i < count; i++) {
     if (inputs % 2) even[i] = FMA(FILL(w[i * inputs + inputs - 1]), x[inputs - 1], even[i]);
     even[i] += odd[i];
     y[i] = last ? even[i] : relu(even[i]);
@@ -351,8 +357,8 @@ static void cross_entropy(Work *k, int n, float share, float *loss) {
   F greatest = k->logits[0], total = ZERO, weight = ZERO;
   for (int32_t c = 1; c < classes; c++) greatest = PICK(ABOVE(k->logits[c], greatest), k->logits[c], greatest);
   for (int32_t c = 0; c < classes; c++) total += k->slope[c] = exponential(k->logits[c] - greatest);
-  const F log_total = logarithm(total) + greatest;
-  for (int l = 0; l < n; l++) loss[l] = log_total[l] - lane(k->logits + k->labels[l], l);
+  const F log_total = logarithm(total);
+  for (int l = 0; l < n; l++) loss[l] = log_total[l] + (greatest[l] - lane(k->logits + k->labels[l], l));
   if (share == 0) return;
   for (int l = 0; l < n; l++) weight[l] = share;
   for (int32_t c = 0; c < classes; c++) k->slope[c] /= total;
@@ -404,7 +410,7 @@ INLINE void apply_back(const int count, const Layer *layer, const float *w, cons
   UNROLL for (int j = 0; j < count; j++) sum[j] = ZERO;
   for (int32_t o = 0; o < layer->outputs; o++)
     UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(FILL(w[o * layer->inputs + j]), slope[o], sum[j]);
-  for (int j = 0; j < count; j++) d[j] = PICK(ABOVE(x[j], ZERO), sum[j], ZERO);
+  UNROLL for (int j = 0; j < count; j++) d[j] = PICK(ABOVE(x[j], ZERO), sum[j], ZERO);
 }
 
 static void layer_gradient(Work *k, const Layer *layer, const float *row, const F *slope, float *g, int n, int further) {
@@ -525,27 +531,28 @@ static double gradient(const Net *net, Work *k, const float *row, float *g, cons
 /* Take one step along g, which gets its proximal term and loses its frozen columns; then clipping, decay and momentum as
  * in torch.optim.SGD. */
 PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width, const Sgd *sgd) {
+  const F mu = FILL(sgd->mu), momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
   float scale = 1;
-  if (sgd->towards)
-    for (int64_t i = 0; i < width; i++) g[i] = fmaf(sgd->mu, w[i] - sgd->towards[i], g[i]);
-  if (sgd->trained)
-    for (int64_t i = 0; i < width; i++) g[i] *= sgd->trained[i];
+  for (int64_t i = 0; sgd->towards && i < width; i += LANES)
+    store(g + i, FMA(mu, load(w + i) - load(sgd->towards + i), load(g + i)));
+  for (int64_t i = 0; sgd->trained && i < width; i += LANES) store(g + i, load(g + i) * bytes(sgd->trained + i));
   if (sgd->clip > 0) { /* the norm's squares in 64 sums, whatever the form */
-    float part[64] = {0};
+    F part[64 / LANES] = {0};
     double square = 0;
-    int64_t i = 0;
-    for (; i + 64 <= width; i += 64)
-      for (int j = 0; j < 64; j++) part[j] = fmaf(g[i + j], g[i + j], part[j]);
-    for (int j = 0; i + j < width; j++) part[j] = fmaf(g[i + j], g[i + j], part[j]);
-    for (int j = 0; j < 64; j++) square += part[j];
+    for (int64_t i = 0; i < width; i += 64)
+      for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
+        const F v = load(g + i + j * LANES);
+        part[j] = FMA(v, v, part[j]);
+      }
+    for (int j = 0; j < 64; j++) square += lane(part, j);
     scale = sgd->clip / ((float)sqrt(square) + 1e-6f);
     if (scale > 1) scale = 1; /* not where it is not a number */
   }
-  for (int64_t i = 0; i < width; i++) {
-    const float moved = fmaf(sgd->momentum, m[i], fmaf(sgd->decay, w[i], scale * g[i]));
-    const int trained = !sgd->trained || sgd->trained[i];
-    m[i] = trained ? moved : m[i];
-    w[i] = trained ? fmaf(-sgd->lr, moved, w[i]) : w[i];
+  for (int64_t i = 0; i < width; i += LANES) {
+    const F old = load(w + i), moved = FMA(momentum, load(m + i), FMA(decay, old, scale * load(g + i)));
+    const M frozen = sgd->trained ? ABOVE(FILL(1.f), bytes(sgd->trained + i)) : ABOVE(ZERO, ZERO);
+    store(m + i, PICK(frozen, load(m + i), moved));
+    store(w + i, PICK(frozen, old, FMA(ZERO - lr, moved, old)));
   }
 }
 
