@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -432,6 +433,25 @@ def test_every_compiler_gives_the_same_bits(name, tmp_path):
         assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
 
 
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64"])
+def test_every_processor_gives_the_same_bits(machine, tmp_path):
+    """The portable form cross-compiled by zig and run by QEMU's user emulation, against the widest form here."""
+    if importlib.util.find_spec("ziglang") is None or not shutil.which(f"qemu-{machine}"):
+        pytest.skip("needs ziglang and qemu-user")
+    build, said = setup_py(), []
+    files = [f"-I{ROOT / 'dpfl_mpi/models'}", str(ROOT / "tests/lanes_entries.c"), "-w", "-lm"]
+    widest = native.FORMS[FORMS[0]]
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", "-DFORM=128"]
+    for name, compiler, runner in (
+        ("here", [*build.compilers()[0], f"-DFORM={widest}", *build.FORMS[widest]], []),
+        ("there", zig, [f"qemu-{machine}"]),
+    ):
+        program = str(tmp_path / name)
+        subprocess.run([*compiler, *build.FLAGS, *files, "-o", program], check=True, capture_output=True)
+        said.append(subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout)
+    assert said[0] == said[1] and said[0].count("\n") == 10
+
+
 def test_what_cannot_be_used_says_why(tmp_path):
     net = make("mlp")
     scale, shift = net.ensemble.scale, net.ensemble.shift
@@ -439,7 +459,7 @@ def test_what_cannot_be_used_says_why(tmp_path):
         Native(net.module, net.shape, scale, shift, "avx9")
     with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Linear"):
         Native(nn.Linear(4, 2), (2, 2, 1), scale, shift)
-    with pytest.raises(UserError, match="the CPU kernels were not built: .* is not there; install again"):
+    with pytest.raises(UserError, match=r"the CPU kernels were not built: .* is not there; install again"):
         Native(net.module, net.shape, scale, shift, path=tmp_path / "_lanes.so")
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(UserError, match="the CPU kernels cannot be loaded"):
@@ -492,11 +512,11 @@ def test_sanitizers(tmp_path):
     ]
     said = []
     for form in FORMS:
-        bits = native.FORMS[form]
-        command = ["gcc", *flags, f"-DFORM={bits}", *setup_py().FORMS[bits], f"-I{tmp_path}"]
+        width = native.FORMS[form]
+        command = ["gcc", *flags, f"-DFORM={width}", *setup_py().FORMS[width], f"-I{tmp_path}"]
         program = tmp_path / form
         made = subprocess.run(
-            [*command, str(ROOT / "tests/lanes_sanitized.c"), "-o", str(program), "-lm"], capture_output=True, text=True
+            [*command, str(ROOT / "tests/lanes_entries.c"), "-o", str(program), "-lm"], capture_output=True, text=True
         )
         if "cannot find -lasan" in made.stderr:
             pytest.skip("gcc has no sanitizers here")
