@@ -131,7 +131,7 @@ class Recorder:
                 self.file[name] = values
 
     @writes
-    def append(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def append(self, arrays: Mapping[str, Any]) -> None:
         """Append one row to each time axis."""
         for name, row in arrays.items():
             row = np.asarray(row)

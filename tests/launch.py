@@ -12,6 +12,9 @@ from dpfl_mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
+DEFAULTS: dict[
+    str, object
+] = {}  # of a Job, for what a test starts in its own process: see `kernels` in test_methods.py
 
 
 def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):
@@ -45,7 +48,7 @@ def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
     from dpfl_mpi.engine.train import train
     from dpfl_mpi.mpi.world import World
 
-    settings = {"quiet": True, "out": str(out)} | job
+    settings = {"quiet": True, "out": str(out)} | DEFAULTS | job
     assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
     return train(Run(**fields).resolve(), Job(**settings), World(MPI.COMM_SELF))
 
@@ -59,4 +62,4 @@ def federation(fields: dict[str, object], **job: object):
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.mpi.world import World
 
-    return Federation(build(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF)))
+    return Federation(build(Run(**fields).resolve(), Job(**(DEFAULTS | job)), World(MPI.COMM_SELF)))

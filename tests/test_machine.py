@@ -67,3 +67,13 @@ def test_what_a_start_does_not_know_is_no_difference(capsys, missing):
     assert capsys.readouterr().err == ""
     machine.warn_of_change(before | {"threads": 2}, start())
     assert "(threads 2 -> 1)" in capsys.readouterr().err
+
+
+def test_the_processor_is_no_difference_under_the_native_kernels_alone(capsys):
+    native = {"kernels": "native", "portable": True}
+    machine.warn_of_change(start(model="1") | native, start() | native)
+    assert capsys.readouterr().err == ""
+    machine.warn_of_change(start(model="1") | native | {"portable": False}, start() | native)
+    assert "processor model 1 -> 17" in capsys.readouterr().err
+    machine.warn_of_change(start() | native, start() | {"kernels": "torch", "portable": False})
+    assert "(kernels native -> torch)" in capsys.readouterr().err

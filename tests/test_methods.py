@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import json
 
+import launch
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,14 @@ from dpfl_mpi.results import Result
 
 N, ROUNDS, TAU = 4, 3, 2
 FIELDS = {"clients": N, "rounds": ROUNDS, "tau_train": TAU, "tau_init": TAU, "clip_norm": 2.0, "batch_size": 32}
+
+
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def kernels(request):
+    """What computes the methods: the native kernels where they can (one client at a time), and PyTorch."""
+    launch.DEFAULTS["kernels"] = request.param
+    yield request.param
+    del launch.DEFAULTS["kernels"]
 
 
 def play(method, rounds=ROUNDS, block=0, options=None, **fields):
@@ -276,9 +285,10 @@ CASES = [
 
 @pytest.mark.parametrize("block", [1, N])
 @pytest.mark.parametrize(("method", "options"), CASES)
-def test_twin(method, options, block):
+def test_twin(method, options, block, kernels):
     scored, _, fed = play(method, block=block, options=options, budget="inf")
     twin = list(globals()[f"twin_{method}"](Twin(fed), fed.options))
+    assert fed.backend.name == ("native" if (kernels, block) == ("auto", 1) else "torch")
     assert len(scored) == len(twin)
     for rows, expected in zip(scored, twin, strict=True):
         assert torch.allclose(rows, torch.stack(list(expected)), rtol=0, atol=1e-5)
@@ -287,7 +297,7 @@ def test_twin(method, options, block):
 
 
 @pytest.mark.parametrize("block", [1, N])
-def test_knnper_twin(block):
+def test_knnper_twin(block, kernels):
     """The rows are FedAvg's; loss and accuracy are those of the mixture, neighbours by scikit-learn."""
     from sklearn.neighbors import NearestNeighbors
 
@@ -352,7 +362,7 @@ def same(a, b):
 
 
 @pytest.fixture(scope="module")
-def base():
+def base(kernels):
     return {method: play(method) for method in ("local", "fedavg")}
 
 

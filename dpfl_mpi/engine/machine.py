@@ -15,6 +15,7 @@ import torch
 
 from dpfl_mpi import __version__
 from dpfl_mpi.federation import Federation
+from dpfl_mpi.plugins import find
 
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
@@ -35,6 +36,7 @@ def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
         "hosts": sorted(set(hosts)),
         "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
         "kernels": fed.backend.name,
+        "portable": fed.backend.name == "native" and find("method", fed.run.method).elementwise,
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),
@@ -53,9 +55,12 @@ def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
 def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Warn where a Run goes on with another processor, device or library than it began with: the last bits may differ.
 
-    A fact that one of the starts does not know, such as the stepping in files of older versions, is no difference.
+    A fact that one of the starts does not know, such as the stepping in files of older versions, is no difference; nor is the processor,
+    where the native kernels give the same bits on all.
     """
     old, new = flat(before), flat(now)
+    if before.get("portable") and now.get("portable"):
+        old = {name: fact for name, fact in old.items() if name.split()[0] not in ("cpu", "processor")}
     changed = [f"{name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
     if changed:
         text = f"warning: this start may round differently than the one before ({'; '.join(changed)})"

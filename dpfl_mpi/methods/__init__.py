@@ -59,6 +59,8 @@ class Method:
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
+    # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
+    elementwise: bool = False
 
     init: Callable[[Any], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
     round: Callable[[Any, State, int], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 METHOD = Method(
     title="Ditto",
+    elementwise=True,
     topology="server",
     citation="""@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},

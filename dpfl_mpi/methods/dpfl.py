@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 METHOD = Method(
     title="DPFL",
+    elementwise=True,
     topology="graph",
     searches=True,
     preprocesses=True,  # tau_init epochs before round 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 METHOD = Method(
     title="FedAvg",
+    elementwise=True,
     topology="server",
     citation="""@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 METHOD = Method(
     title="FedProx",
+    elementwise=True,
     topology="server",
     citation="""@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 METHOD = Method(
     title="FedRep",
+    elementwise=True,
     topology="server",
     citation="""@inproceedings{collins2021fedrep,
   title = {Exploiting Shared Representations for Personalized Federated Learning},

@@ -9,7 +9,7 @@ from dpfl_mpi.methods import Method, State
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
-METHOD = Method(title="Local", topology="none")
+METHOD = Method(title="Local", topology="none", elementwise=True)
 
 
 def init(fed: Federation) -> State:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 METHOD = Method(
     title="PerFedAvg",
+    elementwise=True,
     topology="server",
     citation="""@inproceedings{fallah2020perfedavg,
   title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
