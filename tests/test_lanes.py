@@ -433,9 +433,11 @@ def test_every_compiler_gives_the_same_bits(name, tmp_path):
         assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
 
 
-@pytest.mark.parametrize("machine", ["aarch64", "riscv64"])
-def test_every_processor_gives_the_same_bits(machine, tmp_path):
-    """The portable form cross-compiled by zig and run by QEMU's user emulation, against the widest form here."""
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # zig compiles a C library first
+def test_another_processor_gives_the_same_bits(tmp_path):
+    """The portable form cross-compiled by zig for ARM and run by QEMU's user emulation, against the widest form here."""
+    machine = "aarch64"
     if importlib.util.find_spec("ziglang") is None or not shutil.which(f"qemu-{machine}"):
         pytest.skip("needs ziglang and qemu-user")
     build, said = setup_py(), []
@@ -493,6 +495,7 @@ def test_arrays_that_would_be_misread_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 def test_sanitizers(tmp_path):
     """Every entry in every form: no access beyond an array, also of the work space, where poisoned gaps lie between its parts."""

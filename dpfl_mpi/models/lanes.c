@@ -1,7 +1,7 @@
 /* Gradients, SGD and scores of small networks on one core: the mini-batch is the vector.
  *
- * A network is stages of 5x5 convolution, 2x2 max-pool and ReLU, then dense layers with ReLU between them: two stages and
- * three layers (models/cnn.py), or two layers (models/mlp.py). Its parameters are one row of floats in torch's order.
+ * A network is stages of 5x5 convolution, 2x2 max-pool and ReLU, then dense layers with ReLU between them: two stages
+ * and three layers (models/cnn.py), or two layers (models/mlp.py). Its parameters are one row, in the order of torch.
  *
  * Layout. Images are taken LANES at a time, a "pass". Every activation is a vector with one image in each lane:
  * [channel][y][x][lane]. A convolution is then a broadcast weight times a vector, and no window is ever copied. A last
