@@ -137,7 +137,7 @@ class World:
         theirs = np.empty(self.node.size, np.int64)
         self.node.Allgather(mine, theirs)
         most = np.zeros(1, np.int64)
-        self.comm.Allreduce(np.array([(theirs == mine).sum() if text else 0], np.int64), most, MPI.MAX)
+        self.comm.Allreduce(np.array([np.count_nonzero(theirs == mine) if text else 0], np.int64), most, MPI.MAX)
         return int(most[0])
 
     def check_memory(self, need: int, flag: str) -> None:
