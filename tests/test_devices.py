@@ -12,9 +12,12 @@ from launch import mpirun
 
 from dpfl_mpi import sweep
 from dpfl_mpi.config import Job
+from dpfl_mpi.engine.build import pick_backend
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
+from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.device import pick_device, why_hidden
+from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.sweeps import jobs
 
 FOUR = "".join(f"GPU {i}: Fake H200 (UUID: GPU-{i}{i}{i}{i}-00)\n" for i in range(4))
@@ -84,6 +87,17 @@ def test_ranks_of_a_node_have_different_gpus(four, wanted):
     assert [d.index for d in devices] == four == [0, 1, 2, 3, 0, 1]
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
     assert pick_device("cpu", "float32", 1).type == "cpu"
+
+
+def test_a_gpu_computes_with_recorded_steps():
+    """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
+    ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
+    for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
+        backend = pick_backend(job, None, ensemble, range(3), sgd)
+        assert type(backend) is kind
+        assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
+    with pytest.raises(UserError, match="--kernels is native; the native kernels compute in float32 on a CPU"):
+        pick_backend(Job(kernels="native"), None, ensemble, range(3), sgd)
 
 
 def test_why_no_gpu_is_seen(smi, monkeypatch):
