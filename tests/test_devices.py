@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import re
 import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -252,3 +254,20 @@ def test_a_sweep_with_two_gpus_for_two_ranks(seen, tmp_path, capsys):
     assert seen.read() == [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]
     logs = [log.read_text() for log in tmp_path.glob("sweeps/*/*_log.err")]
     assert [log.count("warning: --device auto takes the CPU: 4 GPUs are installed, but ") for log in logs] == [1, 1]
+
+
+def test_the_sbatch_file_has_lines_for_gpus(tmp_path):
+    """One rank per GPU where the pair is uncommented, and an MPS daemon that starts before the ranks and ends with the script."""
+    text = (starts.ROOT / "slurm" / "train.sbatch").read_text()
+    pair = dict(re.findall(r"^##SBATCH --(gpus-per-node|ntasks-per-node)=(\d+)$", text, re.M))
+    assert len(pair) == 2 and len(set(pair.values())) == 1
+    lines = re.findall(r"^# ((?:export CUDA_MPS|mkdir).*)$", text, re.M)
+    fake = tmp_path / "nvidia-cuda-mps-control"
+    fake.write_text('#!/bin/sh\ntest "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat\n')
+    fake.chmod(0o755)
+    script = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks']).replace(
+        "/tmp/", f"{tmp_path}/"
+    )
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ranks\nquit\n"), done.stderr
