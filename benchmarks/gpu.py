@@ -1,6 +1,7 @@
 """All clients of a rank as one tensor program: training against a loop over clients, the kernels to choose from, and the roofline.
 
     python benchmarks/gpu.py [--device cuda] [--clients 100] [--seconds 3]
+    python benchmarks/gpu.py --ceilings --gpu h200 [--data cifar10.h5 ...]       # no GPU needed; other flags are of python -m dpfl_mpi
 
 The paper's CNN on random 32x32 colour images, batches of 16, float32 without TF32. Clients have ragged sizes (lognormal, mean 400 samples).
 Everything is timed on one device in one run, after a warm-up, each contender until `--seconds` are over:
@@ -9,6 +10,7 @@ Everything is timed on one device in one run, after a warm-up, each contender un
   step by step, and of ours recorded (`recorded.py`; on a CPU the same calls without a recording). Ours includes drawing, cropping and copying the batches.
 - kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped convolutions, and `torch.func.vmap`.
 - layout: the same products and SGD on views of rows (used) and on one contiguous tensor per layer.
+- ceilings, where --gpu names the device: what launches and bytes allow (`_ceilings.py`), and how far the recorded step is from either.
 - roofline: operations and bytes of a step, what large products and copies reach on this device, and the share of the nearer ceiling that a step reaches.
 
 The paper's whole run is `python -m dpfl_mpi --dataset cifar10 --device cuda`; its summary and /seconds say where the time goes.
@@ -17,24 +19,29 @@ The paper's whole run is `python -m dpfl_mpi --dataset cifar10 --device cuda`; i
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 
+import h5py
 import numpy as np
 import torch
+from _ceilings import GPUS, LAUNCH_US, ceilings, launched, of_run, seconds, steps_of, us, work_of_a_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpfl_mpi.__main__ import parse
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
-from dpfl_mpi.models._cnn_stacked import phases, windows
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.models.cnn import build
+from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
 from dpfl_mpi.numerics.recorded import RecordedSteps
 
-S, SGD = 16, (0.9, 1e-3, 20.0)  # mini-batch; momentum, weight decay, clipping norm
+S, STEP = 16, (0.9, 1e-3, 20.0)  # mini-batch; momentum, weight decay, clipping norm
 
 
 class Bench:
@@ -121,7 +128,7 @@ def ours(bench: Bench, recorded: RecordedSteps | None) -> Callable[[], int]:
             for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
                 block = block.first(bench.ensemble, batch.k)
                 bench.ensemble.gradient(block, batch.x, batch.y, batch.weight)
-                sgd_step(block.w, block.g, block.momentum, 0.01, *SGD)
+                sgd_step(block.w, block.g, block.momentum, 0.01, *STEP)
         return total
 
     return run
@@ -185,49 +192,87 @@ def layout(bench: Bench) -> dict[str, float]:
 
     def sgd_by_layer() -> None:
         for w, g, m in zip(*parts, strict=True):
-            sgd_step(w, g, m, 0.01, *SGD)
+            sgd_step(w, g, m, 0.01, *STEP)
 
     return {
         "product, views of rows (used)": bench.ms(lambda: torch.bmm(x, rows["fc1.weight"].transpose(1, 2))),
         "product, one tensor per layer": bench.ms(lambda: torch.bmm(x, alone.transpose(1, 2))),
-        "SGD, rows (used)": bench.ms(lambda: sgd_step(flat[0], flat[1], flat[2], 0.01, *SGD)),
+        "SGD, rows (used)": bench.ms(lambda: sgd_step(flat[0], flat[1], flat[2], 0.01, *STEP)),
         "SGD, one tensor per layer (clips by layer)": bench.ms(sgd_by_layer),
     }
 
 
-def work_of_a_step(ensemble: Ensemble) -> tuple[float, float]:
-    """Return operations and bytes of one client-step: products forward, by weights and by inputs; bytes as if each array moved once a use."""
-    named = {n: v[0] for n, v in ensemble.layers(ensemble.zeros(1)).items()}
-    x = torch.zeros(1, S, 32, 32, 3, device=ensemble.device)
-    cols1 = windows(x)
-    a1 = torch.zeros(1, S, 14, 14, 6, device=ensemble.device)
-    cols2 = windows(a1)
-    operations = bytes_moved = 0.0
-    for cols, name, passes in ((cols1, "conv1", 2), (cols2, "conv2", 3)):  # images need no gradient
-        filters = phases(named[f"{name}.weight"][None])
-        outputs = filters.shape[1] * cols.shape[1]
-        operations += passes * 2 * outputs * cols.shape[2]
-        bytes_moved += 4 * (2 * passes * cols.numel() + 6 * outputs)  # windows, products, pool and its way back
-    for name in ("fc1", "fc2", "head"):
-        operations += 3 * 2 * S * named[f"{name}.weight"].numel()
-    bytes_moved += 4 * 10 * ensemble.width  # weights three times, gradient, clipping, decay, momentum, update
-    return operations, bytes_moved
+def dataset_of(path: str) -> str:
+    """Return whose data a file of `python -m dpfl_mpi.prepare` holds; another file is taken for CIFAR-10, and refused when it is opened."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return str(file.attrs["dataset"])
+    except (OSError, KeyError):
+        return "cifar10"
+
+
+def of_flags(args: argparse.Namespace, rest: list[str]) -> int:
+    """Print the ceilings of the Run whose flags are `rest`, and return the exit code."""
+    if not args.gpu:
+        print(f"error: --ceilings needs --gpu: {', '.join(GPUS)}", file=sys.stderr)
+        return 2
+    given = {
+        "clients": args.clients,
+        "data": args.data,
+        "dataset": args.dataset or (args.data and dataset_of(args.data)),
+    }
+    run, _ = parse([*rest, *(f"--{name}={value}" for name, value in given.items() if value)])
+    try:
+        print(of_run(run, args.gpu, tuple(args.launch_us)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def against_ceilings(bench: Bench, rate: float, gpu: str, launch_us: tuple[float, ...]) -> str:
+    """Return how the measured rate (client-steps per second) stands to both ceilings of the same epoch, as text."""
+    steps = steps_of(bench.sizes, S, 1)
+    kernels, row_bytes = launched(
+        Ensemble(build((32, 32, 3), 10), MEAN, STD, torch.device("cpu")), (32, 32, 3), SGD(S, *STEP)
+    )
+    bound, took = ceilings(steps, kernels, row_bytes, GPUS[gpu], launch_us), steps.client_steps / rate
+    return (
+        f"ceilings   an epoch took {took:.3f} s; launches ({kernels} kernels at {us(launch_us)} us) {seconds(bound.launches)}, "
+        f"bytes ({row_bytes / 1e6:.1f} MB a row at {GPUS[gpu].bandwidth:g} TB/s) {bound.bytes:.3f} s: "
+        f"{took / max(bound.launches):.2f} and {took / bound.bytes:.2f} times these"
+    )
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
-    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--clients", type=int, help="[100]")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender")
-    args = parser.parse_args()
+    parser.add_argument("--data", help="with --ceilings: a file of dpfl_mpi.prepare [the embedded digits]")
+    parser.add_argument("--dataset", help="with --ceilings [what the file says]")
+    parser.add_argument("--gpu", choices=sorted(GPUS), help="whose memory bandwidth the ceilings have")
+    parser.add_argument(
+        "--ceilings",
+        action="store_true",
+        help="print both ceilings of a Run (its flags follow) and exit; no GPU needed",
+    )
+    parser.add_argument(
+        "--launch_us", type=float, nargs="+", default=LAUNCH_US, help="microseconds per kernel [1.3 2.0, assumed]"
+    )
+    args, rest = parser.parse_known_args()
+    if args.ceilings:
+        sys.exit(of_flags(args, rest))
+    if rest:
+        parser.error(f"unknown: {' '.join(rest)}; flags of a Run go with --ceilings")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(1)
-    bench = Bench(args.device, args.clients, args.seconds)
+    bench = Bench(args.device, args.clients or 100, args.seconds)
     name = torch.cuda.get_device_name() if args.device == "cuda" else "one CPU thread"
-    print(f"{name}, torch {torch.__version__}, {args.clients} clients, batch {S}, float32")
+    print(f"{name}, torch {torch.__version__}, {bench.k} clients, batch {S}, float32")
 
-    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), S, (32, 32, 3), *SGD)
+    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), S, (32, 32, 3), *STEP)
     print(f"recorded {len(recorded.sizes)} block sizes in {recorded.seconds:.2f} s, {recorded.bytes / 2**20:.0f} MiB")
     rates = {
         "plain loop": bench.rate(plain_loop(bench)),
@@ -237,6 +282,8 @@ def main() -> None:
     for title, value in rates.items():
         print(f"training   {title:34s} {value:12,.0f} client-steps/s")
     best = max(rates["ours, step by step"], rates["ours, recorded"])
+    if args.gpu:
+        print(against_ceilings(bench, rates["ours, recorded"], args.gpu, tuple(args.launch_us)))
     for title, value in kernels(bench).items():
         print(f"kernels    {title:34s} {value:12.3f} ms")
     for title, value in layout(bench).items():
@@ -249,7 +296,7 @@ def main() -> None:
     copy = torch.empty_like(big)
     flops = 2 * a.shape[0] ** 3 / bench.ms(lambda: a @ a) * 1e3
     bandwidth = 2 * 4 * big.numel() / bench.ms(lambda: copy.copy_(big)) * 1e3
-    operations, moved = work_of_a_step(bench.ensemble)
+    operations, moved = work_of_a_step(bench.ensemble, (32, 32, 3), S)
     ceiling = min(flops / operations, bandwidth / moved)
     print(f"roofline   a client-step is {operations / 1e6:.1f} MFLOP and {moved / 1e6:.1f} MB; products reach {flops / 1e12:.2f} TFLOP/s, "
           f"copies {bandwidth / 1e9:.0f} GB/s")  # fmt: skip

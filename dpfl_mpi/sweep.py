@@ -29,7 +29,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import changed, fields, to_flags
-from dpfl_mpi.sweeps.jobs import LOOK_S, executor, submit
+from dpfl_mpi.sweeps.jobs import LOOK_S, UNSET, executor, submit
 from dpfl_mpi.sweeps.known import Known, follow, queued, recall
 from dpfl_mpi.sweeps.table import Live
 
@@ -47,11 +47,14 @@ def compute(arguments: list[str]) -> int:
 
         main(arguments)
         return 0
-    ranks, rest = int(arguments[0]), arguments[1:]
-    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *rest]
+    ranks, gpus, *rest = arguments
+    env = os.environ | {"SUBMITIT_EXECUTOR": "", "CUDA_VISIBLE_DEVICES": gpus}
+    if gpus == UNSET:
+        del env["CUDA_VISIBLE_DEVICES"]
+    command = ["mpirun", "-n", ranks, sys.executable, "-m", "dpfl_mpi", *rest]
     process = subprocess.Popen(
         command,
-        env=os.environ | {"SUBMITIT_EXECUTOR": ""},
+        env=env,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for us: mpirun may end its ranks on it, but passes USR1 on
     )
@@ -195,11 +198,19 @@ def parser() -> argparse.ArgumentParser:
         "--retry", action="store_true", help="submit failed and stopped Runs again; they go on from their checkpoints"
     )
     out.add_argument("--cluster", choices=("slurm", "local", "debug"), default="local", help="where [local]")
-    out.add_argument("--max_parallel", type=int, default=0, help="most jobs at once [cores / ranks; 256 on slurm]")
+    out.add_argument(
+        "--max_parallel",
+        type=int,
+        default=0,
+        help="most jobs at once [cores / ranks, and what the GPUs hold; 256 on slurm]",
+    )
     out.add_argument("--ranks", type=int, default=1, help="MPI ranks (per node, on slurm) [1]")
     out.add_argument("--nodes", type=int, default=1, help="nodes per job [1]")
     out.add_argument("--cpus", type=int, default=1, help="threads per rank [1]")
-    out.add_argument("--gpus", type=int, help="GPUs per node")
+    out.add_argument("--gpus", type=int, help="GPUs per node on slurm, here per Run [1 where there are any]")
+    out.add_argument(
+        "--runs_per_gpu", type=int, default=1, help="Runs of this machine that share a GPU, under CUDA's MPS [1]"
+    )
     out.add_argument("--time", default="720", help="time limit: minutes, H:MM:SS or D-H:MM:SS [720]")
     out.add_argument("--partition", help="Slurm partition")
     out.add_argument("--account", help="Slurm account")
@@ -231,9 +242,13 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
 
     if args.file and any(getattr(args, flag) for flag in GRID):
         raise UserError(f"name either {args.file} or a grid ({', '.join('--' + flag for flag in GRID)}), not both")
-    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0)):
+    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0), ("runs_per_gpu", 1)):
         if getattr(args, flag) < least:
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
+    if args.cluster == "slurm" and args.runs_per_gpu > 1:
+        raise UserError(
+            "--runs_per_gpu is for Runs of this machine; Slurm shares a GPU between jobs by its own means, such as --sbatch gres=shard:1"
+        )
     _, job = parse(rest)
     given = one_run().parse_args(rest)
     base = Run(**{f.name: given[f.name] for f in fields(Run)})

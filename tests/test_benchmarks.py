@@ -3,6 +3,7 @@
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -103,3 +104,72 @@ def test_memory_of_a_node_by_hand(benchmarks):
         "data": 50 * 6 * 72,
         "shared": 2 * 8 * 100 * (9 + 6 + 20),
     }
+
+
+# ceilings of a GPU -------------------------------------------------------------------------------------------------------
+def test_steps_of_a_tiny_partition(benchmarks):
+    c = benchmarks("_ceilings")
+    # 3, 1 and 3 mini-batches of at most 16: 7 of them; lock-steps of 3, 2 and 2 clients
+    assert c.steps_of([40, 10, 33], 16, 10) == c.Steps(client_steps=70, lock_steps=30, row_steps=70)
+    # clients of 1 to 10 mini-batches: eight recorded sizes for ten, so two lock-steps carry a row more
+    assert c.steps_of([16 * n for n in range(1, 11)], 16, 1) == c.Steps(client_steps=55, lock_steps=10, row_steps=57)
+
+
+def test_ceilings_by_hand(benchmarks):
+    c = benchmarks("_ceilings")
+    bound = c.ceilings(c.Steps(1500, 1000, 2000), 100, 1e6, c.GPU(2.0, "by hand"), (1.0, 2.0))
+    assert bound.launches == pytest.approx((0.1, 0.2))  # 1,000 x 100 x 1 or 2 us
+    assert bound.bytes == pytest.approx(1e-3)  # 2,000 x 1 MB / 2 TB/s
+    # the paper's run as it was counted once: 42,400 lock-steps of 118 kernels
+    assert c.ceilings(c.Steps(0, 42_400, 0), 118, 0, c.GPUS["h200"]).launches == pytest.approx((6.5, 10.0), abs=0.01)
+
+
+def test_kernels_and_bytes_of_calls(benchmarks):
+    import torch
+
+    c = benchmarks("_ceilings")
+    x, y = torch.zeros(8, 4), torch.zeros(8, 4)  # 128 bytes each
+    for call, kernels, arrays in (
+        (lambda: x + y, 1, 3),
+        (lambda: x.add_(y), 1, 3),
+        (lambda: x.copy_(y), 1, 2),  # what is there is not read
+        (lambda: x.zero_(), 1, 1),
+        (lambda: torch.mul(x, y, out=y), 1, 3),
+        (lambda: x.view(4, 8)[1:3].transpose(0, 1), 0, 0),
+        (lambda: torch.empty_like(x), 0, 0),
+        (lambda: (x * y).relu_(), 2, 5),
+    ):
+        with c.Watch() as watch:
+            call()
+        assert (watch.kernels, watch.bytes) == (kernels, arrays * 128)
+
+
+def test_work_of_a_step_by_hand(benchmarks):
+    import torch
+
+    from dpfl_mpi.models.cnn import build
+    from dpfl_mpi.numerics.backend import SGD
+    from dpfl_mpi.numerics.ensemble import Ensemble
+
+    c = benchmarks("_ceilings")
+    ensemble = Ensemble(build((32, 32, 3), 10), (0.5,) * 3, (0.25,) * 3, torch.device("cpu"))
+    # pooled pixels of 16 images x window: 16 * 14 * 14 x 108 and 16 * 5 * 5 x 216; rows of filters 24 and 64
+    operations = 2 * 2 * 24 * 3136 * 108 + 3 * 2 * 64 * 400 * 216 + 3 * 2 * 16 * (400 * 120 + 120 * 84 + 84 * 10)
+    moved = 4 * (2 * 2 * 3136 * 108 + 6 * 24 * 3136) + 4 * (2 * 3 * 400 * 216 + 6 * 64 * 400) + 40 * 62_016
+    assert c.work_of_a_step(ensemble, (32, 32, 3), 16) == (operations, moved)
+    kernels, row_bytes = c.launched(ensemble, (32, 32, 3), SGD(16, 0.9, 1e-3, 20.0))
+    unclipped, _ = c.launched(ensemble, (32, 32, 3), SGD(16, 0.9, 1e-3, 0.0))
+    assert kernels - unclipped == 6  # norm, + 1e-6, 1 / that, times the limit, at most 1, times the gradient
+    assert row_bytes > moved  # elementwise operations are calls of their own
+    assert 110 < kernels < 140
+
+
+def test_ceilings_of_the_embedded_digits():
+    words = ["--ceilings", "--gpu", "h200", "--launch_us", "1"]
+    done = subprocess.run([sys.executable, FOLDER / "gpu.py", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # 10 + 20 x 5 epochs, the largest of 32 clients takes 6 mini-batches in each
+    assert "32 clients, 110 local epochs (20 rounds), mini-batch 16" in done.stdout
+    assert "in 660 lock-steps: the largest client takes 6 an epoch" in done.stdout
+    kernels = int(re.search(r"(\d+) kernels per lock-step at 1 us", done.stdout)[1])
+    assert f"at 1 us: {660 * kernels * 1e-6:.3g} s" in done.stdout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import torch
+
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
@@ -22,7 +24,7 @@ from dpfl_mpi.federation.training import Training
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.device import pick_device
+from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.native import Native
 from dpfl_mpi.numerics.native_backend import NativeBackend
@@ -40,6 +42,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         UserError: on every rank, for what only the user can mend.
     """
     device = pick_device(job.device, run.precision, world.local_rank)
+    say_device(job, world, device)
     source = open_source(run)
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
@@ -65,6 +68,20 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         "parameters": ensemble.size,
     }
     return Parts(run, about, model.HEAD, partition, members, log, backend, training, scoring, mail, sums, greedy)
+
+
+def say_device(job: Job, world: World, device: torch.device) -> None:
+    """Say in a line of root what costs speed without a word: `auto` on a CPU beside GPUs, ranks that share a GPU. Collective."""
+    hidden = why_hidden() if job.device == "auto" and device.type == "cpu" else ""
+    somewhere, sharing = world.agree(bool(hidden)), world.most_alike(name_of(device))
+    lines = []
+    if somewhere:
+        lines.append(f"--device auto takes the CPU: {hidden or 'a node has GPUs that its ranks do not see'}")
+    if sharing > 1:
+        lines.append(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs")
+    if world.root and not job.quiet:
+        for line in lines:
+            print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> Backend:

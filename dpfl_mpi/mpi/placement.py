@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +94,29 @@ def node_memory(shared: bool = True) -> tuple[int, str]:
         with contextlib.suppress(OSError, ValueError):
             limits.append((int(Path(top).read_text()) - int(Path(used).read_text()), "the cgroup's limit"))
     return min(limits, default=(2**62, "no limit known"))
+
+
+def installed_gpus() -> list[str]:
+    """Return a name of each GPU of this node for CUDA_VISIBLE_DEVICES, whatever that says now: UUIDs, or numbers without nvidia-smi.
+
+    A GPU that is split into MIG instances counts as these. The list is empty where the driver is not installed.
+    """
+    if shutil.which("nvidia-smi"):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60).stdout
+            found = re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed)
+            split = {gpu for gpu, part in itertools.pairwise(found) if part[:3] == "MIG" and gpu[:3] == "GPU"}
+            return [name for name in found if name not in split]
+    with contextlib.suppress(OSError):
+        return [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    return []
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a process started here may use: those of CUDA_VISIBLE_DEVICES where it is set, else all of the node."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return installed_gpus()
+    names = [name.strip() for name in visible.split(",")]
+    hidden = [i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")]  # CUDA reads no further
+    return names[: hidden[0]] if hidden else names

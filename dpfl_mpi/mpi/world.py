@@ -8,6 +8,7 @@ Axes: N clients in all, K on this rank.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -128,6 +129,16 @@ class World:
         out = np.zeros((self.size, 64), np.uint8)
         self.comm.Gather(name, out if self.root else None, root=0)
         return [row.tobytes().rstrip(b"\0").decode() for row in out] if self.root else []
+
+    def most_alike(self, text: str) -> int:
+        """Return the largest number of ranks of one node that give the same text; "" does not count. Collective."""
+        digest = hashlib.sha256(text.encode()).digest() if text else bytes(32)
+        mine = np.frombuffer(digest[:8], np.int64).copy()
+        theirs = np.empty(self.node.size, np.int64)
+        self.node.Allgather(mine, theirs)
+        most = np.zeros(1, np.int64)
+        self.comm.Allreduce(np.array([np.count_nonzero(theirs == mine) if text else 0], np.int64), most, MPI.MAX)
+        return int(most[0])
 
     def check_memory(self, need: int, flag: str) -> None:
         """Raise `UserError` on every rank where the ranks of a node need more shared memory together than it has.

@@ -7,6 +7,7 @@ import os
 import torch
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 
 
 def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
@@ -21,8 +22,10 @@ def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     available = torch.cuda.is_available() if wanted != "cpu" else False
     if wanted == "cuda" and not available:
+        why = why_hidden()
         raise UserError(
-            "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu, or a node with a GPU and a CUDA build of torch)"
+            f"--device is cuda; PyTorch sees no GPU here{': ' if why else ''}{why} "
+            "(allowed: auto, cpu, or a node with a GPU and a CUDA build of torch)"
         )
     if not available:
         if precision == "tf32":
@@ -35,3 +38,24 @@ def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # each is written first
     return device
+
+
+def why_hidden() -> str:
+    """Return why PyTorch sees none of the GPUs that this node has; "" where it has none."""
+    there = len(installed_gpus())
+    if not there:
+        return ""
+    if not visible_gpus():
+        why = f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES'] or 'empty'}"
+    elif not torch.backends.cuda.is_built():
+        why = "this PyTorch is built without CUDA"
+    else:
+        why = "PyTorch cannot use them (`python -c 'import torch; torch.cuda.init()'` says why)"
+    return f"{there} {'GPU is' if there == 1 else 'GPUs are'} installed, but {why}"
+
+
+def name_of(device: torch.device) -> str:
+    """Return what tells a GPU from every other one of its node, whatever its number is in this process; "" for a CPU."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))

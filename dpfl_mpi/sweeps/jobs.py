@@ -14,6 +14,7 @@ from typing import Any
 
 from dpfl_mpi.config import Job
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import visible_gpus
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.survival.lock import Lock, born
@@ -21,6 +22,7 @@ from dpfl_mpi.sweeps.known import Known, follow, recall, remember
 from dpfl_mpi.sweeps.table import Live
 
 LOOK_S = 0.5  # between two looks at the Runs of this machine
+UNSET = "unset"  # a CUDA_VISIBLE_DEVICES that is not there: every GPU is visible
 LEAVING_S = 60.0  # that interrupted Runs have to end their round
 
 
@@ -70,6 +72,46 @@ def minutes(text: str) -> int:
     return int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
 
 
+class Slots:
+    """Which GPUs of this machine each Run computes on. Without any, every Run keeps the environment of the sweep.
+
+    `groups` are values of CUDA_VISIBLE_DEVICES, as many GPUs in each as a Run has.
+    """
+
+    def __init__(self, gpus: list[str], per_run: int, runs_per_gpu: int):
+        self.groups = [",".join(gpus[i : i + per_run]) for i in range(0, len(gpus) - per_run + 1, per_run)]
+        self.most = len(self.groups) * runs_per_gpu  # Runs at once; 0: GPUs are no limit
+
+    def free(self, taken: list[str]) -> str:
+        """Return the group with the fewest Runs, the first of them; `taken` holds the group of each Run that goes on."""
+        return min(self.groups, key=taken.count, default=os.environ.get("CUDA_VISIBLE_DEVICES", UNSET))
+
+
+def slots_of(args: argparse.Namespace, job: Job) -> Slots:
+    """Return the GPUs for Runs of this machine: --gpus of them per Run, --runs_per_gpu Runs on each. Slurm hands out its own."""
+    gpus = [] if args.cluster == "slurm" or job.device == "cpu" else visible_gpus()
+    if args.cluster != "slurm" and args.gpus is not None and not 1 <= args.gpus <= len(gpus):
+        raise UserError(
+            f"--gpus is {args.gpus}; a Run can have 1 or more of the GPUs that are visible here ({len(gpus)})"
+        )
+    out = Slots(gpus, args.gpus or 1, args.runs_per_gpu)
+    if gpus and args.cluster == "local":
+        print(
+            f"GPUs visible here: {len(gpus)}; per Run {args.gpus or 1}, Runs on each {args.runs_per_gpu}; --device cpu uses the cores",
+            flush=True,
+        )
+    if gpus and args.runs_per_gpu > 1 and not mps_runs():
+        print(
+            "warning: Runs that share a GPU take turns on it; CUDA's MPS does not run here", file=sys.stderr, flush=True
+        )
+    return out
+
+
+def mps_runs() -> bool:
+    """Return whether a daemon of CUDA's Multi-Process Service listens here: kernels of several processes then run side by side."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+
+
 def submit(
     compute: Callable[[list[str]], int],
     args: argparse.Namespace,
@@ -78,7 +120,11 @@ def submit(
     known: list[Known],
     live: Live,
 ) -> None:
-    """Submit `compute` for each of these Runs: an array on Slurm, here as many at once as there are cores for, one with `debug`."""
+    """Submit `compute` for each of these Runs: an array on Slurm, here as many at once as there are cores and GPUs for, one with `debug`.
+
+    Here `compute` gets two words before the flags: the number of ranks, and CUDA_VISIBLE_DEVICES (submitit would hide every GPU).
+    """
+    slots = slots_of(args, job)
     sweeps = Path(job.results) / "sweeps"
     with explained(f"--results is {job.results}; nothing can be written there"):
         sweeps.mkdir(parents=True, exist_ok=True)
@@ -99,17 +145,19 @@ def submit(
         print(f"submitted {what}; logs in {folder}", flush=True)
         return
     at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
-    running: list[Any] = []
+    at_once = min(at_once, slots.most or at_once)
+    running: list[tuple[Any, str]] = []  # job and GPUs
     begun: dict[str, str] = {}
     since: dict[str, str] = {}
 
     def busy(most: int) -> bool:
-        running[:] = [r for r in running if not r.done()]
+        running[:] = [(r, gpus) for r, gpus in running if not r.done()]
         return len(running) > most
 
     try:
         for k, line in zip(todo, lines, strict=True):
-            one = jobs.submit(compute, [str(args.ranks), *line])
+            gpus = slots.free([taken for _, taken in running])
+            one = jobs.submit(compute, [str(args.ranks), gpus, *line])
             begun[k.path.name] = one.job_id
             since[k.path.name] = born(int(one.job_id)) if args.cluster == "local" else ""
             remember(folder, begun, args.cluster, since)
@@ -119,12 +167,12 @@ def submit(
                 if failure := one.exception():  # computes it; .result() would open a debugger
                     print(f"{k.path.stem} failed: {failure}", file=sys.stderr, flush=True)
                 continue
-            running.append(one)
+            running.append((one, gpus))
             follow(known, live, LOOK_S, lambda: busy(at_once - 1))
         if running:
             follow(known, live, LOOK_S, lambda: busy(0))
     except KeyboardInterrupt:
-        for r in running:
+        for r, _ in running:
             r.cancel()
         end = time.monotonic() + LEAVING_S
         while any(Lock(k.path).taken() for k in todo) and time.monotonic() < end:
