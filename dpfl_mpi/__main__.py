@@ -164,8 +164,6 @@ def main(arguments: list[str] | None = None) -> None:
     if alone and "exit" in settings:
         sys.exit(settings["exit"])
     before_mpi()
-    import torch  # before MPI: a rank waits for the slower ones inside MPI_Init without using its core
-
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -188,6 +186,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(settings["exit"])
     run, job = Resolved(**settings["run"]), Job(**settings["job"])
     try:
+        import torch
+
         from dpfl_mpi.engine.train import train
 
         gc.freeze()  # neither a collection nor the end of the interpreter looks through torch again: 0.4 s of a core
