@@ -20,8 +20,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden"]
-# the same bits from every compiler: contraction and reordering are off; GCC's predictive commoning spills (20 % slower)
-FLAGS += ["-ffp-contract=off", "-fno-fast-math", "-fno-predictive-commoning"]
+# the same bits from every compiler: contraction and reordering are off
+FLAGS += ["-ffp-contract=off", "-fno-fast-math"]
+FLAGS_GCC = ["-fno-predictive-commoning"]  # it spills (20 % slower); clang passes over the flag, ziglang refuses it
 FORMS: dict[int, list[str]] = {128: []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FORMS |= {
@@ -34,7 +35,10 @@ def compilers() -> list[list[str]]:
     """Return the commands that may compile C here, the best first."""
     named = [shlex.split(os.environ["CC"])] if os.environ.get("CC") else []
     found = [[path] for name in ("cc", "gcc", "clang") if (path := shutil.which(name))]
-    return [*named, *found, [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]]
+    return [
+        *(command + FLAGS_GCC for command in named + found),
+        [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"],
+    ]
 
 
 def compile_lanes(compiler: list[str], source: Path, target: Path, extra: list[str] | None = None) -> None:
