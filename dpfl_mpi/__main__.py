@@ -1,12 +1,14 @@
 """The command line: `mpirun -n 8 python -m dpfl_mpi --dataset cifar10 --budget 10`.
 
-Arguments are parsed before MPI starts, so `--help` needs no MPI and a wrong value is one sentence from rank 0 alone.
+Rank 0 alone parses the arguments, before MPI starts: `--help` needs no MPI, and a wrong value is one sentence. The other ranks are told the
+settings, and so need neither the parser nor the libraries that it checks names and files with.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import re
@@ -16,13 +18,14 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpfl_mpi.config import OLD_FIELDS, Job, Run, old_flags
+from dpfl_mpi.config import OLD_FIELDS, Job, Resolved, Run, old_flags
 from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.plugins import KINDS, names
 from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, types
 from dpfl_mpi.survival.signals import Leave, listen
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
+SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B"}  # of values in the help, by type or name
 
@@ -99,7 +102,7 @@ def parser() -> Any:
     return out
 
 
-def understood(cfg: Any) -> tuple[Run, Job]:
+def understood(cfg: Any) -> tuple[Resolved, Job]:
     """Return the resolved Run and the Job that parsed arguments describe; raise `UserError` for a mistake in them."""
     run = old_flags(Run(**{f.name: cfg[f.name] for f in fields(Run)}), cfg).resolve()
     job = Job(**{f.name: cfg[f.name] for f in fields(Job)})
@@ -107,7 +110,7 @@ def understood(cfg: Any) -> tuple[Run, Job]:
     return run, job
 
 
-def parse(arguments: list[str]) -> tuple[Run, Job]:
+def parse(arguments: list[str]) -> tuple[Resolved, Job]:
     """Return the resolved Run and the Job of a command line; a mistake ends the program with one sentence."""
     from jsonargparse import ArgumentError
 
@@ -119,6 +122,15 @@ def parse(arguments: list[str]) -> tuple[Run, Job]:
         fail(str(error))
     except (ArgumentError, OSError, TypeError, ValueError) as error:
         fail(sentence(str(error)))
+
+
+def told(arguments: list[str]) -> dict[str, Any]:
+    """Return what root tells all ranks of a command line: the settings, or the exit code of one that ends here (root has said why)."""
+    try:
+        run, job = parse(arguments)
+    except SystemExit as end:
+        return {"exit": end.code}
+    return {"run": as_dict(run) | {"contents": run.contents}, "job": as_dict(job)}
 
 
 def sentence(text: str) -> str:
@@ -145,7 +157,12 @@ def before_mpi() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
     listen()  # first of all: a warning that comes before would end this rank
-    run, job = parse(sys.argv[1:] if arguments is None else arguments)
+    gc.disable()  # until everything is imported: nothing of that becomes garbage
+    arguments = sys.argv[1:] if arguments is None else arguments
+    alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
+    settings = told(arguments) if alone or launched(RANK, 0) == 0 else {}
+    if alone and "exit" in settings:
+        sys.exit(settings["exit"])
     before_mpi()
     try:
         from mpi4py import MPI
@@ -164,11 +181,17 @@ def main(arguments: list[str] | None = None) -> None:
     from dpfl_mpi.mpi.world import World
 
     world = World(MPI.COMM_WORLD)
+    settings = world.decide(lambda: settings or told(arguments))
+    if "exit" in settings:
+        sys.exit(settings["exit"])
+    run, job = Resolved(**settings["run"]), Job(**settings["job"])
     try:
         import torch
 
         from dpfl_mpi.engine.train import train
 
+        gc.freeze()  # neither a collection nor the end of the interpreter looks through torch again: 0.4 s of a core
+        gc.enable()
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         path = train(run, job, world)
     except UserError as error:

@@ -52,14 +52,17 @@ class Source:
     note: str = ""
 
 
-def open_source(run: Run) -> Source:
+def open_source(run: Run, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
     """Return the data of a resolved Run, from the prepared file or embedded.
+
+    Args:
+        loaded: calls the `load` of a data set that needs no file, where there are ranks on one of them for all.
 
     Raises:
         UserError: the file is missing, foreign, truncated or of another data set.
     """
     module = find("dataset", run.dataset)
-    source = in_memory(module.load()) if hasattr(module, "load") else in_file(Path(str(run.data)), run.dataset)
+    source = in_memory(loaded(module.load)) if hasattr(module, "load") else in_file(Path(str(run.data)), run.dataset)
     return pooled(source) if deals_test(run) else source
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import open_source
+from dpfl_mpi.data.source import Arrays, open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.greedy import Greedy
@@ -43,7 +46,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     """
     device = pick_device(job.device, run.precision, world.local_rank)
     say_device(job, world, device)
-    source = open_source(run)
+    source = open_source(run, lambda load: on_root(load, world))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
     members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude")
@@ -82,6 +85,15 @@ def say_device(job: Job, world: World, device: torch.device) -> None:
     if world.root and not job.quiet:
         for line in lines:
             print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
+    """Return on every rank the data that `load` returns on root, which alone imports the library that has them. Collective."""
+    load = functools.cache(load)
+    arrays = world.share(lambda: {n: v for n, v in vars(load()).items() if isinstance(v, np.ndarray)})
+    facts: dict[str, Any] = world.decide(lambda: {n: v for n, v in vars(load()).items() if n not in arrays})
+    fields: dict[str, Any] = {**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()}}
+    return Arrays(**fields)
 
 
 def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> Backend:
