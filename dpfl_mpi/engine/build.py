@@ -29,7 +29,7 @@ from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.native import Native
+from dpfl_mpi.numerics.native import computes
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.plugins import find
@@ -111,7 +111,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
                 f"--kernels is {job.kernels}; the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
             )
         return (RecordedBackend if recorded else Backend)(ensemble, clients, sgd, job.block)
-    if job.kernels == "auto" and not Native.computes(ensemble.module):
+    if job.kernels == "auto" and not computes(ensemble.module):
         return Backend(ensemble, clients, sgd, job.block)
     try:
         backend: Backend | None = NativeBackend(

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from dpfl_mpi import models
 from dpfl_mpi.errors import UserError
 
-LIBRARY = Path(models.__file__).with_name("_lanes.so")
+LIBRARY = Path(__file__).parents[1] / "models" / "_lanes.so"
 FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same bits of results
 MOST = 4  # stages, and dense layers, that the library has room for
 Array = Tensor | np.ndarray
@@ -77,7 +76,7 @@ def load(path: Path = LIBRARY) -> Any:
     except OSError as error:
         raise UserError(f"the CPU kernels cannot be loaded ({error}); {mend}") from error
     library.source.restype = c_char_p
-    source = Path(models.__file__).with_name("lanes.c")
+    source = LIBRARY.with_name("lanes.c")
     if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest() != library.source().decode():
         raise UserError(f"the CPU kernels are of another version of lanes.c; {mend}")
     return library
@@ -163,14 +162,6 @@ class Native:
         self._memory = np.zeros(self._call.space(self._net) + 64, np.uint8)
         self._work = -(-self._memory.ctypes.data // 64) * 64
 
-    @staticmethod
-    def computes(module: nn.Module) -> bool:
-        """Return whether the library has been written for this model, built or not."""
-        from dpfl_mpi.models.cnn import CNN
-        from dpfl_mpi.models.mlp import MLP
-
-        return type(module) in (CNN, MLP)
-
     def images(self, pixels: Array, labels: Array) -> Images:
         """Return images, uint8 `[M, H + 2 b, W + 2 b, C]` with a border of b >= 0, and labels, int64 `[M]`, for the calls below."""
         m, rows = pixels.shape[:2]
@@ -247,16 +238,20 @@ class Native:
         return _Images(*stored, _address(order, "int32", (len(order),)), *window, rows, columns, border // 2)
 
 
+def computes(module: nn.Module) -> bool:
+    """Return whether lanes.c was written for this model, built or not: such a model has a method `lanes`."""
+    return hasattr(module, "lanes")
+
+
 def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
     """Return the convolutions and the dense layers of a model that the library computes.
 
     Raises:
-        UserError: it is none of this package's.
+        UserError: the library does not compute it.
     """
-    if not Native.computes(module):
+    if not computes(module):
         raise UserError(f"--kernels native computes the models cnn and mlp, not {type(module).__name__}")
-    parts = list(module.children())
-    return [p for p in parts if isinstance(p, nn.Conv2d)], [p for p in parts if isinstance(p, nn.Linear)]
+    return module.lanes()  # type: ignore[operator]
 
 
 def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:
