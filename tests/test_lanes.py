@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from setuptools import Distribution, Extension
 from test_clients import crop_and_flip
 from test_ensemble import row_from, row_from_grads
 from torch import nn
@@ -394,8 +395,8 @@ def test_the_first_of_equal_logits_is_predicted():
 
 
 # forms, compilers, the library itself ----------------------------------------------------------------------------------
-def setup_py():
-    spec = importlib.util.spec_from_file_location("setup_of_lanes", ROOT / "setup.py")
+def setup_py(file="setup.py"):
+    spec = importlib.util.spec_from_file_location("of_the_installation", ROOT / file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -466,6 +467,25 @@ def test_what_cannot_be_used_says_why(tmp_path):
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(UserError, match="the CPU kernels cannot be loaded"):
         Native(net.module, net.shape, scale, shift, path=tmp_path / "text.so")
+
+
+def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
+    """pip is asked for one from PyPI; where that does not work either, the build says so and goes on without the library."""
+    for name in ("CC", "CFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    backend, build = setup_py("_build/backend.py"), setup_py()
+    monkeypatch.setenv("CC", "my-cc -m64")
+    assert backend._compiler() == [] and build.compilers()[0] == ["my-cc", "-m64"]
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert backend._compiler() == ["ziglang>=0.13"]
+    assert [c[1:4] for c in build.compilers()] == [["-m", "ziglang", "cc"]]
+    monkeypatch.setattr(build, "compilers", lambda: [["no-such-cc"]])
+    command = build.BuildLanes(Distribution())
+    command.build_lib, command.inplace = str(tmp_path), False
+    command.build_extension(Extension("dpfl_mpi.models._lanes", [str(ROOT / "dpfl_mpi/models/lanes.c")]))
+    assert "no C compiler works here, so PyTorch will compute (no-such-cc: " in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_a_library_of_another_source_is_refused(tmp_path):
