@@ -19,7 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden"]
+FLAGS = ["-O3", "-g0", "-std=gnu11", "-fPIC", "-fvisibility=hidden"]
 FLAGS += ["-ffp-contract=off", "-fno-fast-math"]  # the same bits from every compiler
 FORMS: dict[int, list[str]] = {128: []}
 if platform.machine().lower() in ("x86_64", "amd64"):

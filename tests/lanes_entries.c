@@ -1,5 +1,5 @@
 /* Calls every entry of lanes.c on nets and mini-batches of awkward sizes, and prints losses to the last bit: run by
- * tests/test_lanes.py under sanitizers (all arrays are allocated here to the byte) and emulators. */
+ * tests/test_lanes_library.py under sanitizers (all arrays are allocated here to the byte) and emulators. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,10 +1,7 @@
 """The CPU kernels in C against torch's autograd, one nn.Module a row, and against themselves in every form and from every compiler."""
 
 import copy
-import importlib.util
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,6 @@ from test_clients import crop_and_flip
 from test_ensemble import row_from, row_from_grads
 from torch import nn
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
@@ -391,140 +387,3 @@ def test_the_first_of_equal_logits_is_predicted():
     net = make("mlp")
     row = net.row * 0
     assert not net.native.score(row[None], net.images, numbers([0, 1, 2])).predicted.any()
-
-
-# forms, compilers, the library itself ----------------------------------------------------------------------------------
-def setup_py():
-    spec = importlib.util.spec_from_file_location("setup_of_lanes", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def bits(kind, form, path=native.LIBRARY):
-    """Everything that 40 steps and a scoring leave, as bytes."""
-    net = make(kind, form=form, path=path)
-    order, crop = plan(net, n=40, epochs=10)
-    w, m = net.row.clone(), torch.zeros_like(net.row)
-    # four steps an epoch, the last of 1: 40 images in mini-batches of 13
-    loss = net.native.train(w, m, net.images, order, crop, 13, Sgd(0.01, 0.9, 1e-3, 20.0))
-    scores = net.native.score(torch.stack([w, net.row]), net.images, numbers(np.arange(37)), True, True)
-    assert np.isfinite(loss)
-    return b"".join(np.ascontiguousarray(part).tobytes() for part in (loss, w.numpy(), m.numpy(), *scores))
-
-
-@pytest.mark.parametrize("kind", ["odd", "mlp", "grey"])
-def test_every_form_gives_the_same_bits(kind):
-    assert FORMS[-1] == "portable"
-    first = bits(kind, FORMS[0])
-    for form in FORMS[1:]:
-        assert bits(kind, form) == first, form
-
-
-@pytest.mark.parametrize("name", ["gcc", "clang", "zig"])
-def test_every_compiler_gives_the_same_bits(name, tmp_path):
-    zig = importlib.util.find_spec("ziglang") is not None
-    if not (zig if name == "zig" else shutil.which(name)):
-        pytest.skip(f"{name} is not here")
-    build = setup_py()
-    compiler = build.compilers()[-1] if name == "zig" else [name]
-    build.compile_lanes(compiler, ROOT / "dpfl_mpi/models/lanes.c", tmp_path / "_lanes.so")
-    for form in FORMS:
-        assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # zig compiles a C library first
-def test_another_processor_gives_the_same_bits(tmp_path):
-    """The portable form cross-compiled by zig for ARM and run by QEMU's user emulation, against the widest form here."""
-    machine = "aarch64"
-    if importlib.util.find_spec("ziglang") is None or not shutil.which(f"qemu-{machine}"):
-        pytest.skip("needs ziglang and qemu-user")
-    build, said = setup_py(), []
-    files = [f"-I{ROOT / 'dpfl_mpi/models'}", str(ROOT / "tests/lanes_entries.c"), "-w", "-lm"]
-    widest = native.FORMS[FORMS[0]]
-    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", "-DFORM=128"]
-    for name, compiler, runner in (
-        ("here", [*build.compilers()[0], f"-DFORM={widest}", *build.FORMS[widest]], []),
-        ("there", zig, [f"qemu-{machine}"]),
-    ):
-        program = str(tmp_path / name)
-        subprocess.run([*compiler, *build.FLAGS, *files, "-o", program], check=True, capture_output=True)
-        said.append(subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout)
-    assert said[0] == said[1] and said[0].count("\n") == 10
-
-
-def test_what_cannot_be_used_says_why(tmp_path):
-    net = make("mlp")
-    scale, shift = net.ensemble.scale, net.ensemble.shift
-    with pytest.raises(UserError, match=r"--kernels is avx9; this processor and library have .*portable"):
-        Native(net.module, net.shape, scale, shift, "avx9")
-    with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Linear"):
-        Native(nn.Linear(4, 2), (2, 2, 1), scale, shift)
-    with pytest.raises(UserError, match=r"the CPU kernels were not built: .* is not there; install again"):
-        Native(net.module, net.shape, scale, shift, path=tmp_path / "_lanes.so")
-    (tmp_path / "text.so").write_text("no library")
-    with pytest.raises(UserError, match="the CPU kernels cannot be loaded"):
-        Native(net.module, net.shape, scale, shift, path=tmp_path / "text.so")
-
-
-def test_a_library_of_another_source_is_refused(tmp_path):
-    build = setup_py()
-    source = tmp_path / "lanes.c"
-    source.write_text((ROOT / "dpfl_mpi/models/lanes.c").read_text() + "/* edited */\n")
-    build.compile_lanes(build.compilers()[0], source, tmp_path / "_lanes.so")
-    with pytest.raises(UserError, match=r"the CPU kernels are of another version of lanes\.c; install again"):
-        native.load(tmp_path / "_lanes.so")
-
-
-def test_arrays_that_would_be_misread_are_refused():
-    net = make("mlp")
-    w = net.row.clone()
-    with pytest.raises(ValueError, match="an image that is not among the 40"):
-        net.native.score(w[None], net.images, numbers([0, 40]))
-    with pytest.raises(ValueError, match="a label that is not among the 10"):
-        net.native.images(net.pixels, net.labels + 1)
-    with pytest.raises(ValueError, match="a crop beyond the border of 8"):
-        net.native.gradient(w, w.clone(), net.images, numbers([0]), np.array([[9], [0], [0]], np.uint8))
-    with pytest.raises(ValueError, match="int64"):
-        net.native.score(w[None], net.images, np.array([0]))
-    with pytest.raises(ValueError, match="without gaps"):
-        net.native.gradient(w, torch.zeros(len(w), 2)[:, 0], net.images, numbers([0]))
-    with pytest.raises(ValueError, match="float64"):
-        net.native.gradient(w.double(), w, net.images, numbers([0]))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
-def test_sanitizers(tmp_path):
-    """Every entry in every form: no access beyond an array, also of the work space, where poisoned gaps lie between its parts."""
-    source = (ROOT / "dpfl_mpi/models/lanes.c").read_text()
-    carve = "  k->size += (bytes + 63) / 64 * 64;\n"
-    assert source.count(carve) == 1
-    poison = "  if (p) __asan_poison_memory_region((char *)p + (bytes + 7) / 8 * 8, k->size - (int64_t)((char *)p - memory) - (bytes + 7) / 8 * 8);\n"
-    poisoned = source.replace(carve, carve.replace("* 64;", "* 64 + 64;") + poison)
-    (tmp_path / "lanes.c").write_text("#include <sanitizer/asan_interface.h>\n" + poisoned)
-    flags = [
-        "-std=gnu11",
-        "-O1",
-        "-g",
-        "-ffp-contract=off",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=undefined",
-    ]
-    said = []
-    for form in FORMS:
-        width = native.FORMS[form]
-        command = ["gcc", *flags, f"-DFORM={width}", *setup_py().FORMS[width], f"-I{tmp_path}"]
-        program = tmp_path / form
-        made = subprocess.run(
-            [*command, str(ROOT / "tests/lanes_entries.c"), "-o", str(program), "-lm"], capture_output=True, text=True
-        )
-        if "cannot find -lasan" in made.stderr:
-            pytest.skip("gcc has no sanitizers here")
-        assert made.returncode == 0, made.stderr
-        ran = subprocess.run([str(program)], capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr
-        said.append(ran.stdout)
-    assert len(set(said)) == 1 and "nan" not in said[0]
