@@ -20,8 +20,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden"]
-# the same bits from every compiler: contraction and reordering are off; GCC's predictive commoning spills (20 % slower)
-FLAGS += ["-ffp-contract=off", "-fno-fast-math", "-fno-predictive-commoning"]
+FLAGS += ["-ffp-contract=off", "-fno-fast-math"]  # the same bits from every compiler
 FORMS: dict[int, list[str]] = {128: []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FORMS |= {

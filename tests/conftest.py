@@ -1,10 +1,28 @@
-"""What all tests share: one thread, and a small data file that ranks read without importing scikit-learn."""
+"""What all tests share: one thread, small data files that ranks read without importing scikit-learn, and what only CI asks for."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality holds for one thread per rank
 
 import pytest
+
+ASKED = {
+    "cluster": "also run what starts a Slurm, as root; Debian's packages are installed where they are missing",
+    "browser": "also run what opens the HTML report in Chromium",
+}
+
+
+def pytest_addoption(parser):
+    for name, text in ASKED.items():
+        parser.addoption(f"--{name}", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip what nobody asked for: `pytest` alone installs and starts nothing on anybody's machine."""
+    for name in (name for name in ASKED if not config.getoption(name)):
+        for item in items:
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"runs with pytest --{name}"))
 
 
 @pytest.fixture(scope="session")

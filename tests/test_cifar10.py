@@ -23,6 +23,8 @@ def test_staged(source):
     assert source.shape == (32, 32, 3) and source.classes == 10
     assert np.bincount(source.labels["train"]).tolist() == [5000] * 10
     assert np.bincount(source.labels["test"]).tolist() == [1000] * 10
+    mean = source.images("train", np.arange(50_000)).mean((0, 1, 2)) / 255
+    assert mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=2e-3)  # CIFAR-10's
     rows = np.array([49_999, 0, 12_345])
     images = source.images("train", rows)
     assert images.dtype == np.uint8 and images.shape == (3, 32, 32, 3)

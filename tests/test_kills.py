@@ -17,10 +17,11 @@ import starts
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.window import Inbox
 from dpfl_mpi.results import Result
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
-RANKS = 2
+RANKS, KILLS = 2, 6
 
 
 def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segments: set[str]) -> str:
@@ -58,16 +59,15 @@ def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segme
     return target
 
 
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_change_nothing(tmp_path, kills):
+@pytest.mark.timeout(900)
+def test_kills_at_random_moments_change_nothing(tmp_path):
     fields = starts.small(rounds=25)
     start = time.monotonic()
     whole = starts.here(tmp_path / "whole.h5", fields, checkpoint_every="1")
     whole_s = time.monotonic() - start
-    rng, killed, finished, segments = random.Random(kills), [], 0, set()
+    rng, killed, finished, segments = random.Random(KILLS), [], 0, set()
     out = tmp_path / "run.h5"
-    while len(killed) < kills:
+    while len(killed) < KILLS:
         if target := kill_once(out, fields, rng, whole_s, segments):
             killed.append(target)
             if out.exists():
@@ -82,7 +82,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
     assert starts.same(out, whole)
     with Result(out) as result:
         print(
-            f"{kills} kills ({', '.join(killed)}), {finished + 1} finished runs, {len(result.starts())} starts of the last"
+            f"{KILLS} kills ({', '.join(killed)}), {finished + 1} finished runs, {len(result.starts())} starts of the last"
         )
     assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
@@ -169,8 +169,11 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, client: int, t: int) -> None:
 
 def test_a_diverged_client_stops_the_run_with_its_name(tmp_path, monkeypatch):
     poisoned(monkeypatch, client=2, t=3)
+    boxes, close = [], Inbox.close
+    monkeypatch.setattr(Inbox, "close", lambda box: (boxes.append(box), close(box)))
     with pytest.raises(UserError, match="client 2 diverged in round 3"):
         starts.here(tmp_path / "run.h5", checkpoint_every="1")
+    assert boxes and boxes[-1].window is None  # else MPI warns at its end
     assert starts.checkpoint_rounds(tmp_path / "run.h5") == [1, 2]
 
 
@@ -208,6 +211,7 @@ def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeyp
     def cut(recorder, fed, state):
         whole_round(recorder, fed, state)
         if fed.round == 3:
+            fed.close()
             raise InterruptedError
 
     out = tmp_path / "run.h5"

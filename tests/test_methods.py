@@ -6,11 +6,12 @@ A twin takes from the package only the data, the initial row and the recipe of t
 
 import contextlib
 import importlib
+import json
 
 import numpy as np
 import pytest
 import torch
-from launch import federation, run_here, run_mpi
+from launch import federation, mpirun, run_here, run_mpi
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
@@ -427,13 +428,26 @@ def test_a_frozen_head_keeps_weights_and_momentum():
 
 
 # ranks, options, scores --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", [m for m in names("method") if m != "dpfl"])
-def test_ranks(method, tmp_path):
+BASELINES = [m for m in names("method") if m != "dpfl"]
+SEVEN = {"clients": 7, "rounds": 2, "tau_train": 1, "tau_init": 1, "budget": 3}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """The folder of the results of all baselines on three ranks, which are started once."""
+    folder = tmp_path_factory.mktemp("three")
+    runs = [(SEVEN | {"method": m}, {"out": str(folder / f"{m}.h5"), "quiet": True}) for m in BASELINES]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    done = mpirun(3, "-m", "mpi4py", "tests/many.py", folder / "runs.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_ranks(method, tmp_path, three):
     """The same bits on one and on three ranks."""
-    fields = {"method": method, "clients": 7, "rounds": 2, "tau_train": 1, "tau_init": 1, "budget": 3}
-    one = run_here(tmp_path / "one.h5", fields)
-    three = run_mpi(3, tmp_path / "three.h5", fields)
-    with Result(one) as a, Result(three) as b:
+    one = run_here(tmp_path / "one.h5", SEVEN | {"method": method})
+    with Result(one) as a, Result(three / f"{method}.h5") as b:
         assert Result.differences(a, b) == []
         assert a["round/gradient_steps"][-1] > 0
         assert a["round/epochs"].tolist() == ([1, 2, 3] if method == "random_graph" else [0, 1, 2])

@@ -450,16 +450,6 @@ def test_real_cinic_sample(tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.slow
-def test_real_cifar10_images(tmp_path):
-    out = cifar10.read(real("cifar10-images.tar.xz"))
-    assert (
-        np.bincount(out.train_labels).tolist() == [5000] * 10 and np.bincount(out.test_labels).tolist() == [1000] * 10
-    )
-    assert out.train_images.mean((0, 1, 2)) / 255 == pytest.approx((0.4914, 0.4822, 0.4465), abs=2e-3)  # CIFAR-10's
-
-
-@pytest.mark.data
 def test_real_leaf_shards(tmp_path):
     source, tool = real("femnist.npz"), real("../tools/leaf_json.py")
     subprocess.run(

@@ -91,6 +91,7 @@ def run(browser, script):
     return browser.execute_script(f"return {script}")
 
 
+@pytest.mark.browser
 def test_it_loads_without_errors_and_without_network(browser):
     assert browser.title == "DPFL on Digits Patho(3)"
     assert browser.get_log("browser") == []
@@ -106,6 +107,7 @@ def test_it_loads_without_errors_and_without_network(browser):
     assert buttons and not [b for b in buttons if "hare" in b or "loud" in b]  # nothing on the page uploads a run
 
 
+@pytest.mark.browser
 def test_the_slider_changes_the_graph(browser):
     assert run(browser, "document.getElementById('round').textContent") == "round 2 of 2"
     # receiver 0 first in the order 0, 2, 1, 3: itself, took 2, took 1
@@ -125,6 +127,7 @@ def column(browser, number):
     return run(browser, f"[...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[{number}].textContent)")
 
 
+@pytest.mark.browser
 def test_the_table_sorts_and_a_click_follows_a_client(browser):
     heads = browser.find_elements("css selector", "#clients th")
     assert column(browser, 0) == ["0", "1", "2", "3"]
@@ -139,6 +142,7 @@ def test_the_table_sorts_and_a_click_follows_a_client(browser):
     assert run(browser, "document.getElementById('accuracy').data.at(-1).name") == "client 2, test"
 
 
+@pytest.mark.browser
 def test_runs_are_compared_and_chosen(browser):
     assert run(browser, "document.getElementById('comparison').hidden") is False
     assert run(browser, "document.querySelectorAll('#compare tr').length") == 3

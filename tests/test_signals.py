@@ -133,10 +133,10 @@ def test_no_round_is_begun_that_could_not_end(monkeypatch):
 
 def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    process = starts.start(3, hanging(out, (1,), watchdog=20))
+    process = starts.start(3, hanging(out, (1,), watchdog=10))
     message = starts.finish(process, 1)
     for rank in range(3):
-        assert f"rank {rank} of 3 has not finished round 3 in 20 s" in message
+        assert f"rank {rank} of 3 has not finished round 3 in 10 s" in message
     assert "time.sleep" in message or "in round" in message
     assert starts.checkpoint_rounds(out) == [1, 2]
 

@@ -100,6 +100,10 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                     watch.begin(t)
                     progress.line(fed, t)
         record.finish(recorder, fed, job.save_models)
+    except UserError:
+        if world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
+            fed.close()
+        raise
     finally:
         if recorder:
             recorder.abandon()

@@ -32,7 +32,7 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.numerics.backend import Backend, Gradient, Predict
+from dpfl_mpi.numerics.backend import Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
 
@@ -147,6 +147,14 @@ class Federation(Parts):
     def gradient(self, block: Block, batch: Batch) -> Tensor:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
         return self.backend.gradient(block, batch)
+
+    def proximal(self, towards: Tensor, mu: float) -> Gradient:
+        """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`; one row `[W]`, or one per client `[K, W]`."""
+        return Proximal(self.backend, towards, mu)
+
+    def descend(self, block: Block, rate: float) -> None:
+        """Take a step of plain gradient descent from `block.g`: no momentum, no decay, no clipping."""
+        self.backend.descend(block, rate)
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
         """Take one step of SGD from `block.g`: clipping, decay and momentum of the Run; columns not `trained` are frozen."""

@@ -116,6 +116,7 @@ class Search:
         self.p_x, self.p_y = self.p[self.ids].copy(), start_p.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
+        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)  # of averages, to be scored
         self.started = False
 
     def is_full(self, i: int) -> bool:
@@ -156,10 +157,9 @@ class Search:
         self, x_kW: Tensor, p_x: np.ndarray, y_kW: Tensor, p_y: np.ndarray, active: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return R of both averages, float64 `[k]` each, in one evaluation of two models per client."""
-        pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
-        pair[:, 0] = x_kW / self.ensemble.column(p_x)
-        pair[:, 1] = y_kW / self.ensemble.column(p_y)
-        rewards = self.scoring.reward(self.block, pair, active)
+        torch.div(x_kW, self.ensemble.column(p_x), out=self.pair[:, 0])
+        torch.div(y_kW, self.ensemble.column(p_y), out=self.pair[:, 1])
+        rewards = self.scoring.reward(self.block, self.pair, active)
         return rewards[:, 0], rewards[:, 1]
 
 

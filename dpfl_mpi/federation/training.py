@@ -50,13 +50,9 @@ class Training:
         advance: bool = True,
     ) -> Tensor:
         """Train every client's row in place for `epochs` local epochs and return it; see `Federation.local_opt`."""
-        if gradient is None:
-            for (block,) in self._blocks({momentum: w_KW}):
-                self.backend.train_epochs(block, epochs, self.epochs, self.lr, trained)
-            self._advance(epochs if advance else 0)
-            return w_KW
-        for batch, block in self.batches(epochs, {momentum: w_KW}, advance):
-            self.step(block, gradient(block, batch), trained)
+        for (block,) in self._blocks({momentum: w_KW}):
+            self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
+        self._advance(epochs if advance else 0)
         return w_KW
 
     def batches(

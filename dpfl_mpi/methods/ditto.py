@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import option
 from dpfl_mpi.methods import Method, State, fedavg
-from dpfl_mpi.methods.fedprox import proximal
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
@@ -45,7 +44,7 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; both models see the same batches, and v_i the w that was received."""
     v, w = state["client"]["v"], state["shared"]["w"]
-    pull = proximal(fed, w, fed.options["lam"])
+    pull = fed.proximal(w, fed.options["lam"])
     v = fed.local_opt(v, epochs=fed.run.tau_train, gradient=pull, momentum="v", advance=False)
     fed.evaluate(v)
     return {"client": {"v": v}, "shared": {"w": fedavg.update(fed, w)}}

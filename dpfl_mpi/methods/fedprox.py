@@ -41,23 +41,12 @@ init = fedavg.init
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t: as FedAvg, on h_i."""
     w = state["shared"]["w"]
-    w = fedavg.update(fed, w, gradient=proximal(fed, w, fed.options["mu"]))
+    w = fedavg.update(fed, w, gradient=fed.proximal(w, fed.options["mu"]))
     fed.evaluate(fed.copies(w))
     return {"client": {}, "shared": {"w": w}}
-
-
-def proximal(fed: Federation, towards: Any, mu: float) -> Gradient:
-    """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2; `towards` is one row `[W]`, or one per client `[K, W]`."""
-
-    def gradient(block, batch):
-        loss = fed.gradient(block, batch)
-        block.g.add_(block.w - (towards if towards.dim() == 1 else towards[block.rows]), alpha=mu)
-        return loss
-
-    return gradient
 
 
 def finetune_gradient(fed: Federation, start: Any) -> Gradient | None:
     """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from, unless --options.finetune_prox=false."""
     # Paper: FedProx+FT lies below Local on Patho(3), which suggests that its term was kept while tuning.
-    return proximal(fed, start, fed.options["mu"]) if fed.options["finetune_prox"] else None
+    return fed.proximal(start, fed.options["mu"]) if fed.options["finetune_prox"] else None

@@ -68,5 +68,5 @@ def adapted(fed: Federation, w_i: Any) -> Any:
     """Return w_i - alpha grad f(w_i; B), B the first training batch of each client's next epoch: the model a user would get."""
     for batch, w in fed.batches(1, {"w": w_i}, advance=False, most=1):
         fed.gradient(w, batch)
-        w.w.add_(w.g, alpha=-fed.options["alpha"])
+        fed.descend(w, fed.options["alpha"])
     return w_i

@@ -1,17 +1,17 @@
 /* Gradients, SGD and scores of small networks on one core: the mini-batch is the vector.
  *
- * A network is stages of 5x5 convolution, 2x2 max-pool and ReLU, then dense layers with ReLU between them: models/cnn.py has
- * two stages and three layers, models/mlp.py two layers. Its parameters are one row of floats in torch's order.
+ * A network is stages of 5x5 convolution, 2x2 max-pool and ReLU, then dense layers with ReLU between them: two stages and
+ * three layers (models/cnn.py), or two layers (models/mlp.py). Its parameters are one row of floats in torch's order.
  *
  * Layout. Images are taken LANES at a time, a "pass". Every activation is a vector with one image in each lane:
- * [channel][y][x][lane]. A convolution is then a broadcast weight times a vector, and no window is ever copied. A last pass of
- * fewer images repeats its first image in the empty lanes, with weight 0. A mini-batch of more images than lanes is several
- * passes, which add to one gradient.
+ * [channel][y][x][lane]. A convolution is then a broadcast weight times a vector, and no window is ever copied. A last
+ * pass of fewer images repeats its first image in the empty lanes, with weight 0. A mini-batch of more images than
+ * lanes is several passes, which add to one gradient.
  *
- * Forms. This file is compiled once for each width of vectors, FORM = 512 (AVX-512), 256 (AVX2) and 128 (any processor), and
- * once without FORM for the function that says which of them this processor can run. All forms give the same bits:
- *   - products are added by fused multiply-add, written out; the compiler must not contract (-ffp-contract=off) or reorder
- *     (no -ffast-math);
+ * Forms. This file is compiled once for each width of vectors, FORM = 512 (AVX-512), 256 (AVX2), 128 (any processor),
+ * and once without FORM for the function that says which of them a processor can run. All forms give the same bits:
+ *   - products are added by fused multiply-add, written out; the compiler must neither contract (-ffp-contract=off) nor
+ *     reorder (-fno-fast-math);
  *   - sums over images go in the order of the images: one by one, or in fours (0 + 2) + (1 + 3), four after four;
  *   - every other sum has one order too, which the size of a block, and so the number of registers, does not change;
  *   - exp and log are fixed polynomials.
@@ -22,6 +22,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "images are read four bytes at a time, the first one lowest"
+#endif
 
 /* What a caller describes. --------------------------------------------------------------------------------------- */
 enum { MOST = 4 }; /* stages, and layers */
@@ -37,7 +40,7 @@ typedef struct {
   const uint8_t *pixels; /* [M, rows, columns, C], of which a window of H x W is read */
   const int64_t *labels; /* [M] */
   const int32_t *order;  /* which images, one after the other */
-  const uint8_t *crop;   /* [3, stride] for each of them its window's first row and column, and whether it is mirrored; */
+  const uint8_t *crop;   /* [3, stride] of each its window's first row and column, and whether it is mirrored; */
   int64_t stride;        /* NULL: no window is mirrored, and all start at row and column `corner` */
   int32_t rows, columns, corner;
 } Images;
@@ -84,6 +87,8 @@ PUBLIC int32_t widest(void) {
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+/* it would keep a window's vectors for the next window: more than there are registers */
+#pragma GCC optimize("no-predictive-commoning")
 #endif
 typedef float F __attribute__((vector_size(FORM / 8)));
 typedef uint32_t U __attribute__((vector_size(FORM / 8)));
@@ -91,7 +96,7 @@ typedef uint32_t U __attribute__((vector_size(FORM / 8)));
 #if FORM == 512
 #include <immintrin.h>
 typedef __mmask16 M;                                     /* yes or no for each lane: a bit */
-enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, VECTORS = 4 }; /* blocks whose sums fit into 32 registers */
+enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5 }; /* blocks whose sums fit into 32 registers */
 #define FILL(x) ((F)_mm512_set1_ps(x))
 #define FMA(a, b, c) ((F)_mm512_fmadd_ps(a, b, c))       /* a * b + c */
 #define PICK(m, a, b) ((F)_mm512_mask_blend_ps(m, b, a)) /* a where m, else b */
@@ -100,7 +105,7 @@ enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, VECTORS = 4 }; /* blocks 
 #elif FORM == 256
 #include <immintrin.h>
 typedef U M; /* all bits of a lane */
-enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2, VECTORS = 2 }; /* 16 registers */
+enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2 }; /* 16 registers */
 #define FILL(x) ((F)_mm256_set1_ps(x))
 #define FMA(a, b, c) ((F)_mm256_fmadd_ps(a, b, c))
 #define PICK(m, a, b) ((F)_mm256_blendv_ps(b, a, (F)(m)))
@@ -108,7 +113,7 @@ enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2, VECTORS = 2 }; /* 16 regi
 #define NO_NUMBER(a) ((M)_mm256_cmp_ps(a, a, _CMP_UNORD_Q))
 #else
 typedef U M;
-enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, VECTORS = 4 };
+enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5 };
 #define FILL(x) ((F){(x), (x), (x), (x)})
 #ifdef __aarch64__
 #include <arm_neon.h>
@@ -127,6 +132,13 @@ INLINE F FMA(F a, F b, F c) {
 
 INLINE F load(const float *p) { F v; memcpy(&v, p, sizeof v); return v; } /* a layer starts anywhere in its row */
 INLINE void store(float *p, F v) { memcpy(p, &v, sizeof v); }
+/* A small whole number as a float: in the low bits of 2^23 it is that much more. */
+INLINE F number(U whole) { return (F)(whole | 0x4b000000u) - 8388608.f; }
+INLINE F numbers(const uint8_t *p) {
+  U v;
+  for (int l = 0; l < LANES; l++) v[l] = p[l];
+  return number(v);
+}
 INLINE float lane(const F *v, int l) { return ((const float *)v)[l]; }
 INLINE F relu(F a) { return PICK(ABOVE(ZERO, a), ZERO, a); } /* not-a-number stays */
 
@@ -159,8 +171,8 @@ static F logarithm(F x) {
   return FMA(e, FILL(0.693359375f), y) + (x - x); /* x - x passes on not-a-number and infinity */
 }
 
-/* Run `call` on blocks of 8, 6, 5, 4, 2 and 1 of `total` things, none above `largest`. In it `at` is the block's first and
- * `count` its size, which the compiler knows, so that the sums of a block are registers. */
+/* Run `call` on blocks of 8, 6, 5, 4, 2 and 1 of `total` things, none above `largest`. In it `at` is the block's first
+ * and `count` its size, which the compiler knows, so that the sums of a block are registers. */
 #define BLOCK(size, largest, total, call) \
   if (size <= largest && at + size <= (total)) { enum { count = size }; call; at += size; continue; }
 #define BLOCKS(largest, total, call) \
@@ -267,8 +279,7 @@ static void load_images(const Net *net, Work *k, const Images *images, int64_t f
       const F scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
       for (int32_t i = channel, pixel = 0; pixel < w; pixel++, i += c) {
         const U byte = (((const U *)k->words)[i / 4] >> (8 * (i % 4))) & 255u;
-        const F value = (F)(byte | 0x4b000000u) - 8388608.f; /* in the low bits of 2^23 it is that number more */
-        x[(channel * h + row) * w + pixel] = FMA(value, scale, shift);
+        x[(channel * h + row) * w + pixel] = FMA(number(byte), scale, shift);
       }
     }
   }
@@ -298,7 +309,7 @@ INLINE void convolve(const int count, const Stage *s, const float *w, const floa
             u = next_u, v = next_v;
           }
         }
-      for (int i = 0; i < count; i++) {
+      UNROLL for (int i = 0; i < count; i++) {
         M above, below, low;
         const F top = greater(sum[i][0], sum[i][1], &above), bottom = greater(sum[i][2], sum[i][3], &below);
         const int32_t at = (i * s->P + p) * s->Q + q;
@@ -320,7 +331,7 @@ INLINE void apply(const int count, const Layer *layer, const float *w, const flo
       even[i] = FMA(FILL(w[i * inputs + j]), x[j], even[i]);
       odd[i] = FMA(FILL(w[i * inputs + j + 1]), x[j + 1], odd[i]);
     }
-  for (int i = 0; i < count; i++) {
+  UNROLL for (int i = 0; i < count; i++) {
     if (inputs % 2) even[i] = FMA(FILL(w[i * inputs + inputs - 1]), x[inputs - 1], even[i]);
     even[i] += odd[i];
     y[i] = last ? even[i] : relu(even[i]);
@@ -351,8 +362,8 @@ static void cross_entropy(Work *k, int n, float share, float *loss) {
   F greatest = k->logits[0], total = ZERO, weight = ZERO;
   for (int32_t c = 1; c < classes; c++) greatest = PICK(ABOVE(k->logits[c], greatest), k->logits[c], greatest);
   for (int32_t c = 0; c < classes; c++) total += k->slope[c] = exponential(k->logits[c] - greatest);
-  const F log_total = logarithm(total) + greatest;
-  for (int l = 0; l < n; l++) loss[l] = log_total[l] - lane(k->logits + k->labels[l], l);
+  const F log_total = logarithm(total);
+  for (int l = 0; l < n; l++) loss[l] = log_total[l] + (greatest[l] - lane(k->logits + k->labels[l], l));
   if (share == 0) return;
   for (int l = 0; l < n; l++) weight[l] = share;
   for (int32_t c = 0; c < classes; c++) k->slope[c] /= total;
@@ -364,38 +375,27 @@ static void cross_entropy(Work *k, int n, float share, float *loss) {
 /* g[i] += the sum of v[i] over the images, four after four. */
 static void add_up(float *g, const F *v, int count, int n) {
   for (int i = 0; i < count; i++)
-    for (int l = 0; l < n; l += 4) g[i] += (lane(v + i, l) + lane(v + i, l + 2)) + (lane(v + i, l + 1) + lane(v + i, l + 3));
+    for (int l = 0; l < n; l += 4)
+      g[i] += (lane(v + i, l) + lane(v + i, l + 2)) + (lane(v + i, l + 1) + lane(v + i, l + 3));
 }
 
-/* g [count, stride] += slope x', image by image, for `vectors` vectors of a layer's inputs. */
-INLINE void outer(const int count, const int vectors, int32_t inputs, const F *slope, const float *turned, float *g,
-                  int32_t stride, int n) {
-  F sum[4][VECTORS];
-  UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = load(g + i * stride + v * LANES);
+/* g [count, I] += slope x', image by image, for `some` columns of I; turned is x', [LANES, I]. */
+INLINE void outer(const int count, const int some, int32_t inputs, const F *slope, const float *turned, float *g,
+                  int n) {
+  F sum[8] = {0};
+  UNROLL for (int i = 0; i < count; i++) memcpy(&sum[i], g + i * inputs, sizeof(float) * some);
   for (int l = 0; l < n; l++) {
-    F x[VECTORS];
-    UNROLL for (int v = 0; v < vectors; v++) x[v] = load(turned + l * inputs + v * LANES);
-    UNROLL for (int i = 0; i < count; i++) {
-      const F d = FILL(lane(slope + i, l));
-      UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = FMA(d, x[v], sum[i][v]);
-    }
+    const F x = load(turned + l * inputs);
+    UNROLL for (int i = 0; i < count; i++) sum[i] = FMA(FILL(lane(slope + i, l)), x, sum[i]);
   }
-  UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int v = 0; v < vectors; v++) store(g + i * stride + v * LANES, sum[i][v]);
+  UNROLL for (int i = 0; i < count; i++) memcpy(g + i * inputs, &sum[i], sizeof(float) * some);
 }
 
+/* The same for all columns: whole vectors, and the columns that are left. */
 INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const float *turned, float *g, int n) {
-  const int whole = VECTORS * LANES;
   int32_t j = 0;
-  for (; j + whole <= inputs; j += whole) outer(count, VECTORS, inputs, slope, turned + j, g + j, inputs, n);
-  for (; j + LANES <= inputs; j += LANES) outer(count, 1, inputs, slope, turned + j, g + j, inputs, n);
-  if (j < inputs) { /* the last columns are no whole vector */
-    float part[4 * LANES] = {0};
-    for (int i = 0; i < count; i++) memcpy(part + i * LANES, g + i * inputs + j, sizeof(float) * (inputs - j));
-    outer(count, 1, inputs, slope, turned + j, part, LANES, n);
-    for (int i = 0; i < count; i++) memcpy(g + i * inputs + j, part + i * LANES, sizeof(float) * (inputs - j));
-  }
+  for (; j + LANES <= inputs; j += LANES) outer(count, LANES, inputs, slope, turned + j, g + j, n);
+  if (j < inputs) outer(count, inputs - j, inputs, slope, turned + j, g + j, n);
 }
 
 /* d [count] = W' slope where x > 0. */
@@ -404,16 +404,18 @@ INLINE void apply_back(const int count, const Layer *layer, const float *w, cons
   UNROLL for (int j = 0; j < count; j++) sum[j] = ZERO;
   for (int32_t o = 0; o < layer->outputs; o++)
     UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(FILL(w[o * layer->inputs + j]), slope[o], sum[j]);
-  for (int j = 0; j < count; j++) d[j] = PICK(ABOVE(x[j], ZERO), sum[j], ZERO);
+  UNROLL for (int j = 0; j < count; j++) d[j] = PICK(ABOVE(x[j], ZERO), sum[j], ZERO);
 }
 
-static void layer_gradient(Work *k, const Layer *layer, const float *row, const F *slope, float *g, int n, int further) {
+static void layer_gradient(Work *k, const Layer *layer, const float *row, const F *slope, float *g, int n,
+                           int further) {
   const int32_t inputs = layer->inputs;
+  const float *w = row + layer->weights;
   for (int32_t j = 0; j < inputs; j++)
     for (int l = 0; l < LANES; l++) k->turned[l * inputs + j] = lane(layer->x + j, l);
-  BLOCKS(4, layer->outputs, outer_rows(count, inputs, slope + at, k->turned, g + layer->weights + at * inputs, n))
+  BLOCKS(8, layer->outputs, outer_rows(count, inputs, slope + at, k->turned, g + layer->weights + at * inputs, n))
   add_up(g + layer->weights + inputs * layer->outputs, slope, layer->outputs, n);
-  if (further) BLOCKS(8, inputs, apply_back(count, layer, row + layer->weights + at, slope, layer->x + at, layer->d + at))
+  if (further) BLOCKS(8, inputs, apply_back(count, layer, w + at, slope, layer->x + at, layer->d + at))
 }
 
 /* sum [count, 5] = the gradient of `count` lines of a filter's taps, for one channel x. In each pooled position one of
@@ -521,34 +523,7 @@ static double gradient(const Net *net, Work *k, const float *row, float *g, cons
   return loss / count;
 }
 
-/* What a caller calls. `memory` is work space of space() bytes, aligned to 64, one for each thread. --------------------- */
-/* Take one step along g, which gets its proximal term and loses its frozen columns; then clipping, decay and momentum as
- * in torch.optim.SGD. */
-PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width, const Sgd *sgd) {
-  float scale = 1;
-  if (sgd->towards)
-    for (int64_t i = 0; i < width; i++) g[i] = fmaf(sgd->mu, w[i] - sgd->towards[i], g[i]);
-  if (sgd->trained)
-    for (int64_t i = 0; i < width; i++) g[i] *= sgd->trained[i];
-  if (sgd->clip > 0) { /* the norm's squares in 64 sums, whatever the form */
-    float part[64] = {0};
-    double square = 0;
-    int64_t i = 0;
-    for (; i + 64 <= width; i += 64)
-      for (int j = 0; j < 64; j++) part[j] = fmaf(g[i + j], g[i + j], part[j]);
-    for (int j = 0; i + j < width; j++) part[j] = fmaf(g[i + j], g[i + j], part[j]);
-    for (int j = 0; j < 64; j++) square += part[j];
-    scale = sgd->clip / ((float)sqrt(square) + 1e-6f);
-    if (scale > 1) scale = 1; /* not where it is not a number */
-  }
-  for (int64_t i = 0; i < width; i++) {
-    const float moved = fmaf(sgd->momentum, m[i], fmaf(sgd->decay, w[i], scale * g[i]));
-    const int trained = !sgd->trained || sgd->trained[i];
-    m[i] = trained ? moved : m[i];
-    w[i] = trained ? fmaf(-sgd->lr, moved, w[i]) : w[i];
-  }
-}
-
+/* What a caller calls. `memory` is work space of space() bytes, aligned to 64, one for each thread. --------------- */
 PUBLIC int64_t NAME(space)(const Net *net) { return lay_out(net, NULL).size; }
 
 /* Write into g [D] the gradient of the mean loss of the first n images of the order; return that loss. */
@@ -557,7 +532,35 @@ PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Ima
   return gradient(net, &k, w, g, images, 0, n, 0);
 }
 
-/* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller; return the sum of the steps' losses. */
+/* Take one step along g, to which the proximal term and the mask are applied in place; then clipping, decay and
+ * momentum as in torch.optim.SGD. */
+PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width, const Sgd *sgd) {
+  const F mu = FILL(sgd->mu), momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
+  float scale = 1;
+  for (int64_t i = 0; sgd->towards && i < width; i += LANES)
+    store(g + i, FMA(mu, load(w + i) - load(sgd->towards + i), load(g + i)));
+  for (int64_t i = 0; sgd->trained && i < width; i += LANES) store(g + i, load(g + i) * numbers(sgd->trained + i));
+  if (sgd->clip > 0) { /* the norm's squares in 64 sums, whatever the form */
+    F part[64 / LANES] = {0};
+    double square = 0;
+    for (int64_t i = 0; i < width; i += 64)
+      for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
+        const F v = load(g + i + j * LANES);
+        part[j] = FMA(v, v, part[j]);
+      }
+    for (int j = 0; j < 64; j++) square += lane(part, j);
+    scale = sgd->clip / ((float)sqrt(square) + 1e-6f);
+    if (scale > 1) scale = 1; /* not where it is not a number */
+  }
+  for (int64_t i = 0; i < width; i += LANES) {
+    const F old = load(w + i), moved = FMA(momentum, load(m + i), FMA(decay, old, scale * load(g + i)));
+    const M frozen = sgd->trained ? ABOVE(FILL(1.f), numbers(sgd->trained + i)) : ABOVE(ZERO, ZERO);
+    store(m + i, PICK(frozen, load(m + i), moved));
+    store(w + i, PICK(frozen, old, FMA(ZERO - lr, moved, old)));
+  }
+}
+
+/* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller; return the sum of their losses. */
 PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *images, int64_t n, int32_t epochs,
                           int32_t batch, const Sgd *sgd, void *memory) {
   Work k = lay_out(net, memory);

@@ -49,16 +49,24 @@ class Backend:
 
     # training ------------------------------------------------------------------------------------------------------------
     def train_epochs(
-        self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float, trained: Tensor | None = None
+        self,
+        block: Block,
+        epochs: int,
+        first_epoch: np.ndarray,
+        lr: float,
+        gradient: Gradient | None = None,
+        trained: Tensor | None = None,
     ) -> None:
         """Train the block's rows by `epochs` local epochs of SGD, in place, and add up `block.loss` and `block.steps`.
 
-        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it. Columns not `trained` are frozen.
+        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it. `gradient` replaces the plain one. Columns
+        that are not `trained` are frozen.
         """
+        gradient = gradient or self.gradient
         now = block
         for batch in self.batches(block.rows, epochs, first_epoch):
             now = now.first(self.ensemble, batch.k)
-            self.step(now, self.gradient(now, batch), lr, trained)
+            self.step(now, gradient(now, batch), lr, trained)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
         """Yield each step of `epochs` local epochs of these rows, for `gradient`: `k` of them still train, in their `step`-th step."""
@@ -74,6 +82,10 @@ class Backend:
         block.steps += 1
         sgd = self.sgd
         sgd_step(block.w, block.g, block.momentum, lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
+
+    def descend(self, block: Block, rate: float) -> None:
+        """Take a step of plain gradient descent from `block.g`."""
+        block.w.add_(block.g, alpha=-rate)
 
     # scoring -------------------------------------------------------------------------------------------------------------
     def score(
@@ -118,3 +130,21 @@ class Backend:
                 logits = self.ensemble.logits(ready, prepared)
                 total += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
         return total.cpu().numpy().reshape(k, m) / self.clients.n_val[rows, None]
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """A `Gradient`: that of f_i(w_i) + (mu / 2) ||w_i - towards||^2; `towards` is one row `[W]`, or one per client `[K, W]`."""
+
+    backend: Backend
+    towards: Tensor
+    mu: float
+
+    def __call__(self, block: Block, batch: Any) -> Tensor:
+        loss = self.backend.gradient(block, batch)
+        block.g.add_(block.w - self.target(block.rows), alpha=self.mu)
+        return loss
+
+    def target(self, rows: Rows) -> Tensor:
+        """Return what these rows are pulled to, `[W]` or `[k, W]`."""
+        return self.towards if self.towards.dim() == 1 else self.towards[rows]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.numerics.backend import SGD, Backend, Predict
+from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows
 from dpfl_mpi.numerics.native import Native, Sgd
@@ -46,14 +46,22 @@ class NativeBackend(Backend):
 
     # training ------------------------------------------------------------------------------------------------------------
     def train_epochs(
-        self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float, trained: Tensor | None = None
+        self,
+        block: Block,
+        epochs: int,
+        first_epoch: np.ndarray,
+        lr: float,
+        gradient: Gradient | None = None,
+        trained: Tensor | None = None,
     ) -> None:
+        if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own: entered once per step
+            return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
         i = self._client(block.rows)
         order, crop = self._schedule(i, epochs, first_epoch)
-        size = self.sgd.batch_size
-        block.loss += self.native.train(
-            block.w[0], block.momentum[0], self._train, order, crop, size, self._sgd(lr, trained)
-        )
+        size, sgd = self.sgd.batch_size, self._sgd(lr, trained)
+        if isinstance(gradient, Proximal):
+            sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
+        block.loss += self.native.train(block.w[0], block.momentum[0], self._train, order, crop, size, sgd)
         block.steps += epochs * -(-order.shape[1] // size)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
@@ -68,6 +76,10 @@ class NativeBackend(Backend):
     def gradient(self, block: Block, batch: NativeBatch) -> Tensor:  # type: ignore[override]
         loss = self.native.gradient(block.w[0], block.g[0], self._train, batch.order, batch.crop)
         return torch.tensor([loss], dtype=torch.float32)
+
+    def descend(self, block: Block, rate: float) -> None:
+        m = torch.zeros_like(block.w[0])
+        self.native.step(block.w[0], m, block.g[0], Sgd(rate, momentum=0, weight_decay=0, clip_norm=0))
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         block.loss += loss

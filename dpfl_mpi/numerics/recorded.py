@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.backend import SGD, Backend, Gradient
 from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
 
@@ -134,10 +134,16 @@ class RecordedBackend(Backend):
         self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block
 
     def train_epochs(
-        self, block: Block, epochs: int, first_epoch: np.ndarray, lr: float, trained: Tensor | None = None
+        self,
+        block: Block,
+        epochs: int,
+        first_epoch: np.ndarray,
+        lr: float,
+        gradient: Gradient | None = None,
+        trained: Tensor | None = None,
     ) -> None:
-        if trained is not None:  # the recorded step trains all columns
-            return super().train_epochs(block, epochs, first_epoch, lr, trained)
+        if gradient is not None or trained is not None:  # the recorded step is the plain one
+            return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
         rows = np.arange(len(self.clients))[block.rows]
         k, recorded = len(rows), self._recorded(int(rows[0]))
         recorded.load(block.w, block.momentum, lr)

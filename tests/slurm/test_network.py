@@ -19,7 +19,7 @@ import starts
 from dpfl_mpi.results import Result
 
 RSH = Path(__file__).parent / "rsh.sh"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def ip(words: str) -> str:

@@ -17,16 +17,13 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import making
 import starts
 
-from dpfl_mpi import prepare
 from dpfl_mpi.config import Run
-from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.results import Result
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 400  # a job of these tests takes about 20 on an idle machine
 
 
@@ -119,7 +116,7 @@ def kept(out: Path, t: int) -> bool:
 
 def test_two_nodes_make_one_world(jobs, tmp_path):
     out = tmp_path / "run.h5"
-    job = jobs.submit(out)
+    job = jobs.submit(out, script="train")
     jobs.until(job, "COMPLETED")
     assert starts.same(out, starts.here(tmp_path / "here.h5"))
     with Result(out) as result:
@@ -220,41 +217,3 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undi
     with Result(out) as result:
         assert len(result.starts()) == 2
     assert starts.same(out, undisturbed)
-
-
-def cinic10(folder: Path) -> Path:
-    """Return a sample of CINIC-10 in its own layout: real images where they are at hand, made ones elsewhere."""
-    real = making.SHARED / "data" / "cinic10-sample.tar"
-    made = making.images(("train", "valid", "test"), CLASSES, each=24)
-    return real if real.exists() else making.folder(folder / "cinic10", made)
-
-
-def femnist(folder: Path) -> Path:
-    """Return LEAF's shards of a few writers: real ones where they are at hand, made ones elsewhere."""
-    real, tool = making.SHARED / "data" / "femnist.npz", making.SHARED / "tools" / "leaf_json.py"
-    if not (real.exists() and tool.exists()):
-        return making.folder(folder / "leaf", making.leaf(writers=8, each=120, labels=10))
-    words = [sys.executable, str(tool), str(real), str(folder / "leaf"), "--writers", "8"]
-    subprocess.run(words, check=True, capture_output=True)
-    return folder / "leaf"
-
-
-@pytest.mark.parametrize("dataset, source", [("cinic10", cinic10), ("femnist", femnist)], ids=["cinic10", "femnist"])
-def test_the_other_data_sets_run(jobs, tmp_path, dataset, source):
-    data, out = tmp_path / f"{dataset}.h5", tmp_path / "run.h5"
-    assert prepare.main([dataset, f"--source={source(tmp_path)}", f"--out={data}"]) == 0
-    fields = {
-        "dataset": dataset,
-        "data": str(data),
-        "clients": 4,
-        "rounds": 2,
-        "tau_init": 1,
-        "tau_train": 1,
-        "budget": 2,
-    }
-    fields |= {"min_per_class": 2, "min_samples": 20}
-    jobs.until(jobs.submit(out, fields, script="train"), "COMPLETED")
-    with Result(out) as result:
-        assert result.run.dataset == dataset and result.run.model == "cnn"
-        assert [s["ranks"] for s in result.starts()] == [4]
-    assert starts.same(out, starts.here(tmp_path / "here.h5", fields))

@@ -1,0 +1,66 @@
+"""What MkDocs cannot find under docs/ itself: the README and the like as pages, and the API, one page per room, from the docstrings.
+
+A link that leaves docs/ must name a file of the repository. It becomes a link to that file's page where it has one, and is plain text where not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = {
+    "index.md": "README.md",
+    "benchmarks.md": "benchmarks/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def rooms() -> dict[str, list[str]]:
+    """Return the modules of every package, by the address of its page; those above all rooms are on `api/dpfl_mpi.md`."""
+    pages: dict[str, list[str]] = {}
+    for file in sorted((REPOSITORY / "dpfl_mpi").rglob("*.py")):
+        folder = file.parent.relative_to(REPOSITORY)
+        module = ".".join((folder if file.name == "__init__.py" else folder / file.stem).parts)
+        pages.setdefault(f"api/{'.'.join(folder.parts)}.md", []).append(module)
+    return pages
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie elsewhere, and those that are made."""
+    for address, source in PAGES.items():
+        files.append(File.generated(config, address, content=(REPOSITORY / source).read_text()))
+    for address, modules in rooms().items():
+        text = f"# {Path(address).stem}\n\n" + "\n\n".join(f"::: {module}" for module in modules)
+        files.append(File.generated(config, address, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Resolve every link relative to the file that it stands in, and point it at the page of the file that it names."""
+    here = page.file.src_uri
+    source = Path(PAGES.get(here, f"docs/{here}"))
+    homes = {source: address for address, source in PAGES.items()}
+    homes |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in PAGES}
+
+    def pointed(match: re.Match[str]) -> str:
+        text, target, anchor = match.groups()
+        path = Path(os.path.normpath(source.parent / target))
+        if not (REPOSITORY / path).exists():
+            raise PluginError(f"{source} links to {target}, which is not there")
+        home = homes.get(path.as_posix())
+        if path.parts[0] == "dpfl_mpi":
+            home = f"api/{'.'.join((path.parent if path.suffix else path).parts)}.md"
+        if home is None:
+            return text
+        return f"[{text}]({os.path.relpath(home, Path(here).parent)}{anchor or ''})"
+
+    pictures = markdown.replace("](docs/pictures/", "](pictures/") if here in PAGES else markdown
+    return LINK.sub(pointed, pictures)

@@ -1,0 +1,57 @@
+"""What states one fact in several files agrees: versions, Python, pins."""
+
+import configparser
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import dpfl_mpi
+
+ROOT = Path(__file__).parents[1]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(file: str) -> dict[str, str]:
+    """Return the version of each package that a constraints file names."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and line[0] not in "#-"]
+    return {canonical(r.name): str(r.specifier).removeprefix("==") for r in map(Requirement, lines)}
+
+
+def requirements() -> list[Requirement]:
+    texts = [SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()]
+    return [Requirement(line) for text in texts for line in text.splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=str)
+def test_every_requirement_has_a_pin_that_it_allows(requirement):
+    assert requirement.specifier.contains(pins("constraints.txt")[canonical(requirement.name)])
+
+
+def test_cpu_constraints_ask_for_the_same_torch_without_cuda():
+    text = (ROOT / "constraints-cpu.txt").read_text()
+    assert pins("constraints-cpu.txt") == {"torch": pins("constraints.txt")["torch"] + "+cpu"}
+    assert "\n-c constraints.txt\n" in text  # and everything else is pinned alike
+
+
+def test_one_version_and_one_lowest_python_everywhere():
+    codemeta = json.loads((ROOT / "codemeta.json").read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert codemeta["version"] == citation["version"] == dpfl_mpi.__version__
+    assert codemeta["license"].endswith("/" + citation["license"])
+    python = SETUP["options"]["python_requires"]
+    assert codemeta["runtimePlatform"] == f"Python {python.replace('>=', '>= ')}"
+    low = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])[0]
+    assert python == f">={low}" and SETUP["mypy"]["python_version"] == low
+    assert f'target-version = "py{low.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
+    versions = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
+    assert all(SpecifierSet(python).contains(v) for v in versions)
