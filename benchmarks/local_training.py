@@ -1,13 +1,14 @@
 """Training one client on one thread: this package against a plain and a tuned loop of PyTorch over one `nn.Module`.
 
-    OMP_NUM_THREADS=1 python benchmarks/local_training.py [--repeats 9] [--steps 100] [--augment]
+    OMP_NUM_THREADS=1 python benchmarks/local_training.py [--repeats 9] [--steps 100] [--augment] [--pfllib FOLDER]
 
-The paper's CNN, batches of 16 random 32x32 colour images, SGD with momentum 0.9, weight decay 1e-3, clipping at norm 20. The three are
+The paper's CNN, batches of 16 random 32x32 colour images, SGD with momentum 0.9, weight decay 1e-3, clipping at norm 20. All are
 timed in turn, `repeats` times; medians and ratios are of this one run.
 
 - plain: NCHW, ReLU then pool, `torch.optim.SGD`.
 - tuned: channels last, pool then ReLU (the same function, a quarter of the ReLUs), fused SGD.
-- ours: `Clients.batches`, `Ensemble.gradient`, `sgd_step` with a block of one, as `Backend.train_epochs` calls them.
+- pfllib: `clientAVG.train` of a checkout of PFLlib (its own loop, data loader and SGD without momentum, decay or clipping).
+- torch: this package without its kernels (`--kernels torch`); avx512, avx2: the native kernels in these forms. All by `Backend.train_epochs`.
 
 Without --augment the baselines' images are floats, normalised in advance; ours are uint8 and normalised per batch. With --augment all three crop
 and flip: the baselines image by image on a padded uint8 array (what a data set of torchvision transforms amounts to), ours in one gather.
@@ -16,8 +17,12 @@ and flip: the baselines image by image on a padded uint8 array (what a data set 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -27,8 +32,11 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models.cnn import build
+from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import PAD, Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.native import forms
+from dpfl_mpi.numerics.native_backend import NativeBackend
 
 S = 16
 
@@ -80,8 +88,27 @@ def baseline(model: nn.Module, images: np.ndarray, labels: np.ndarray, steps: in
     times.append((time.perf_counter() - start) / steps * 1e3)
 
 
-def ours(images: np.ndarray, labels: np.ndarray, steps: int, augment: bool) -> None:
-    """Train as many steps with the package's own loop."""
+def pfllib(folder: Path, images: np.ndarray, labels: np.ndarray, steps: int) -> None:
+    """Train as many steps with PFLlib's client for FedAvg, on tensors normalised in advance."""
+    sys.path.insert(0, str(folder / "system"))
+    from flcore.clients.clientavg import clientAVG
+
+    x = ((torch.from_numpy(images).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)
+    data = list(zip(x.contiguous(), torch.from_numpy(labels), strict=True))
+    known = {
+        "model": build((32, 32, 3), 10), "algorithm": "FedAvg", "dataset": "", "device": "cpu", "save_folder_name": "",
+        "num_classes": 10, "batch_size": S, "local_learning_rate": 0.01, "local_epochs": steps * S // len(labels),
+        "learning_rate_decay": False, "learning_rate_decay_gamma": 1, "few_shot": 0,
+    }  # fmt: skip
+    client = clientAVG(SimpleNamespace(**known), 0, len(data), 0, train_slow=False, send_slow=False)
+    client.load_train_data = lambda: torch.utils.data.DataLoader(data, S, drop_last=True, shuffle=True)
+    start = time.perf_counter()
+    client.train()
+    times.append((time.perf_counter() - start) / steps * 1e3)
+
+
+def ours(images: np.ndarray, labels: np.ndarray, steps: int, augment: bool, form: str) -> None:
+    """Train as many steps with the package's own loop: in PyTorch, or in one form of the native kernels."""
     n = len(labels)
     indptr = {"train": np.array([0, n]), "val": np.array([0, 1]), "test": np.array([0, 1])}
     indices = {"train": np.arange(n), "val": np.zeros(1, np.int64), "test": np.zeros(1, np.int64)}
@@ -92,12 +119,11 @@ def ours(images: np.ndarray, labels: np.ndarray, steps: int, augment: bool) -> N
     w = ensemble.initial_row("kaiming", np.random.default_rng(0))[None].clone()
     momentum = torch.zeros_like(w)
     epochs = steps * S // n
+    sgd = SGD(S, 0.9, 1e-3, 20.0)
+    backend = Backend(ensemble, clients, sgd, 1) if form == "torch" else NativeBackend(ensemble, clients, sgd, form)
     start = time.perf_counter()
     with torch.no_grad():
-        block = Block(ensemble, w)
-        for batch in clients.batches(slice(0, 1), epochs, np.zeros(1, np.int64), S):
-            ensemble.gradient(block, batch.x, batch.y, batch.weight)
-            sgd_step(block.w, block.g, momentum, 0.01, 0.9, 1e-3, 20.0)
+        backend.train_epochs(Block(ensemble, w, momentum, slice(0, 1)), epochs, np.zeros(1, np.int64), 0.01)
     times.append((time.perf_counter() - start) / (epochs * n // S) * 1e3)
 
 
@@ -107,6 +133,7 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=100, help="steps a repeat (multiples of 25)")
     parser.add_argument("--augment", action="store_true", help="crop and flip on all sides")
+    parser.add_argument("--pfllib", type=Path, help="a checkout of PFLlib")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -114,8 +141,12 @@ if __name__ == "__main__":
     contenders = {
         "plain": lambda: baseline(build((32, 32, 3), 10), images, labels, args.steps, args.augment),
         "tuned": lambda: baseline(Tuned(build((32, 32, 3), 10)), images, labels, args.steps, args.augment, fused=True),
-        "ours": lambda: ours(images, labels, args.steps, args.augment),
     }
+    if args.pfllib and not args.augment:
+        contenders["pfllib"] = lambda: pfllib(args.pfllib, images, labels, args.steps)
+    own = ["torch", *(form for form in forms() if form != "portable")]
+    for form in own:
+        contenders[form] = functools.partial(ours, images, labels, args.steps, args.augment, form)
     result: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(args.repeats + 1):  # the first round warms up
         for name, run in contenders.items():
@@ -136,6 +167,12 @@ if __name__ == "__main__":
         print(
             f"{name:6s} median {statistics.median(values):.3f} ms per step (lowest {min(values):.3f}, highest {max(values):.3f})"
         )
-    for name in ("plain", "tuned"):
-        ratios = [b / o for b, o in zip(result[name], result["ours"], strict=True)]
-        print(f"ratio {name}: {statistics.median(ratios):.2f}x")
+    megaflop = 51.3  # of useful arithmetic in a step
+    for name in own:
+        share = megaflop / statistics.median(result[name]) / gflops
+        ratios = {
+            other: statistics.median([b / o for b, o in zip(values, result[name], strict=True)])
+            for other, values in result.items()
+            if other not in own
+        }
+        print(f"{name:6s} {share:.2f} of sgemm; " + ", ".join(f"{other} {r:.2f}x" for other, r in ratios.items()))
