@@ -235,6 +235,12 @@ def test_ranks_print_once(tmp_path, digits_file):
         assert done.stdout == ""
 
 
+def test_ranks_show_the_help_once_and_end_without_an_error():
+    done = mpirun(3, "-m", "dpfl_mpi", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("--dataset") == 1
+
+
 INJECT = """
 import sys
 from dpfl_mpi import federation, config

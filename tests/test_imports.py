@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from launch import ROOT
+from launch import ROOT, mpirun
 
 PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
@@ -162,3 +162,17 @@ def test_resolving_a_run_and_opening_results_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_root_alone_loads_the_parser_and_scikit_learn(tmp_path):
+    """Of a start's seconds most are imports, once per rank."""
+    code = (
+        "import sys; from dpfl_mpi.__main__ import main; main(sys.argv[1:])\n"
+        "from mpi4py import MPI; import os\n"
+        "found = sorted({'jsonargparse', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))\n"
+        "if MPI.COMM_WORLD.rank: os.write(1, f'{found}\\n'.encode())"
+    )
+    (tmp_path / "run.py").write_text(code)
+    few = ["--clients=8", "--rounds=0", "--tau_init=0", "--quiet", f"--results={tmp_path}"]
+    done = mpirun(2, tmp_path / "run.py", *few)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
