@@ -130,6 +130,9 @@ def told(arguments: list[str]) -> dict[str, Any]:
         run, job = parse(arguments)
     except SystemExit as end:
         return {"exit": end.code}
+    except Exception:  # the file of a method does not compile, say; a root that ends here leaves the others in MPI_Init
+        traceback.print_exc()
+        return {"exit": 1}
     return {"run": as_dict(run) | {"contents": run.contents}, "job": as_dict(job)}
 
 

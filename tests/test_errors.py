@@ -296,6 +296,25 @@ def test_a_bug_where_root_writes_is_told_once_and_ends_all(tmp_path, digits_file
     assert "RootFailed" not in done.stderr
 
 
+IN_ARGUMENTS = """
+import sys
+import dpfl_mpi.__main__ as entry
+def broken(arguments):
+    raise SyntaxError('in the file of a method')
+entry.parse = broken
+entry.main(sys.argv[1:])
+"""
+
+
+def test_a_bug_before_mpi_starts_ends_all(tmp_path):
+    """Rank 0 alone reads the arguments; the others wait for it in MPI_Init."""
+    (tmp_path / "inject.py").write_text(IN_ARGUMENTS)
+    began = time.monotonic()
+    done = mpirun(2, tmp_path / "inject.py")
+    assert done.returncode and time.monotonic() - began < 60
+    assert done.stderr.count("Traceback") == done.stderr.count("SyntaxError: in the file of a method") == 1
+
+
 def test_singletons_under_srun_stop(tmp_path):
     """srun says two tasks and MPI sees one rank: each task would train alone and overwrite the other's result."""
     done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})
