@@ -16,12 +16,14 @@ from dpfl_mpi import sweep
 from dpfl_mpi.config import Job
 from dpfl_mpi.engine.build import pick_backend
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.device import pick_device, why_hidden
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.sweeps import jobs
 
+ALONE = SimpleNamespace(agree=bool)
 FOUR = "".join(f"GPU {i}: Fake H200 (UUID: GPU-{i}{i}{i}{i}-00)\n" for i in range(4))
 SPLIT = """GPU 0: Fake A100 (UUID: GPU-0000-00)
   MIG 3g.20gb     Device  0: (UUID: MIG-aaaa-00)
@@ -95,11 +97,19 @@ def test_a_gpu_computes_with_recorded_steps():
     """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
     ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
     for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
-        backend = pick_backend(job, None, ensemble, range(3), sgd)
+        backend = pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
     with pytest.raises(UserError, match="--kernels is native; the native kernels compute in float32 on a CPU"):
-        pick_backend(Job(kernels="native"), None, ensemble, range(3), sgd)
+        pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+
+
+def test_a_rank_without_a_gpu_computes_as_those_with_one():
+    """Nodes may differ under --device auto: no rank may wait for the others' word on the native kernels, which GPUs do not ask for."""
+    ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bf16=False, module=MLP(64, 10)), []
+    world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
+    backend = pick_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
+    assert type(backend) is Backend and asked == [False]
 
 
 def test_why_no_gpu_is_seen(smi, monkeypatch):

@@ -104,8 +104,9 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     Raises:
         UserError: on every rank, where `--kernels` asks for what cannot be had.
     """
-    if ensemble.device.type == "cuda" or ensemble.bf16 or job.block > 1 or job.kernels == "torch":
-        recorded = job.cuda_graphs and ensemble.device.type == "cuda"
+    gpu = ensemble.device.type == "cuda"
+    if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
+        recorded = job.cuda_graphs and gpu
         if job.kernels not in ("auto", "torch"):
             raise UserError(
                 f"--kernels is {job.kernels}; the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
