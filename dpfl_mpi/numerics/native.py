@@ -186,8 +186,10 @@ class Native:
         `order`, int32 `[epochs, n]`, says which images each epoch sees; its last mini-batch may be smaller. `crop`, uint8
         `[3, epochs, n]`: where each image's window starts in y and x, and whether it is mirrored.
         """
-        chosen = self._chosen(images, order.reshape(-1), None if crop is None else crop.reshape(3, -1))
         epochs, n = order.shape
+        # held until the call ends: with gaps they are copied, and the library knows no more than where they lie
+        order, crop = order.reshape(-1), None if crop is None else crop.reshape(3, -1)
+        chosen = self._chosen(images, order, crop)
         rows = self._row(w), self._row(m)
         return float(self._call.train(self._net, *rows, chosen, n, epochs, batch_size, self._sgd(sgd), self._work))
 
