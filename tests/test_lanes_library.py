@@ -13,7 +13,9 @@ from test_lanes import FORMS, ROOT, make, numbers, plan
 from torch import nn
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.native import Native, Sgd
 
 
@@ -89,6 +91,19 @@ def test_what_cannot_be_used_says_why(tmp_path):
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(UserError, match="the CPU kernels cannot be loaded"):
         Native(net.module, net.shape, scale, shift, path=tmp_path / "text.so")
+
+
+def test_a_model_that_inherits_from_one_of_ours_computes_itself():
+    """Its forward may differ: neither our kernels nor our stacked products know."""
+
+    class Mine(CNN):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    mine = Mine((16, 16, 3), 10, (6, 16), (120, 84))
+    assert not native.computes(mine) and Ensemble(mine, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
+    with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Mine"):
+        native.describe(mine)
 
 
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):

@@ -84,7 +84,8 @@ class Ensemble:
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=device)
         self._trunks: dict[str, nn.Module] = {}
         self.bf16 = precision == "bf16"
-        self.kernels: Any = module.stacked(self.bf16) if hasattr(module, "stacked") else None  # type: ignore[operator]
+        own = "stacked" in vars(type(module))  # a class that inherits them may compute something else
+        self.kernels: Any = module.stacked(self.bf16) if own else None  # type: ignore[operator]
 
     # rows -------------------------------------------------------------------------------------------------------------
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -241,8 +241,8 @@ class Native:
 
 
 def computes(module: nn.Module) -> bool:
-    """Return whether lanes.c was written for this model, built or not: such a model has a method `lanes`."""
-    return hasattr(module, "lanes")
+    """Return whether lanes.c was written for this model, built or not: its own class, not one that it inherits from, has a method `lanes`."""
+    return "lanes" in vars(type(module))
 
 
 def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
