@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.native import Native, Sgd
 
 
@@ -96,7 +96,7 @@ class NativeBackend(Backend):
             scores = self.native.score(w_kW, self._scored, order)
             return scores.losses.astype(np.float64), scores.predicted, labels
         logits = predict(rows, w_kW, order)
-        losses = -logits.log_softmax(2).gather(2, torch.from_numpy(labels)[:, :, None])[:, :, 0]
+        losses = cross_entropy(logits, torch.from_numpy(labels))
         return losses.numpy().astype(np.float64), logits.argmax(2).numpy(), labels
 
     def outputs(self, w_kW: Tensor, images: np.ndarray, head: str) -> tuple[Tensor, Tensor]:
