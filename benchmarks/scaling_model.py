@@ -212,7 +212,7 @@ def paper_costs(measured: Costs) -> Costs:
 
     shape = (32, 32, 3)
     source = SimpleNamespace(shape=shape, classes=10)
-    cost = measure(Run(batch_size=16), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu")))
+    cost = measure(Run(batch_size=16), Job(), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu")))
     return dataclasses.replace(
         measured,
         step=cost.step,

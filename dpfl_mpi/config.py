@@ -239,7 +239,7 @@ class Resolved(Run):
 
 @dataclass(frozen=True)
 class Job:
-    """Where and how a Run is computed: nothing here changes a number on CPUs. Checked by `check`."""
+    """Where and how a Run is computed: on CPUs nothing here changes more than the last bits (`kernels`, `block`). Checked by `check`."""
 
     # fmt: off
     device: Literal["auto", "cpu", "cuda"] = field("auto", "job", "auto: a GPU where there is one")
@@ -248,7 +248,7 @@ class Job:
     save_models: bool = field(False, "job", "keep every client's best model in the result")
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
-    block: int = field(0, "job", "clients per tensor program (0: 1 on a CPU, all on a GPU)", low=0)
+    block: int = field(0, "job", "clients per tensor program (0: all on a GPU; 2 or more on a CPU: in PyTorch)", low=0)
     kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable"] = field(
         "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can")
     cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")

@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"drawn to {own.plot}")
         refuse(job, plan)
         if own.measure:
-            print(estimate(run, plan, measure(run, source, ensemble)))
+            print(estimate(run, plan, measure(run, job, source, ensemble)))
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)

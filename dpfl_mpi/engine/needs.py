@@ -117,7 +117,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * ((h + pad) * (w + pad) * c + LABEL) + (val + test) * (h * w * c + LABEL)),
         models=k_r * ROWS * ensemble.size * 4,
-        scratch=largest_val * image_bytes(source, ensemble),
+        scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
         window=np.minimum(slots, limit) * row,
         passes=passes,
         parameters=ensemble.size,
@@ -131,8 +131,21 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     )
 
 
+def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:
+    """Return the native kernels that this machine's CPU would compute with, None where PyTorch would."""
+    from dpfl_mpi.numerics.native import FORMS, Native
+
+    if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
+        return None
+    try:
+        form = job.kernels if job.kernels in FORMS else ""
+        return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form)
+    except UserError:
+        return None
+
+
 def image_bytes(source: Source, ensemble: Any) -> int:
-    """Return the bytes that one image takes once it is prepared for scoring."""
+    """Return the bytes that one image takes once PyTorch has prepared it for scoring."""
     import torch
 
     prepared = ensemble.prepare(torch.zeros(1, 1, *source.shape))
@@ -162,11 +175,12 @@ def refuse(job: Job, needs: Needs) -> None:
             )
 
 
-def measure(run: Run, source: Source, ensemble: Any) -> Cost:
+def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
     """Return what a step, a scored image and a copied byte cost here: the quickest of several tries, one thread, about a second."""
     import torch
 
     from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
+    from dpfl_mpi.numerics.native import Sgd
 
     s = run.batch_size
     rng = np.random.default_rng(0)
@@ -188,6 +202,16 @@ def measure(run: Run, source: Source, ensemble: Any) -> Cost:
     def score() -> None:
         logits = ensemble.logits(ensemble.ready(pair), prepared)
         cross_entropy(logits, y[:, :32].expand(2, -1)).sum()
+
+    if native := kernels_of(job, source, ensemble):
+        images, of = native.images(x[0], y[0]), np.arange(64, dtype=np.int32)
+        order, sgd = np.resize(of, (1, s)), Sgd(1e-4, run.momentum, 1e-3, run.clip_norm)
+
+        def step() -> None:  # type: ignore[no-redef]
+            native.train(row[0], momentum[0], images, order, None, s, sgd)
+
+        def score() -> None:  # type: ignore[no-redef]
+            native.score(pair, images, of[:32])
 
     source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
     with torch.no_grad():
