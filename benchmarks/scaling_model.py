@@ -204,7 +204,7 @@ def paper_costs(measured: Costs) -> Costs:
 
     import torch
 
-    from dpfl_mpi.config import Run
+    from dpfl_mpi.config import Job, Run
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
     from dpfl_mpi.engine.needs import measure
     from dpfl_mpi.models.cnn import build
