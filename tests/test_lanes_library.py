@@ -106,6 +106,19 @@ def test_a_model_that_inherits_from_one_of_ours_computes_itself():
         native.describe(mine)
 
 
+def test_a_model_that_names_a_part_of_itself_is_refused():
+    class More(CNN):
+        def __init__(self):
+            super().__init__((16, 16, 3), 10, (6, 16), (120, 84))
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def lanes(self):
+            return super().lanes()
+
+    with pytest.raises(UserError, match=r"what More\.lanes names must be all of the model"):
+        native.describe(More())
+
+
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     """pip is asked for one from PyPI; where that does not work either, the build says so and goes on without the library."""
     for name in ("CC", "CFLAGS"):

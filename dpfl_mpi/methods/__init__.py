@@ -18,7 +18,7 @@ of two dicts, and everything that must outlive a round is in it, because a check
     state["shared"]["omega"]        CollaborationGraph Omega of round 0, the result's /graph/omega; without it a graph without edges
     state["shared"]["chosen"]       CollaborationGraph of this round, the result's /graph/chosen; without it Omega
 
-No other name has a meaning outside the method; by custom "w" is the models. `load` checks a file, `check_state` what its functions return.
+No other name has a meaning outside the method; by custom "w" is the models. Rows that a verb takes are float32 and without gaps. `load` checks a file, `check_state` what its functions return.
 
 Axes: N clients in all, K on this rank, W row width, T rounds.
 """

@@ -253,7 +253,15 @@ def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
     """
     if not computes(module):
         raise UserError(f"--kernels native computes the models cnn and mlp, not {type(module).__name__}")
-    return module.lanes()  # type: ignore[operator]
+    convolutions, layers = module.lanes()  # type: ignore[operator]
+    size = sum(p.numel() for part in (*convolutions, *layers) for p in part.parameters())
+    plain = all((c.kernel_size, c.stride, c.padding) == ((5, 5), (1, 1), (0, 0)) for c in convolutions)
+    if not plain or size != sum(p.numel() for p in module.parameters()) or max(len(convolutions), len(layers)) > MOST:
+        raise UserError(
+            f"--kernels native: what {type(module).__name__}.lanes names must be all of the model: up to {MOST} convolutions of 5x5, "
+            f"stride 1, without padding, and up to {MOST} dense layers"
+        )
+    return convolutions, layers
 
 
 def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:
