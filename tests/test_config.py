@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpfl_mpi import config, plugins
@@ -65,6 +65,7 @@ def test_budget_refused(budget):
 
 
 @given(st.integers(1, 1000), st.integers(1, 100))
+@example(150, 69)
 def test_a_share_is_the_nearest_whole_number(clients, percent):
     """Against integer arithmetic: floor((percent * N + 50) / 100)."""
     nearest = max(1, (percent * clients + 50) // 100)

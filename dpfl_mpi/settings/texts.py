@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from typing import Any
 
 from dpfl_mpi.errors import UserError
@@ -34,7 +35,8 @@ def budget_name(budget: Any, clients: int, counts_self: bool) -> int | str:
             return f"uniform:{low}:{high}"
     value = 0
     if share := re.fullmatch(r"(\d*\.?\d+)\s*\*?\s*N", text):
-        value = max(1, math.floor(float(share.group(1)) * clients + 0.5)) if float(share.group(1)) > 0 else 0
+        part = Fraction(share.group(1))  # exact: 0.69 * 150 in floats is below 103.5
+        value = max(1, math.floor(part * clients + Fraction(1, 2))) if part > 0 else 0
     elif re.fullmatch(r"\d+", text):
         value = int(text)
     elif is_file(text):
