@@ -29,7 +29,7 @@ from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.native import computes
+from dpfl_mpi.numerics.native import computes, form_of
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.plugins import find
@@ -115,9 +115,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     if job.kernels == "auto" and not computes(ensemble.module):
         return Backend(ensemble, clients, sgd, job.block)
     try:
-        backend: Backend | None = NativeBackend(
-            ensemble, clients, sgd, "" if job.kernels in ("auto", "native") else job.kernels
-        )
+        backend: Backend | None = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))
         why = ""
     except UserError as error:
         backend, why = None, str(error)

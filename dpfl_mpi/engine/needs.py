@@ -133,13 +133,12 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
 
 def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:
     """Return the native kernels that this machine's CPU would compute with, None where PyTorch would."""
-    from dpfl_mpi.numerics.native import FORMS, Native
+    from dpfl_mpi.numerics.native import Native, form_of
 
     if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
         return None
     try:
-        form = job.kernels if job.kernels in FORMS else ""
-        return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form)
+        return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
     except UserError:
         return None
 

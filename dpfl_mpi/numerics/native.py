@@ -88,6 +88,11 @@ def forms(path: Path = LIBRARY) -> list[str]:
     return [name for name, bits in FORMS.items() if bits <= library.widest() and hasattr(library, f"train_{bits}")]
 
 
+def form_of(kernels: str) -> str:
+    """Return the form that a value of --kernels names, "" where the processor decides."""
+    return kernels if kernels in FORMS else ""
+
+
 class Images(NamedTuple):
     """Images and labels as they are stored; made and checked by `Native.images`."""
 
