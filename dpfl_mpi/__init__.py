@@ -1,6 +1,22 @@
 """Decentralized Personalized Federated Learning over MPI: every client picks, under a budget, whose models to average with.
 
-The way in is `python -m dpfl_mpi` (see `__main__.py`); the way down is `__main__` -> `train` -> `federation` -> `methods/dpfl.py`.
+The way in is `python -m dpfl_mpi` (see `__main__.py`), or in Python `dpfl_mpi.run` and `dpfl_mpi.Result` (see `api.py`); the way down is
+`__main__` -> `train` -> `federation` -> `methods/dpfl.py`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfl_mpi.api import Result, run
+
 __version__ = "0.1.0"
+__all__ = ["Result", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `run` or `Result`: what stands behind them is imported with their first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dpfl_mpi import api
+
+    return getattr(api, name)

@@ -10,24 +10,31 @@ import argparse
 import contextlib
 import gc
 import io
+import itertools
 import os
 import re
+import shlex
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.config import OLD_FIELDS, Job, Resolved, Run, old_flags
-from dpfl_mpi.errors import RootFailed, UserError
-from dpfl_mpi.plugins import KINDS, names
+from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
+from dpfl_mpi.plugins import KINDS, names, short
+from dpfl_mpi.settings.config_file import check_yaml
 from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, types
 from dpfl_mpi.survival.signals import Leave, listen
+
+if TYPE_CHECKING:
+    from dpfl_mpi.mpi.world import World
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-PLACEHOLDERS = {int: "N", float: "X", "budget": "B"}  # of values in the help, by type or name
+PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}  # of values in the help, by type or name
 
 
 def launched(names: tuple[str, ...], default: int) -> int:
@@ -115,25 +122,40 @@ def parse(arguments: list[str]) -> tuple[Resolved, Job]:
     from jsonargparse import ArgumentError
 
     try:
+        for flag, path in itertools.pairwise([*arguments, ""]):
+            if flag.partition("=")[0] == "--config":
+                check_yaml(Path(path if flag == "--config" else flag.partition("=")[2]))
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
             cfg = parser().parse_args(arguments)
         return understood(cfg)
     except UserError as error:
         fail(str(error))
-    except (ArgumentError, OSError, TypeError, ValueError) as error:
+    except (ArgumentError, OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
         fail(sentence(str(error)))
 
 
 def told(arguments: list[str]) -> dict[str, Any]:
     """Return what root tells all ranks of a command line: the settings, or the exit code of one that ends here (root has said why)."""
     try:
-        run, job = parse(arguments)
+        return packed(*parse(arguments))
     except SystemExit as end:
         return {"exit": end.code}
-    except Exception:  # the file of a method does not compile, say; a root that ends here leaves the others in MPI_Init
+    except BrokenPipeError:
+        return {"exit": NO_READER}
+    except Exception:  # a root that ends here leaves the others in MPI_Init
         traceback.print_exc()
         return {"exit": 1}
-    return {"run": as_dict(run) | {"contents": run.contents}, "job": as_dict(job)}
+
+
+def packed(run: Resolved, job: Job) -> dict[str, Any]:
+    """Return the settings as root tells them to all ranks; `unpacked` is the inverse."""
+    derived = {"contents": run.contents, "declared": run.declared}
+    return {"run": as_dict(run) | derived, "job": as_dict(job)}
+
+
+def unpacked(settings: dict[str, Any]) -> tuple[Resolved, Job]:
+    """Return the Run and the Job that root has told."""
+    return Resolved(**settings["run"]), Job(**settings["job"])
 
 
 def sentence(text: str) -> str:
@@ -157,63 +179,95 @@ def before_mpi() -> None:
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
 
 
+def open_world() -> World:
+    """Start MPI and return the world of all ranks.
+
+    Raises:
+        UserError: there is no MPI, or it sees one rank where srun started several.
+    """
+    before_mpi()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"MPI could not be loaded ({error}); load your site's MPI module, or install one with pip install -e '.[mpich]'"
+        ) from None
+    tasks = launched(("SLURM_STEP_NUM_TASKS",), 1)
+    if tasks > 1 and MPI.COMM_WORLD.size == 1:
+        raise UserError(
+            f"srun started {tasks} tasks, but MPI sees one: each would train alone. Use the srun --mpi= type of your MPI "
+            "(pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch"
+        )
+    from dpfl_mpi.mpi.world import World
+
+    world = World(MPI.COMM_WORLD)
+    if world.root and (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
+        begun.write_text("MPI has started\n")  # what slurm/train.sbatch looks for: from here on an error is ours
+    return world
+
+
+@contextlib.contextmanager
+def all_or_none(world: World) -> Iterator[None]:
+    """Let an error end all ranks, or be raised on every rank: no rank waits for one that has left.
+
+    `UserError` and `Leave` are raised, on every rank alike. A mistake on some ranks only, such as a file that one node lacks, and
+    everything else end all ranks here, once it is told.
+    """
+    try:
+        yield
+    except Leave:
+        raise
+    except UserError as error:
+        if not world.all_stop():
+            world.abort(2, f"error: {error}")
+        raise
+    except BrokenPipeError:
+        world.abort(
+            NO_READER, "error: nobody reads the output of this run any more; the same command goes on from what it kept"
+        )
+    except RootFailed:
+        time.sleep(1)  # root says what happened, and ends all
+        world.abort(1)
+    except BaseException:
+        world.abort(1, f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
     listen()  # first of all: a warning that comes before would end this rank
     gc.disable()  # until everything is imported: nothing of that becomes garbage
+    before_mpi()  # and before root parses: a method of one's own may import torch
     arguments = sys.argv[1:] if arguments is None else arguments
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
     settings = told(arguments) if alone or launched(RANK, 0) == 0 else {}
     if alone and "exit" in settings:
         sys.exit(settings["exit"])
-    before_mpi()
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        fail(
-            f"MPI could not be loaded ({error}); load your site's MPI module, or install one with pip install -e '.[mpich]'",
-            3,
-        )
-    tasks = launched(("SLURM_STEP_NUM_TASKS",), 1)
-    if tasks > 1 and MPI.COMM_WORLD.size == 1:
-        fail(
-            f"srun started {tasks} tasks, but MPI sees one: each would train alone. Use the srun --mpi= type of your MPI "
-            "(pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch",
-            3,
-        )
-    from dpfl_mpi.mpi.world import World
-
-    world = World(MPI.COMM_WORLD)
+        world = open_world()
+    except UserError as error:
+        fail(str(error), 3)
     settings = world.decide(lambda: settings or told(arguments))
     if "exit" in settings:
         sys.exit(settings["exit"])
-    run, job = Resolved(**settings["run"]), Job(**settings["job"])
+    run, job = unpacked(settings)
     try:
-        import torch
+        with all_or_none(world):
+            import torch
 
-        from dpfl_mpi.engine.train import train
+            from dpfl_mpi.engine.train import train
 
-        gc.freeze()  # neither a collection nor the end of the interpreter looks through torch again: 0.4 s of a core
-        gc.enable()
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        path = train(run, job, world)
+            gc.freeze()  # neither a collection nor the end of the interpreter looks through torch again: 0.4 s of a core
+            gc.enable()
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+            path = train(run, job, world)
     except UserError as error:
-        together = world.all_stop()
-        if world.root or not together:
+        if world.root:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        if not together:  # a mistake on some ranks only, such as a file that one node lacks
-            world.abort(2)
         sys.exit(2)
-    except Leave as leave:  # on every rank alike, too
+    except Leave as leave:
         if world.root:
             print(leave, file=sys.stderr, flush=True)
         sys.exit(leave.code)
-    except RootFailed:
-        time.sleep(1)  # root says what happened, and ends all
-        world.abort(1)
-    except BaseException:
-        print(f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        world.abort(1)
     if world.root and not job.quiet:
         print(summary(path))
 
@@ -225,26 +279,68 @@ def summary(path: Path) -> str:
     from dpfl_mpi.results import PHASES, Result
 
     with Result(path) as result:
+        script = graph_script()
         run, test = result.run, result["best/test_acc"][result.benign]
         chosen = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
         received = result["traffic/models_received"]
         rounds = max(len(received) - 1, 1)
+        omega = f"{chosen[0]} in Omega, " if chosen[0] else ""
+        edges = f"{omega}{chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round"
         return "\n".join(
             [
-                f"{run.method} on {run.dataset}, {run.partition}, {run.clients} clients, B_c = {run.budget}, "
+                f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, B_c = {run.budget}, "
                 f"{run.rounds} rounds, seed {run.seed}",
                 f"  test accuracy        {100 * test.mean():.2f} %, mean over clients of their best-validation models "
                 f"({100 * result.mean('round/test_acc')[0]:.2f} % in round 0)",
                 f"  spread over clients  {100 * test.std():.2f} points (lowest {100 * test.min():.1f} %, highest {100 * test.max():.1f} %)",
-                f"  edges                {chosen[0]} in Omega, {chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round",
+                *([f"  edges                {edges}"] if chosen.any() else []),
                 f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round, "
                 f"{received[0].mean():.1f} to build Omega",
+                *controlled(result),
                 "  seconds (slowest)    " + ", ".join(f"{p} {result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES),
                 f"  results              {path}",
-                f"  draw the graph       python analysis/graph_evolution.py {path}",
+                *(
+                    [f"  draw the graph       python {shlex.quote(script)} {shlex.quote(str(path))}"]
+                    if chosen.any() and script
+                    else []
+                ),
             ]
         )
 
 
+def controlled(result: Any) -> list[str]:
+    """Return lines about who came later, who lied and who stopped early; none where nobody did."""
+    import numpy as np
+
+    lines = []
+    if "newcomers/test_acc" in result:
+        after = zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True)
+        lines.append("  newcomers            " + ", ".join(f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in after))
+    if "client/liars" in result:
+        liars, chosen = result["client/liars"], [result.chosen(t) for t in range(1, result.last_round + 1)]
+        told = [liars[g.senders[result.benign[g.receivers()]]] for g in chosen]
+        met = np.concatenate([np.zeros(0, bool), *told])
+        lines.append(
+            f"  liars                {liars.sum()} of {len(liars)} clients; {100 * met.mean():.1f} % of whom the benign chose"
+            if len(met)
+            else f"  liars                {liars.sum()} of {len(liars)} clients"
+        )
+    if "attack/success" in result:
+        lines.append(
+            f"  backdoor             opens on {100 * np.nanmean(result['attack/success'][result.benign]):.1f} % of marked images"
+        )
+    if "client/stopped_round" in result:
+        stopped = result["client/stopped_round"]
+        lines.append(f"  stopped early        {(stopped >= 0).sum()} of {len(stopped)} clients")
+    return lines
+
+
+def graph_script() -> str:
+    """Return the path of the script that draws the graph, as it is reached from here; nothing where the checkout is not there."""
+    checkout = Path(__file__).resolve().parents[1]
+    script = checkout / "analysis" / "graph_evolution.py"
+    return "" if not script.is_file() else str(script.relative_to(checkout) if Path.cwd() == checkout else script)
+
+
 if __name__ == "__main__":
-    main()
+    exit_with(main)

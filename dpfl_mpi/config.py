@@ -16,11 +16,21 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import check as check_name
-from dpfl_mpi.plugins import find
-from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields, method_options
-from dpfl_mpi.settings.files import FILES, contents, partition_file
-from dpfl_mpi.settings.texts import budget_name, check_reach, every
+from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
+from dpfl_mpi.settings.controls import controls_of
+from dpfl_mpi.settings.fields import (
+    as_dict,
+    changed,
+    check,
+    check_types,
+    field,
+    fields,
+    is_read,
+    method_options,
+    model_options,
+)
+from dpfl_mpi.settings.files import FILES, contents, is_file, own_defaults, partition_file
+from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name
 
 OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
@@ -43,7 +53,7 @@ class Run:
     """Everything that decides the numbers. A field whose default is `None` has the paper's value for the dataset once it is resolved."""
 
     # fmt: off
-    dataset: str = field("digits", "data", "the data set: {names}")
+    dataset: str = field("digits", "data", f"the data set: {{names}}, or {FORMS}")
     data: str | None = field(None, "data", "file made by dpfl_mpi.prepare (data/DATASET.h5)")
     partition: str = field(None, "data", "pathological, dirichlet, natural, fedrep, motivation or file:PATH")
     classes_per_client: int = field(None, "data", "classes a client holds: 3 is the paper's Patho(3)", low=1, of=("pathological", "fedrep"))
@@ -55,11 +65,12 @@ class Run:
     clients: int = field(None, "data", "number of clients N", low=1)
     partition_seed: int = field(None, "data", "seed of the partition (that of --seed)", low=0, high=2**32 - 1)
 
-    model: str = field(None, "model", "{names}; cnn is the paper's")
+    model: str = field(None, "model", f"{{names}}, or {FORMS}; cnn is the paper's")
     precision: Literal["float32", "tf32", "bf16"] = field("float32", "model", "of matrix products; tf32 needs a GPU")
-    init: Literal["kaiming", "torch"] = field("kaiming", "model", "initial weights w: fan-in gain sqrt 2, or PyTorch's")
+    init: Literal["kaiming", "torch", "own"] = field(
+        "kaiming", "model", "initial weights w: fan-in gain sqrt 2, PyTorch's, or as the model is built")
 
-    method: str = field("dpfl", "method", "{names}")
+    method: str = field("dpfl", "method", f"{{names}}, or {FORMS}")
     preset: Literal["paper", "authors_code"] = field("paper", "method", "defaults from the paper or its code")
     rounds: int = field(None, "method", "communication rounds T after preprocessing", low=0)
     tau_init: int = field(None, "method", "local epochs before the first graph, tau_init", low=0)
@@ -71,27 +82,45 @@ class Run:
     ggc_period: int = field(1, "graph", "P: choose anew every P-th round", low=1)
     ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average over the last choice, or not")
     ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1)
+    averaging: Literal["synchronous", "serial"] = field("synchronous", "graph", "serial: one client after the other, as the authors' code")
+    omega_period: int | str | float = field("inf", "graph", "search Omega anew every so many rounds")
+    graphs: str | None = field(None, "graph", "result whose graphs are taken: replay, random_graph")
 
     reach: str | None = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
     participation: float = field(1.0, "limits", "share of the clients in a round", above=0, high=1, what="a share")
     available: str | None = field(None, "limits", "file: a line per round, 0 or 1 per client")
     flip_share: float = field(0.0, "limits", "share of clients with labels C - 1 - y", low=0, high=1, what="a share")
     flipped_run_ggc: bool = field(True, "limits", "flipped clients choose and average, too")
+    attack: str | None = field(None, "limits", "KIND:SHARE of clients that lie, see docs/controls.md")
+    drift: str | None = field(None, "limits", "SHARE:ROUND, clients whose classes change then")
+    newcomers: float = field(0.0, "limits", "share of clients that come after the last round", low=0, below=1, what="a share")
 
     lr: float = field(None, "optimiser", "learning rate eta", above=0)
-    momentum: float = field(0.9, "optimiser", "momentum of SGD", low=0, below=1)
-    momentum_state: Literal["keep", "reset"] = field("keep", "optimiser", "whether momentum outlives a round")
+    lr_schedule: Literal["constant", "step", "cosine"] = field("constant", "optimiser", "eta over the rounds; lr_decay comes on top")
+    lr_step: int = field(30, "optimiser", "step: rounds between two steps", low=1, when=("lr_schedule", "step"))
+    lr_gamma: float = field(0.1, "optimiser", "step: factor on eta at each step", above=0, high=1, when=("lr_schedule", "step"))
+    lr_final: float = field(0.0, "optimiser", "cosine: share of eta it goes down to", low=0, high=1, what="a share", when=("lr_schedule", "cosine"))
+    optimizer: Literal["sgd", "adam", "adamw"] = field("sgd", "optimiser", "of local training; Adam(W) takes its steps in PyTorch")
+    momentum: float = field(0.9, "optimiser", "momentum of SGD", low=0, below=1, when=("optimizer", "sgd"))
+    beta1: float = field(0.9, "optimiser", "Adam: decay of the mean gradient", low=0, below=1, when=("optimizer", "adam", "adamw"))
+    beta2: float = field(0.999, "optimiser", "Adam: decay of the mean squared gradient", low=0, below=1, when=("optimizer", "adam", "adamw"))
+    adam_eps: float = field(1e-8, "optimiser", "Adam: epsilon in the denominator", above=0, when=("optimizer", "adam", "adamw"))
+    momentum_state: Literal["keep", "reset"] = field("keep", "optimiser", "whether momentum (Adam: its means) outlives a round")
     weight_decay: float = field(None, "optimiser", "weight decay (the paper's '1e-3 decay')", low=0)
     lr_decay: float = field(None, "optimiser", "factor on eta every 10 rounds", above=0, high=1)
     batch_size: int = field(None, "optimiser", "mini-batch size S", low=1)
     clip_norm: float = field(20.0, "optimiser", "largest gradient norm (0: any)", low=0)
     augment: bool = field(None, "optimiser", "crop and flip training images")
 
+    metric: Literal["sample", "batch"] = field("sample", "scoring", "means over images, or over mini-batches as in the authors' code")
+    search_share: float = field(1.0, "scoring", "share of validation images for the search alone", above=0, high=1, what="a share")
+    patience: int = field(0, "scoring", "a client stops after so many rounds no better (0: never)", low=0)
     tie: Literal["latest", "earliest"] = field("latest", "scoring", "which of equal rounds is the best")
     seed: int = field(42, "scoring", "seed of all draws but the partition", low=0, high=2**32 - 1)
     on_divergence: Literal["stop", "exclude"] = field("stop", "scoring", "what to do about a model that is not finite")
 
     options: dict[str, Any] = field(None, "method options", "as --options.NAME VALUE")
+    model_options: dict[str, Any] = field(None, "model options", "as --model_options.NAME VALUE")
     # fmt: on
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
@@ -103,35 +132,51 @@ class Run:
         Raises:
             UserError: a field is out of range, or names something that does not exist; the sentence says what is allowed.
         """
+        held = {"dataset": admit("dataset", self.dataset), "method": admit("method", self.method)}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
         filled, defaults = as_dict(self), defaults_of(self, dataset, method)
         filled |= {name: value for name, value in defaults.items() if filled[name] is None}
-        filled["options"] = method_options(self.method, method.options, self.options, tuned=self.finetune_epochs > 0)
+        filled["options"] = method_options(
+            short(self.method), method.options, self.options, tuned=self.finetune_epochs > 0
+        )
         filled |= {f.name: UNREAD.get(f.name, f.default) for f in fields(self) if f.name in method.unread}
-        check_name("model", filled["model"])
+        held["model"] = admit("model", filled["model"])
+        if filled["model_options"]:  # or the model's file, and torch with it, need not be loaded
+            filled["model_options"] = model_options(
+                short(filled["model"]), find("model", filled["model"]), self.model_options
+            )
         kind = "file" if self.partition_file else filled["partition"]
         if kind not in PARTITIONS and not self.partition_file:
             raise UserError(f"--partition is {kind}; allowed are {', '.join(PARTITIONS)} or file:PATH")
         # what the Run does not read names no different Run
         filled |= {f.name: f.default for f in fields(Run) if kind not in f.metadata.get("of", (kind,))}
+        filled |= {f.name: f.default for f in fields(Run) if "when" in f.metadata and not is_read(f, filled)}
         if filled["partition"] == "motivation":
             filled["clients"] = 3
         if self.flip_share == 0:
             filled["flipped_run_ggc"] = True
+        filled |= controls_of(filled)
         if "budget" not in gone:
             filled["budget"] = budget_name(filled["budget"], filled["clients"], self.budget_counts_self)
         if "reach" not in gone:
             check_reach(filled["reach"], filled["clients"])
+        if self.optimizer not in method.optimizers:
+            raise UserError(
+                f"--optimizer is {self.optimizer}; {short(self.method)} takes steps of its own, allowed is {', '.join(method.optimizers)}"
+            )
         if self.finetune_epochs and not method.finetunes:
             raise UserError(
-                f"--finetune_epochs is {self.finetune_epochs}; {self.method} is scored by more than its model and cannot be fine-tuned; use 0"
+                f"--finetune_epochs is {self.finetune_epochs}; {short(self.method)} is scored by more than its model and cannot be fine-tuned; use 0"
             )
-        run = Resolved(**filled, contents=contents(filled, gone))
+        code = {kind: sha for kind, sha in held.items() if sha}
+        run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))
         if run.contents.get("available") == "":
             raise UserError(
                 f"--available is {run.available}; there is no such file (a line of 0 and 1 per round, a column per client)"
             )
+        if run.contents.get("graphs") == "":
+            raise UserError(f"--graphs is {run.graphs}; there is no such file (a result, whose graphs are taken)")
         check(run)  # what the data set's module says, too
         return run
 
@@ -181,7 +226,7 @@ class Run:
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         partition = "file" if run.partition_file else run.partition
         budget = "file" if "budget" in run.contents else str(run.budget).replace(":", "-")
-        return f"{run.dataset}-{partition}-{run.method}-B{budget}-s{run.seed}-{digest}"
+        return f"{short(run.dataset)}-{partition}-{short(run.method)}-B{budget}-s{run.seed}-{digest}"
 
     def path(self, folder: str | Path = "results") -> Path:
         """Return the file that holds this Run's result."""
@@ -206,6 +251,8 @@ class Run:
 
 def tuning_options(run: Run) -> dict[str, Any]:
     """Return the defaults of the options that concern the tuning alone; none where the Run's method is not here."""
+    if "method" in (known := getattr(run, "declared", {})):
+        return dict(known["method"].get("tuning", {}))
     try:
         options = dataclasses.fields(find("method", run.method).options)
     except UserError:
@@ -229,12 +276,27 @@ class Resolved(Run):
     resolve it again.
     """
 
-    # SHA-256 of the files that it names, by field, as `key` has them
+    # SHA-256 of the files and of the code that it names, by field, as `key` has them
     contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
+    # what readers of its result must know of code that is not shipped, which they do not execute: see `declared`
+    declared: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, metadata={"derived": True})
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
         """Return itself."""
         return self
+
+
+def declared(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
+    """Return by kind what `code` that is not shipped says of itself: its short name, of a method all texts and switches of its `Method`, too.
+
+    `tuning` are the defaults of those of its options that concern the tuning alone.
+    """
+    out: dict[str, dict[str, Any]] = {kind: {"name": short(filled[kind])} for kind in code}
+    if "method" in out:
+        facts = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+        tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
+        out["method"] |= {n: v for n, v in facts.items() if isinstance(v, str | bool)} | {"tuning": tuning}
+    return out
 
 
 @dataclass(frozen=True)
@@ -244,7 +306,7 @@ class Job:
     # fmt: off
     device: Literal["auto", "cpu", "cuda"] = field("auto", "job", "auto: a GPU where there is one")
     results: str = field("results", "job", "folder of the result files")
-    out: str | None = field(None, "job", "result file, instead of a name from the settings")
+    out: str | None = field(None, "job", "result file, instead of a name from the settings", valid=file_name, what=FILE_NAME)
     save_models: bool = field(False, "job", "keep every client's best model in the result")
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
@@ -268,10 +330,20 @@ def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Re
     names a file that is gone, the path stands for the content.
     """
     run = Resolved.from_json(str(attributes["run"]))
+    check_types(run)
     if "key" in attributes:
         key = json.loads(str(attributes["key"]))
-        held = {name: key[name] for name in FILES if name in key and key[name] != getattr(run, name)}
-        return dataclasses.replace(run, contents=held), key
+        held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != getattr(run, name)}
+        told = json.loads(str(attributes.get("declared", "{}")))
+        if not all(
+            isinstance(facts["name"], str) and isinstance(facts.get("tuning", {}), dict) for facts in told.values()
+        ):
+            raise ValueError(f"declared is {told}")
+        if "dataset" in told:
+            told["dataset"]["data_sha256"] = data_sha256
+        return dataclasses.replace(run, contents=held, declared=told), key
+    if not all(getattr(run, kind) in shipped(kind) for kind in KINDS):
+        return run, run.key()  # resolving it would execute what this file names
     try:
         today = Run(**as_dict(run)).resolve({"data": data_sha256} if data_sha256 else NOTHING)
         return dataclasses.replace(run, contents=today.contents), today.key()
@@ -284,6 +356,9 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
     if run.preset == "authors_code":
         out |= getattr(dataset, "AUTHORS_CODE", {})
+    if getattr(dataset, "OWN_DATA", False) and is_file(run.data or out["data"]):
+        least = out["min_samples"] if run.min_samples is None else run.min_samples
+        out |= own_defaults(str(run.data or out["data"]), run.partition in (None, "natural"), least)
     if (run.partition or out["partition"]) == "dirichlet":
         out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
     if not method.preprocesses:

@@ -1,7 +1,9 @@
-"""Show a run before it is trained: the partition, the plan, and whether it can run. `python -m dpfl_mpi.describe` takes a run's own flags.
+"""Show a run before it is trained: the partition, the plan, and whether it can
+run. `python -m dpfl_mpi.describe` takes a run's own flags.
 
-Runs in one process, without mpirun: `--ranks 8 --nodes 2` says which job is planned. `--save PATH` writes the partition as JSON, which
-`--partition file:PATH` and any other framework can read; `--plot FILE` draws it.
+Runs in one process, without mpirun: `--ranks 8 --nodes 2` says which job is
+planned. `--save PATH` writes the partition as JSON, which `--partition
+file:PATH` and any other framework can read; `--plot FILE` draws it.
 
 Axes: N clients in all, K on a rank, D parameters, C classes.
 """
@@ -19,10 +21,11 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, open_source
+from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.engine.needs import Cost, Needs, build, crowding, measure, megabytes, needs_of, refuse, seconds_of
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.plugins import short
 from dpfl_mpi.storage.files import replacing
 
 
@@ -64,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             if getattr(own, name) < 1:
                 raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least 1")
         source = open_source(run)
+        verify(source)
         start = time.perf_counter()
         partition = deal(run, source)
         print(about(run, source, partition, time.perf_counter() - start))
@@ -90,7 +94,6 @@ def main(arguments: list[str] | None = None) -> int:
 def about(run: Run, source: Source, partition: Partition, seconds: float) -> str:
     """Return what the data and the partition are."""
     n = partition.n
-    h, w, c = source.shape
     how = {
         "dirichlet": f"Dir({run.dirichlet_alpha:g}), at least {run.min_samples} samples" if run.dirichlet_alpha else "",
         "pathological": f"Patho({run.classes_per_client}), Dir({run.dirichlet_alpha}) over a class's holders, at least {run.min_per_class} of each",
@@ -98,9 +101,11 @@ def about(run: Run, source: Source, partition: Partition, seconds: float) -> str
         "fedrep": f"fedrep's users of {run.classes_per_client} classes, {'overlapping' if run.overlap else 'not overlapping'}",
     }.get(run.partition, run.partition)
     train, test = (len(source.labels[part]) for part in ("train", "test"))
-    size = f"one pool of {train} images" if partition.pooled else f"{train} training and {test} test images"
+    what = "images" if len(source.shape) == 3 else "samples"
+    size = f"one pool of {train} {what}" if partition.pooled else f"{train} training and {test} test {what}"
+    numbers = source.size if len(source.shape) == 3 else f"{source.size} {source.kind}"
     lines = [
-        f"data       {run.dataset}: {size} of {h}x{w}x{c}, {source.classes} classes, sha256 {source.sha256[:12]}",
+        f"data       {short(run.dataset)}: {size} of {numbers}, {source.classes} classes, sha256 {source.sha256[:12]}",
         f"partition  {how}; {n} clients, seed {run.partition_seed}, sha256 {partition.sha256()[:12]} ({seconds:.1f} s)",
     ]
     lines += [f"note       {text}" for text in (source.note, partition.note()) if text]
@@ -145,7 +150,7 @@ def plan_text(run: Run, plan: Needs) -> str:
     ranks = len(plan.clients)
     work = plan.steps / max(plan.steps.mean(), 1)
     lines = [
-        f"plan       {ranks} ranks on {plan.node.max() + 1} node(s), {run.method}, {run.rounds} rounds, {plan.parameters} parameters per model, "
+        f"plan       {ranks} ranks on {plan.node.max() + 1} node(s), {short(run.method)}, {run.rounds} rounds, {plan.parameters} parameters per model, "
         f"B_c = {run.budget}"
     ]
     shown = range(ranks) if ranks <= 16 else [*range(8), *range(ranks - 4, ranks)]
@@ -182,6 +187,10 @@ def plan_text(run: Run, plan: Needs) -> str:
     lines.append(
         f"choosing   at most {plan.evaluations[0]} evaluations in preprocessing and {plan.evaluations[1]} in a round that chooses"
     )
+    if plan.anew:
+        lines.append(
+            f"           {plan.anew} rounds search Omega anew; each receives, moves and scores as much as preprocessing"
+        )
     return "\n".join(lines)
 
 
@@ -229,7 +238,7 @@ def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
         np.where(counts == 0, np.nan, counts).T, aspect="auto", cmap="viridis_r", interpolation="nearest"
     )
     figure.colorbar(image, ax=top, label="samples to train and validate")
-    top.set(ylabel="class", title=f"{run.dataset}, {run.partition}, {n} clients, seed {run.partition_seed}")
+    top.set(ylabel="class", title=f"{short(run.dataset)}, {run.partition}, {n} clients, seed {run.partition_seed}")
     if classes <= 20:
         top.set_yticks(range(classes), source.class_names)
     below = np.zeros(n)
@@ -250,4 +259,4 @@ def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

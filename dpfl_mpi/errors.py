@@ -1,6 +1,13 @@
-"""The exceptions that the command line knows: a sentence for the user, and the end of a rank whose root failed."""
+"""The exceptions that the command line knows: a sentence for the user, and the end of a rank whose root failed. And how a command ends."""
 
 from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
 
 
 class UserError(Exception):
@@ -9,3 +16,17 @@ class UserError(Exception):
 
 class RootFailed(Exception):
     """Root ended with an error of its own, which it reports; a rank that waited for root's answer cannot go on."""
+
+
+def exit_with(main: Callable[[], int | None]) -> NoReturn:
+    """End the process with the exit code of a command; without a word where the reader of its output, such as `head`, has left."""
+    try:
+        try:
+            code = main()
+        except SystemExit as end:  # argparse has printed its help
+            code = end.code  # type: ignore[assignment]
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be printed goes nowhere
+        code = NO_READER
+    sys.exit(code)

@@ -7,41 +7,73 @@ which may also be that of other data with the same images and classes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpfl_mpi.config import Resolved
 from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find
+from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
+from dpfl_mpi.data.validation import search_first
+from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.methods import declared
+from dpfl_mpi.models import make
+from dpfl_mpi.plugins import admit, admitted, codes, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.files import explained, replacing
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
+
+if TYPE_CHECKING:
+    from dpfl_mpi.numerics.raw import RawImages
 
 CHUNK = 2048  # images scored at once
+
+
+def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
+    """Return the run with its own model and data set as they are `given` here, by kind: a result's own paths are never executed.
+
+    Raises:
+        UserError: one that is needed is not given, or it is other code than the run's.
+    """
+    for kind, name in given.items():
+        held = run.contents.get(kind, "")
+        if name is not None and admit(kind, name) != held:
+            of = "other code than the run's" if held else f"the run has the shipped {getattr(run, kind)}"
+            raise UserError(f"--{kind} is {name}; {of}")
+        if held and name is None and kind == "model":
+            raise UserError(
+                f"the run's model is code of its own; name it with --model ({run.model}), in Python model(k, code=...)"
+            )
+    named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
+    return dataclasses.replace(run, **named)
 
 
 def source_of(result: Result, data: Path | None) -> Source:
     """Return the data to score on: those of the run, wherever its file now lies, or those of `--data`."""
     if data is None:
+        if codes(result.run.contents).get("dataset", "") != admitted("dataset", result.run.dataset):
+            raise UserError(
+                f"the run's data set is code of its own; name it with --dataset ({result.run.dataset}), or other data with --data"
+            )
         return open_source(result.run)
-    import h5py
-
-    try:
-        with h5py.File(data, "r", locking=False) as file:
-            name = str(file.attrs.get("dataset", result.run.dataset))
-    except OSError:
-        name = result.run.dataset  # in_file says what is wrong
+    name = short(result.run.dataset)
+    if is_there(data):
+        with contextlib.suppress(Unreadable), Hdf5(data, "an HDF5 file") as file:  # in_file says what is wrong
+            name = file.attribute("dataset", str, default=name)
     source = in_file(data, name)
     return pooled(source) if one_pool(result, source) else source
 
 
 def one_pool(result: Result, source: Source) -> bool:
     """Return whether these are the run's data and it dealt training and test samples out of one pool of them."""
-    return source.sha256 == str(result.file["meta"].attrs["data_sha256"]) and deals_test(result.run)
+    return source.sha256 == result.fact("data_sha256") and deals_test(result.run)
 
 
 def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
@@ -50,44 +82,68 @@ def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
     Raises:
         UserError: these are other data than the run's.
     """
-    meta = result.file["meta"].attrs
-    if source.sha256 != str(meta["data_sha256"]):
+    if source.sha256 != result.fact("data_sha256"):
         raise UserError(
             "these are not the data of the run, so no client has samples in them; score on all with --on all"
         )
     partition = deal(result.run, source)
-    if partition.sha256() != str(meta["partition_sha256"]):
+    if partition.sha256() != result.fact("partition_sha256"):
         raise UserError(
             "this version of dpfl_mpi deals the data differently from the one that made the result; score on all with --on all"
         )
+    if part == "val" and result.run.search_share < 1:  # scored were those that the search did not see
+        partition, searched = search_first(result.run, source.labels["train"], partition)
+        return [partition.of("val", k)[searched[k] :] for k in range(partition.n)]
     return [partition.of(part, k) for k in range(len(result["client/p"]))]
+
+
+def network_of(result: Result, source: Source) -> RawImages:
+    """Return the network of a run's clients, for raw images of this source; `fill` puts a client's weights into it.
+
+    Raises:
+        UserError: the run saved no models, or they do not fit these data.
+    """
+    from dpfl_mpi.numerics.raw import RawImages
+
+    shapes = {name: values.shape for name, values in result.state_dict(0).items()}
+    if codes(result.run.contents).get("model", "") != admitted("model", str(result.run.model)):
+        raise UserError(
+            f"the run's model is code of its own; name the very same, with --model or by admit ({result.run.model})"
+        )
+    network = make(result.run, source).module
+    if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
+        raise UserError(f"the saved models do not fit these data (samples of {source.size}, {source.classes} classes)")
+    return RawImages(network, source.mean, source.std, source.dtype).eval()
+
+
+def fill(model: RawImages, result: Result, client: int) -> RawImages:
+    """Put the weights of a client's best model into a network of the run, and return it."""
+    import torch
+
+    model.network.load_state_dict(
+        {name: torch.from_numpy(values) for name, values in result.state_dict(client).items()},
+        strict=False,  # buffers stay as the model was built with them
+    )
+    return model
 
 
 def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str, device: str) -> np.ndarray:
     """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images."""
     import torch
 
-    from dpfl_mpi.numerics.ensemble import Ensemble
-
-    shapes = {name: values.shape for name, values in result.state_dict(0).items()}
-    module = find("model", str(result.run.model)).build(source.shape, source.classes).to(device).eval()
-    if {name: tuple(p.shape) for name, p in module.named_parameters()} != shapes:
-        raise UserError(
-            f"the saved models do not fit these data (images {source.shape[0]}x{source.shape[1]}x{source.shape[2]}, {source.classes} classes)"
-        )
-    images = Ensemble(module, source.mean, source.std, torch.device(device))  # for its normalisation
+    model = network_of(result, source).to(device)
     pool = "test" if part == "test" else "train"
     out = np.empty(len(rows))
     held: tuple[np.ndarray, np.ndarray] | None = None
     for k, chosen in enumerate(rows):
-        module.load_state_dict({name: torch.from_numpy(values) for name, values in result.state_dict(k).items()})
+        fill(model, result, k)
         if held is None or held[0] is not chosen:  # with --on all every client has the same rows: read once
             held = chosen, source.images(pool, chosen)
         right = 0
         for start in range(0, len(chosen), CHUNK):
-            x = images.normalise(torch.from_numpy(held[1][start : start + CHUNK]).to(device)).movedim(-1, 1)
             with torch.no_grad():
-                predicted = module(x).argmax(1).cpu().numpy()
+                logits = model(torch.from_numpy(held[1][start : start + CHUNK]).to(device))
+            predicted = logits.argmax(1).cpu().numpy()
             right += int((predicted == source.labels[pool][chosen[start : start + CHUNK]]).sum())
         out[k] = right / max(len(chosen), 1)
     return out
@@ -108,6 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m dpfl_mpi.evaluate", description=__doc__.split("\n\n")[0], allow_abbrev=False
     )
     parser.add_argument("result", metavar="RESULT", help="result of a run with --save_models")
+    for kind in ("model", "dataset"):
+        parser.add_argument(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
     parser.add_argument("--data", type=Path, help="prepared data file (default: the one of the run)")
     parser.add_argument(
         "--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)"
@@ -124,8 +182,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with Result(args.result) as result:
             n = len(result["client/p"])
+            if result.run.drift:
+                raise UserError(
+                    f"{args.result} is of a run with --drift {result.run.drift}, whose classes changed their names: it is not scored here"
+                )
             result.state_dict(0)  # says so at once where no models were saved
+            result.run = with_code(result.run, {"model": args.model, "dataset": args.dataset})
             source = source_of(result, args.data)
+            verify(source)
             if args.on == "all" and one_pool(result, source):
                 raise UserError(
                     f"--on is all; --partition {result.run.partition} takes training and test samples from one pool: name other data with --data"
@@ -159,20 +223,21 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
             f"stored in the result: mean {100 * np.nanmean(stored):.2f} %; the same for {int((np.abs(stored - scores) < 1e-9).sum())} of "
             f"{len(scores)} clients"
         )
-    if not find("method", result.run.method).finetunes:
-        lines.append(f"{result.run.method} is scored by more than its models in the run: these are the models alone")
+    if not declared(result.run).finetunes:
+        lines.append(
+            f"{short(result.run.method)} is scored by more than its models in the run: these are the models alone"
+        )
     return "\n".join(lines)
 
 
 def write(out: Path, rows: list[np.ndarray], scores: np.ndarray) -> None:
     """Write client_id, samples, accuracy as CSV."""
-    with explained(f"--out is {out}; it cannot be written"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open(out, "w", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["client_id", "samples", "accuracy"])
-            table.writerows([k, len(r), repr(float(s))] for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
+    said = explained(f"--out is {out}; it cannot be written")
+    with said, replacing(out) as part, open(part, "w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["client_id", "samples", "accuracy"])
+        table.writerows([k, len(r), repr(float(s))] for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -1,9 +1,20 @@
-"""Results in other tools' formats: `python -m dpfl_mpi.export RESULT... --format csv|pfllib`.
+"""Results in other tools' formats:
+`python -m dpfl_mpi.export RESULT... --format csv|clients|pfllib`.
 
-csv: one long table, one row per client, round and set: `client_id,round,set,loss,accuracy`; accuracy from 0 to 1, empty where it is not recorded;
-with several results a first column `run` names them.
-pfllib: the HDF5 layout that users of PFLlib plot from, one file per result: `rs_test_acc` [T+1] (test accuracy, 0 to 1), `rs_train_loss` [T+1] and
-`rs_test_auc` (empty: not computed); as there, rounds are weighted means over clients by their number of test and training samples.
+csv: one long table, one row per client, round and set:
+    client_id,round,set,loss,accuracy
+  Accuracy is from 0 to 1, empty where it is not recorded. With several results
+  a first column `run` names them.
+clients: one row per client, of its best model by validation:
+    client_id,n_train,n_val,n_test,best_round,val_accuracy,
+    accuracy,balanced_accuracy,macro_f1
+  The last three are on its test images, macro F1 and balanced accuracy as
+  scikit-learn defines them, empty before the end of the run.
+pfllib: the HDF5 layout that users of PFLlib plot from, one file per result, in
+  a folder `pfllib` beside it: `rs_test_acc` [T+1] (test accuracy, 0 to 1),
+  `rs_train_loss` [T+1] and `rs_test_auc` (empty: not computed). As there,
+  rounds are weighted means over clients by their number of test and training
+  samples.
 """
 
 from __future__ import annotations
@@ -17,17 +28,18 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.metrics import METRICS
 from dpfl_mpi.results import Result
 from dpfl_mpi.storage import disk
-from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.files import explained, replacing
 
 SETS = ("train", "val", "test")
 
 
 def long_rows(result: Result) -> Iterator[tuple[int, int, str, Any, Any]]:
     """Yield (client, round, set, loss, accuracy) of everything recorded; "" where a set has no such number."""
-    numbers = result["round/number"]
+    numbers = result["round/number"][: result.last_round + 1]
     there = {f"{s}_{n}" for s in SETS for n in ("loss", "acc") if f"round/{s}_{n}" in result}
     arrays = {name: result[f"round/{name}"] for name in there}
     for i, t in enumerate(numbers):
@@ -39,17 +51,37 @@ def long_rows(result: Result) -> Iterator[tuple[int, int, str, Any, Any]]:
 
 def value(array: np.ndarray | None, row: int, client: int) -> Any:
     """Return a number as text that reads back to the same bits, or "" where there is none."""
-    return "" if array is None or not np.isfinite(array[row, client]) else repr(float(array[row, client]))
+    return "" if array is None else text(array[row, client])
 
 
-def write_csv(results: Sequence[Result], out: Path) -> None:
-    """Write all results as one table."""
+def text(number: Any) -> str:
+    """Return a number as text that reads back to the same bits, or "" where it is not finite."""
+    return repr(float(number)) if np.isfinite(number) else ""
+
+
+def client_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+    """Yield (client, training, validation and test samples, best round, validation accuracy, scores on its test images)."""
+    counts = [result[f"client/n_{s}"] for s in SETS] + [result["best/round"]]
+    nothing = np.full(len(counts[0]), np.nan)
+    done = "best/confusion" in result
+    scores = [result["best/val_acc"], *(result.score(m) if done or m == "accuracy" else nothing for m in METRICS)]
+    for k in range(len(nothing)):
+        yield k, *(int(n[k]) for n in counts), *(text(s[k]) for s in scores)
+
+
+LONG = ("client_id", "round", "set", "loss", "accuracy"), long_rows
+CLIENTS = ("client_id", "n_train", "n_val", "n_test", "best_round", "val_accuracy", *METRICS), client_rows
+
+
+def write_csv(results: Sequence[Result], out: Path, what: Any = LONG) -> None:
+    """Write all results as one table: `LONG` or `CLIENTS`, its columns and the function that yields its rows."""
+    columns, rows = what
     several = len(results) > 1
     with open(out, "w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([*(["run"] if several else []), "client_id", "round", "set", "loss", "accuracy"])
+        table.writerow([*(["run"] if several else []), *columns])
         for result in results:
-            for row in long_rows(result):
+            for row in rows(result):
                 table.writerow([*([result.path.stem] if several else []), *row])
 
 
@@ -78,9 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("results", nargs="+", metavar="RESULT", help="result files, finished or running")
-    parser.add_argument("--format", choices=("csv", "pfllib"), default="csv")
+    parser.add_argument("--format", choices=("csv", "clients", "pfllib"), default="csv")
     parser.add_argument(
-        "--out", type=Path, help="file to write; of several results with pfllib the folder (default: beside the result)"
+        "--out",
+        type=Path,
+        help="file to write; of several results with pfllib the folder (default: beside the result, with pfllib in pfllib/)",
     )
     args = parser.parse_args(arguments)
     try:
@@ -88,8 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
         empty = next((r for r in results if r.last_round < 0), None)
         if empty:
             raise UserError(f"{empty.path}: no round is recorded yet")
-        if args.format == "csv":
-            pieces = [(results, args.out or results[0].path.with_suffix(".csv"))]
+        if args.format != "pfllib":
+            ending = ".csv" if args.format == "csv" else ".clients.csv"
+            pieces = [(results, args.out or results[0].path.with_suffix(ending))]
         elif len(results) == 1:
             pieces = [(results, args.out or beside(results[0]))]
         else:
@@ -100,9 +135,11 @@ def main(arguments: list[str] | None = None) -> int:
         for part, out in pieces:
             if any(out.exists() and out.samefile(r.path) for r in results):
                 raise UserError(f"--out is {out}, which is one of the results; name another file")
-            with explained(f"--out is {out}; it cannot be written"):
-                out.parent.mkdir(parents=True, exist_ok=True)
-                write_csv(part, out) if args.format == "csv" else write_pfllib(part[0], out)
+            with explained(f"--out is {out}; it cannot be written"), replacing(out) as new:
+                if args.format == "pfllib":
+                    write_pfllib(part[0], new)
+                else:
+                    write_csv(part, new, LONG if args.format == "csv" else CLIENTS)
             print(out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -111,9 +148,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def beside(result: Result) -> Path:
-    """Return the default name of a result in PFLlib's layout."""
-    return result.path.with_name(f"{result.path.stem}-pfllib.h5")
+    """Return the default name of a result in PFLlib's layout: in a folder of its own, where `results/*.h5` does not find it."""
+    return result.path.parent / "pfllib" / result.path.name
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfl_mpi.errors import UserError
+
 Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
 # what a candidate gained in the greedy search by being added (a) and removed (b), and what was done
 CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
@@ -31,7 +33,14 @@ class CollaborationGraph:
 
     @classmethod
     def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
-        """Return the graph of n clients with these edges `[E]`, in any order: one sort of numbers, no loop over clients."""
+        """Return the graph of n clients with these edges `[E]`, in any order: one sort of numbers, no loop over clients.
+
+        Raises:
+            UserError: a sender is no client.
+        """
+        if len(senders) and not 0 <= senders.min() <= senders.max() < n:
+            wrong = senders[(senders < 0) | (senders >= n)][0]
+            raise UserError(f"a graph has the sender {wrong}; clients are 0 to {n - 1}")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=n))]).astype(np.int64)
         return cls(indptr, np.sort(receivers * n + senders) % max(n, 1))
 
@@ -82,6 +91,24 @@ class CollaborationGraph:
         out = np.zeros((self.n, self.n), bool)
         out[self.receivers(), self.senders] = True
         return out
+
+
+def rewired(graph: CollaborationGraph, rng: np.random.Generator, swaps: int = 20) -> CollaborationGraph:
+    """Return a random graph with the in- and out-degrees of this one: `swaps` tries per edge to exchange the senders of two edges.
+
+    A try that would give an edge twice, or a client itself, is left out (Milo et al., arXiv cond-mat/0312028, the switching method).
+    """
+    receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
+    edges = set(zip(receivers, senders, strict=True))
+    count = len(senders)
+    for a, b in rng.integers(0, max(count, 1), (swaps * count, 2)).tolist():
+        one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
+        if one[0] == one[1] or two[0] == two[1] or one in edges or two in edges:
+            continue
+        edges -= {(receivers[a], senders[a]), (receivers[b], senders[b])}
+        edges |= {one, two}
+        senders[a], senders[b] = senders[b], senders[a]
+    return CollaborationGraph.from_edges(graph.n, np.array(receivers, np.int64), np.array(senders, np.int64))
 
 
 def sparsity(adjacency: np.ndarray) -> float:

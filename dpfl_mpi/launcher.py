@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from dpfl_mpi.errors import UserError
 
@@ -33,8 +34,9 @@ def candidates() -> list[list[str]]:
     if os.environ.get("SLURM_JOB_ID") and shutil.which("srun"):
         offered = output(["srun", "--mpi=list"]).split()
         out += [["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"] for kind in SRUN if kind in offered]
-    if shutil.which("mpirun"):
-        out.append(["mpirun", "--bind-to", "none"] if os.environ.get("SLURM_JOB_ID") else ["mpirun"])
+    beside = Path(sys.executable).with_name("mpirun")  # of an environment that was not activated
+    if mpirun := "mpirun" if shutil.which("mpirun") else str(beside) if beside.exists() else "":
+        out.append([mpirun, "--bind-to", "none"] if os.environ.get("SLURM_JOB_ID") else [mpirun])
     return out
 
 

@@ -2,12 +2,14 @@
 
 Layout: `/train/images` uint8 [M,H,W,C], `/train/labels` [M] and, for data with clients of their own, `/train/clients` int32 [M]; the same
 under `/test`; `/client_names`. Attributes: format, dataset, class_names, mean, std (per channel, of pixels scaled to 0..1), note, options,
-source (what it was made from) and sha256 of the content.
+source (what it was made from) and sha256 of the content. Format 2 has float32 [M,H,W,C] or [M,F], or int32 [M,L] in the place of images, with
+`vocabulary`, one more than the largest token.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -15,24 +17,41 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from dpfl_mpi.data.source import Arrays, digest
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find, names
-from dpfl_mpi.storage.files import explained, reason, remove_leftovers, replacing, sha256, temporary
+from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, Arrays, check, digest
+from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.plugins import admit, find, is_path, names, shipped, short
+from dpfl_mpi.settings.texts import FILE_NAME, file_name
+from dpfl_mpi.storage.files import explained, reason, remove_leftovers, replacing, temporary
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
 
-FORMAT = "dpfl_mpi data 1"
-AT_ONCE = 4096  # images written at once
+STORED = {
+    "dataset": "none",
+    "options": "{}",
+    "source": "",
+    "source_stat": "",
+}  # attributes, and what those of old files are
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, write the file, return the exit code."""
-    args = vars(parser().parse_args(arguments))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        own = [name for name in arguments[:1] if is_path(name) or ":" in name or name in names("dataset")]
+        for name in own:
+            admit("dataset", name)
+            if not hasattr(find("dataset", name), "read"):
+                raise UserError(f"{name} needs no file: it has no read(source); run it with --dataset {name}")
+        args = vars(parser(own).parse_args(arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     module = find("dataset", args["dataset"])
     options = {f.name: args[f.name] for f in dataclasses.fields(module.Options)} if hasattr(module, "Options") else {}
     out = args["out"] or default_out(module, options)
@@ -41,20 +60,23 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"interrupted: {out} is as it was", file=sys.stderr)
+        return 130
     except MemoryError:
         print("error: this machine has not enough memory for the whole data set; use a larger one", file=sys.stderr)
         return 2
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line: one subcommand a data set, with the options that its module names."""
+def parser(own: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the command line: one subcommand per data set, shipped or admitted as one's own, with the options that its module names."""
     assert __doc__ is not None
     out = argparse.ArgumentParser(
         prog="python -m dpfl_mpi.prepare", description=__doc__.split("\n\n")[0], allow_abbrev=False
     )
     datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
-    for name in names("dataset"):
+    for name in dict.fromkeys([*shipped("dataset"), *own]):
         module = find("dataset", name)
         if not hasattr(module, "read"):
             continue
@@ -94,8 +116,10 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
     module = find("dataset", dataset)
     if source is None and not hasattr(module, "DOWNLOAD"):
         raise UserError(f"--source is missing: {module.NO_DOWNLOAD}")
-    if source is not None and not source.exists():
+    if source is not None and not is_there(source):
         raise UserError(f"--source is {source}; there is no such file or folder")
+    if not file_name(str(out)):
+        raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
     remove_leftovers(out)
     if out.exists() and not force:
         return f"{already(out, dataset, source, options)} (--force writes it anew)"
@@ -105,16 +129,23 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         origin = fingerprint(None, module)
     else:
         origin = fingerprint(source, module)
-    arrays = module.read(source, **options)
-    content = write(arrays, dataset, out, {"options": json.dumps(options, sort_keys=True), **origin})
+    if not source.is_dir():
+        open_regular(source).close()  # a pipe or a device has no end
+    arrays = check(module.read(source, **options), f"read of the data set {short(dataset)}")
+    for text in (*arrays.class_names, *arrays.client_names, arrays.note):
+        if "\0" in text or not encodable(text):
+            raise UserError(f"{source} holds the name {text!r}, which is not text in UTF-8; rename it")
+    content = write(arrays, short(dataset), out, {"options": json.dumps(options, sort_keys=True), **origin})
     return f"{summary(out, arrays)}, sha256 {content[:12]}"
 
 
 def summary(out: Path, arrays: Arrays) -> str:
     """Return a sentence about a file just written."""
     clients = f", {len(arrays.client_names)} clients" if arrays.client_names else ""
+    x = arrays.train_images
+    samples = KINDS["uint8"] if x.ndim == 4 else f"samples of {x.shape[1]} {KINDS[str(x.dtype)]}"
     return (
-        f"{out}: {len(arrays.train_labels)} training and {len(arrays.test_labels)} test images, {len(arrays.class_names)} classes"
+        f"{out}: {len(arrays.train_labels)} training and {len(arrays.test_labels)} test {samples}, {len(arrays.class_names)} classes"
         f"{clients}, {out.stat().st_size / 1e6:.0f} MB"
     )
 
@@ -125,27 +156,26 @@ def already(out: Path, dataset: str, source: Path | None, options: dict[str, Any
     Raises:
         UserError: it is another file, or made from another source or with other options.
     """
-    import h5py
-
     other = "choose another --out, or overwrite it with --force"
     try:
-        with h5py.File(out, "r", locking=False) as file:
-            if file.attrs.get("format") != FORMAT:
+        with Hdf5(out, "a readable file of dpfl_mpi") as file:
+            if file.attribute("format", str, default="none") not in FORMATS:
                 raise UserError(f"--out is {out}, which is not a file of dpfl_mpi; {other}")
-            attrs = dict(file.attrs)
-            train, test = file["train/labels"].shape[0], file["test/labels"].shape[0]
-    except (OSError, KeyError, RuntimeError):
+            attrs = {name: file.attribute(name, str, default=default) for name, default in STORED.items()}
+            train, test = (len(file.dataset(f"{part}/labels", "iu", (None,))) for part in ("train", "test"))
+            options_then = json.loads(attrs["options"])
+    except (Unreadable, ValueError, RecursionError):
         raise UserError(f"--out is {out}, which is not a readable file of dpfl_mpi; {other}") from None
-    if attrs["dataset"] != dataset:
+    if attrs["dataset"] != short(dataset):
         raise UserError(f"--out is {out}, which holds {attrs['dataset']}; {other}")
-    if json.loads(attrs.get("options", "{}")) != options:
-        raise UserError(f"--out is {out}, which was made with the options {attrs.get('options', '{}')}; {other}")
+    if options_then != options:
+        raise UserError(f"--out is {out}, which was made with the options {attrs['options']}; {other}")
     stat = "" if source is None else stat_of(source)
-    if stat != attrs.get("source_stat", "") or source is None:
+    if stat != attrs["source_stat"] or source is None:
         mine = fingerprint(source, find("dataset", dataset))["source"]
-        if mine != attrs.get("source", ""):
+        if mine != attrs["source"]:
             raise UserError(f"--out is {out}, which was made from another source; {other}")
-    return f"{out} is there already: {train} training and {test} test images, made from the same source"
+    return f"{out} is there already: {train} training and {test} test samples, made from the same source"
 
 
 def fingerprint(source: Path | None, module: ModuleType) -> dict[str, str]:
@@ -165,7 +195,7 @@ def stat_of(source: Path) -> str:
     sha = hashlib.sha256()
     for path in sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]:
         name = path.relative_to(source).as_posix() if source.is_dir() else ""
-        sha.update(f"{name}:{path.stat().st_size}:{path.stat().st_mtime_ns};".encode())
+        sha.update(f"{name}:{path.stat().st_size}:{path.stat().st_mtime_ns};".encode("utf-8", "surrogateescape"))
     return sha.hexdigest()
 
 
@@ -206,12 +236,14 @@ def download(module: ModuleType, folder: Path) -> Path:
     return archive
 
 
+class Tried(Exception):
+    """What ends a trial of writing a file."""
+
+
 def check_writable(out: Path) -> None:
     """Raise `UserError` where the file cannot be written: known before an hour of download, not after it."""
-    with explained(f"--out is {out}; it cannot be written"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary(out).touch()
-        temporary(out).unlink()
+    with explained(f"--out is {out}; it cannot be written"), contextlib.suppress(Tried), replacing(out):
+        raise Tried
 
 
 def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None = None) -> str:
@@ -240,7 +272,8 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
             if arrays.client_names:
                 file.create_dataset("client_names", data=list(arrays.client_names), dtype=h5py.string_dtype())
             file.attrs.update(
-                format=FORMAT,
+                format=FORMATS[arrays.train_images.dtype != np.uint8],
+                **({"vocabulary": arrays.vocabulary} if arrays.vocabulary else {}),
                 dataset=dataset,
                 class_names=list(arrays.class_names),
                 sha256=content,
@@ -271,4 +304,4 @@ def read_back(path: Path, arrays: Arrays) -> Arrays:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a killed run takes its temporary files along
-    sys.exit(main())
+    exit_with(main)

@@ -1,13 +1,14 @@
 """The results file: one HDF5 file per Run. `Recorder` writes it on root, `Result` reads it, finished or running.
 
-Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens.
+Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens. Every array has
+a checksum per chunk (HDF5's fletcher32), and so have the attributes: what was damaged later is an error. `layout` says what each array may be.
 
 Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 axis is after preprocessing):
 
     / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema, state running|finished|stopped, dataset, partition, method, budget, seed,
-                         rounds_done, test_acc (mean over clients of /best/test_acc)
+                         declared (JSON: what code that is not shipped says of itself), rounds_done, test_acc (mean over clients of /best/test_acc)
     /meta/starts         one row of JSON per start: time, hosts, ranks, devices, CPU, versions, commit
-    /meta attrs          numerics, data_sha256, partition_sha256, parameters (D)
+    /meta attrs          numerics, data_sha256, class_names (JSON), partition_sha256, parameters (D)
     /round/number        [T+1]
     /round/{epochs,gradient_steps}                                      [T+1] local epochs of a client, gradient steps of all, so far
     /round/{train_loss,val_loss,val_acc,test_loss,test_acc}             [T+1, N]
@@ -16,6 +17,9 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     /finetune/{val_acc,test_acc} [E+1, N], /finetune/{epochs,gradient_steps} [E+1]    with --finetune_epochs: row 0 = the best model of the
                          rounds, from which tuning starts; /best is then over rows 1 to E (its round counts on), /last is row E
     /client/{p,budget,flipped,diverged_round,epochs,n_train,n_val,n_test} [N], /client/class_counts [N, C]
+    /client/{liars,newcomers,drifted,stopped_round} [N], /client/drift_classes [2]     with --attack, --newcomers, --drift, --patience
+    /newcomers/{val_acc,test_acc,models_received,evaluations} [E, N], /newcomers/epochs [E]     with --newcomers: after E epochs of their own
+    /attack/success [N]                                                 with --attack backdoor: marked test images taken for class 0
     /graph/reach/{indptr [N+1], senders [E]}                            with --reach: receiver k can receive from these
     /graph/omega/{indptr [N+1], senders [E]}, /graph/chosen/{indptr [T+1, N+1], senders [E]}    receiver k of round t takes
                          senders[indptr[t, k] : indptr[t, k+1]], indptr running on over rounds; row 0 = Omega
@@ -40,15 +44,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import h5py
 import numpy as np
 
-from dpfl_mpi.config import NUMERICS, Run, stored_run
+from dpfl_mpi import layout
+from dpfl_mpi.config import NUMERICS, Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.graph import CASES, CollaborationGraph
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.metrics import of_result
+from dpfl_mpi.plugins import short
 from dpfl_mpi.storage import disk
-from dpfl_mpi.storage.files import DAMAGE, explained, remove_leftovers, replacing
+from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
+from dpfl_mpi.storage.foreign import is_there
 
 P = ParamSpec("P")
 T = TypeVar("T")
 SCHEMA = 1
+CHUNK = 2**20  # bytes of a chunk, which is read and checked as a whole
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")  # of a round, in the order in which they are shown
 # provenance: may differ between equal runs
 EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
@@ -87,22 +96,26 @@ class Recorder:
                     self.file.attrs.update(
                         run=run.to_json(),
                         schema=SCHEMA,
-                        dataset=run.dataset,
+                        dataset=short(run.dataset),
                         partition=run.partition,
-                        method=run.method,
+                        method=short(run.method),
                         budget=str(run.budget),
                         seed=run.seed,
+                        declared=json.dumps(getattr(run, "declared", {})),
                         state="running",
                         rounds_done=-1,
                         test_acc=np.nan,
+                        progress=0,  # a checksum of the two, once they change no more
                     )
                     self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
                     self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
                 self._set(state="running", key=json.dumps(run.key()))
+                self._set(checksum=layout.seal(self.file.attrs, self.file["meta"].attrs))
                 stored = self.file["meta/starts"]
                 self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
                 stored.resize(len(self.starts) + 1, 0)
-                stored[:] = [json.dumps(s) for s in [*self.starts, start]]
+                stored[:] = texts = [json.dumps(s) for s in [*self.starts, start]]
+                stored.attrs["checksum"] = layout.checksum(texts)
                 self.file.flush()
             stack.pop_all()  # stays open
 
@@ -118,17 +131,21 @@ class Recorder:
 
     @writes
     def set_attributes(self, group: str, **attributes: Any) -> None:
-        """Write attributes of a group."""
-        self.file[group].attrs.update(attributes)
+        """Write attributes of a group that has none yet."""
+        self.file[group].attrs.update(attributes, checksum=layout.checksum(attributes))
 
     @writes
     def once(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write (or overwrite) whole arrays by their path."""
         for name, values in arrays.items():
+            values = np.asarray(values)
             if name in self.file:
                 self.file[name][...] = values
-            else:
+            elif values.ndim == 0 or values.size == 0:
                 self.file[name] = values
+            else:
+                rows = max(1, min(len(values), CHUNK // max(1, values[0].nbytes)))
+                self.file.create_dataset(name, data=values, chunks=(rows, *values.shape[1:]), fletcher32=True)
 
     @writes
     def append(self, arrays: Mapping[str, Any]) -> None:
@@ -145,6 +162,7 @@ class Recorder:
                     chunks=chunk,
                     compression=1,
                     shuffle=True,
+                    fletcher32=True,
                 )
             stored = self.file[name]
             stored.resize(len(stored) + 1, 0)
@@ -154,9 +172,8 @@ class Recorder:
     def append_graph(self, graph: CollaborationGraph) -> None:
         """Append a round's graph to /graph/chosen."""
         if "graph/chosen/senders" not in self.file:
-            self.file.create_dataset(
-                "graph/chosen/senders", (0,), np.int32, maxshape=(None,), chunks=(4096,), compression=1, shuffle=True
-            )
+            how: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
+            self.file.create_dataset("graph/chosen/senders", (0,), np.int32, maxshape=(None,), chunks=(4096,), **how)
         senders = self.file["graph/chosen/senders"]
         edges = len(senders)
         self.append({"graph/chosen/indptr": graph.indptr + edges})
@@ -175,12 +192,14 @@ class Recorder:
         """Close the file, marked finished or stopped."""
         if self.file:
             with self.file:
+                done = [self.file.attrs["rounds_done"], self.file.attrs["test_acc"]]
+                self._set(progress=layout.number(done))
                 self.file.sync()  # a file that is not whole is not called finished
                 self._set(state=state)
 
     def abandon(self) -> None:
         """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(Exception):  # that reason alone is told
             self.close("stopped")
 
 
@@ -189,7 +208,7 @@ def earlier_starts(path: Path) -> list[dict[str, Any]]:
     try:
         with Result(path) as result:
             return result.starts()
-    except (UserError, *DAMAGE):
+    except UserError:
         return []
 
 
@@ -203,73 +222,65 @@ class Result:
             UserError: there is no such file, or it is not a result.
         """
         self.path = Path(path)
-        if not self.path.is_file():
+        if not is_there(self.path):
             raise UserError(f"{self.path}: there is no such result file")
-        try:
-            self.file = h5py.File(self.path, "r", locking=False)
-            schema = int(self.file.attrs["schema"])
-            meta = self.file.get("meta")
-            self.run, self.key = stored_run(self.file.attrs, str(meta.attrs.get("data_sha256", "")) if meta else "")
-        except (OSError, KeyError, ValueError, TypeError):
-            raise UserError(f"{self.path} is not a result of dpfl_mpi, or it is damaged") from None
-        if schema > SCHEMA:
-            raise UserError(f"{self.path} has schema {schema}; this version of dpfl_mpi reads up to {SCHEMA}")
+        self.hdf5, self.run, self.key = layout.opened(self.path, SCHEMA)
+        self.file = self.hdf5.file
 
     @property
     def state(self) -> str:
         """ "finished", "stopped after round t" or "running, round t"."""
-        state, done = str(self.file.attrs["state"]), int(self.file.attrs["rounds_done"])
-        return (
-            state
-            if state == "finished"
-            else f"running, round {done}"
-            if state == "running"
-            else f"stopped after round {done}"
-        )
+        state, done = layout.state(self.hdf5), self.hdf5.attribute("rounds_done", int)
+        return {"running": f"running, round {done}", "stopped": f"stopped after round {done}"}.get(state, state)
 
     @property
     def finished(self) -> bool:
         """Whether all rounds are there."""
-        return str(self.file.attrs["state"]) == "finished"
+        return layout.state(self.hdf5) == "finished"
 
     @property
     def test_acc(self) -> float:
         """Mean over benign clients of /best/test_acc in the last round that is recorded, nan before there is one."""
-        return float(self.file.attrs.get("test_acc", np.nan))
+        return float(self.hdf5.attribute("test_acc", float, default=float("nan")))
 
     @property
     def benign(self) -> np.ndarray:
-        """Which clients averages are over, bool `[N]`: those whose labels are not flipped (--flip_share)."""
-        return ~self["client/flipped"] if "client/flipped" in self else np.ones(len(self["client/p"]), bool)
+        """Which clients averages are over, bool `[N]`: no flipped labels (--flip_share), no liars (--attack), no --newcomers."""
+        out = np.ones(len(self["client/p"]), bool)
+        for name in ("client/flipped", "client/liars", "client/newcomers"):
+            if name in self:
+                out &= ~self[name].astype(bool)
+        return out
 
     def __contains__(self, name: str) -> bool:
-        return name in self.file
+        return name in self.hdf5
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name in the layout."""
-        if name not in self.file or not isinstance(self.file[name], h5py.Dataset):
+        """Return an array by its name in the layout.
+
+        Raises:
+            UserError: it is not there, or damaged: of another type or shape, out of its range, or its checksum does not fit.
+        """
+        if name not in self.hdf5 or (name not in layout.ARRAYS and name not in self.names()):
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
-        return self.file[name][()]
+        return layout.array(self.hdf5, name, self.run, self.finished)
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""
-        found: list[str] = []
-        self.file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-        return found
+        return self.hdf5.names()
+
+    def fact(self, name: str) -> str:
+        """Return a fact of the run, an attribute of /meta, as text: data_sha256, partition_sha256, numerics."""
+        with self.hdf5.reading(f"the attribute {name} of meta"):
+            return str(self.file["meta"].attrs[name])
 
     def omega(self) -> CollaborationGraph:
         """Return Omega, the graph of preprocessing."""
-        return CollaborationGraph(self["graph/omega/indptr"], self["graph/omega/senders"].astype(np.int64))
+        return layout.graph(self.hdf5, "graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])
 
     def chosen(self, t: int) -> CollaborationGraph:
         """Return the graph of round t; round 0 is Omega."""
-        rounds = len(self.file["graph/chosen/indptr"])
-        if not 0 <= t < rounds:
-            raise UserError(f"round {t} is not in {self.path}; allowed are 0 to {rounds - 1}")
-        indptr = self.file["graph/chosen/indptr"][t]
-        return CollaborationGraph(
-            indptr - indptr[0], self.file["graph/chosen/senders"][indptr[0] : indptr[-1]].astype(np.int64)
-        )
+        return layout.chosen(self.hdf5, self.run, t)
 
     def graph(self, t: int) -> np.ndarray:
         """Return bool `[N, N]`: element (k, j) says that in round t client k averaged with client j."""
@@ -278,8 +289,7 @@ class Result:
     @property
     def last_round(self) -> int:
         """Number of the last round that is recorded completely, -1 before there is one."""
-        rounds = len(self.file["round/number"]) if "round/number" in self else 0
-        return min(int(self.file.attrs["rounds_done"]), rounds - 1)  # fine-tuning counts on, without rounds
+        return layout.last_round(self.hdf5)
 
     def mean(self, name: str) -> np.ndarray:
         """Return the mean over clients of an array `[T+1, N]`, of the finite values of benign clients; nan where there is none."""
@@ -288,22 +298,29 @@ class Result:
         count = finite.sum(1)
         return np.where(count, np.where(finite, values, 0).sum(1) / np.maximum(count, 1), np.nan)
 
+    def score(self, metric: str) -> np.ndarray:
+        """Return a score of each client's best model on its test images, 0 to 1, `[N]`: see `metrics.of_result`."""
+        return of_result(self, metric)
+
     def state_dict(self, client: int) -> dict[str, np.ndarray]:
         """Return a client's best model by layer name, float32: `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it."""
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
-        row = self.file["model/best"][client]
-        names, shapes = json.loads(self.file["model"].attrs["names"]), json.loads(self.file["model"].attrs["shapes"])
-        ends = np.cumsum([int(np.prod(s)) for s in shapes])
-        return {n: row[end - int(np.prod(s)) : end].reshape(s) for n, s, end in zip(names, shapes, ends, strict=True)}
+        rows = self.hdf5.dataset("model/best", "f", (int(self.run.clients), None))
+        if not 0 <= client < len(rows):
+            raise UserError(f"client {client} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
+        layers = layout.layers(self.hdf5)
+        with self.hdf5.reading("model/best"):
+            row, ends = rows[client], np.cumsum([int(np.prod(shape)) for _, shape in layers])
+            return {n: row[end - int(np.prod(s)) : end].reshape(s) for (n, s), end in zip(layers, ends, strict=True)}
 
     def starts(self) -> list[dict[str, Any]]:
         """Return one description per start of the run: time, hosts, ranks, devices, CPU, versions."""
-        return [json.loads(text) for text in self.file["meta/starts"].asstr()[:]]
+        return layout.starts(self.hdf5)
 
     def close(self) -> None:
         """Close the file."""
-        self.file.close()
+        self.hdf5.close()
 
     def __enter__(self) -> Result:
         return self
@@ -326,6 +343,3 @@ class Result:
     def same_numbers(a: Result, b: Result) -> bool:
         """Return whether two results hold the same numbers to the bit, whatever ranks and hosts computed them."""
         return a.key == b.key and not Result.differences(a, b)
-
-
-__all__ = ["CASES", "EXEMPT", "PHASES", "SCHEMA", "Recorder", "Result"]

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.config import Resolved, Run
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.plugins import find
+from dpfl_mpi.methods import declared
+from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict, fields
 
@@ -86,12 +87,15 @@ def clients(result: Result, each: int) -> str:
 
 
 def graph(result: Result) -> str:
-    """Return the figures of Omega and of the last graph, or a sentence where the method has no graph."""
+    """Return the figures of Omega, where the method has one, and of the last graph, or a sentence where it has no graph."""
     last = result.last_round
-    if not len(result.omega().senders):
-        return "  no edges: every client receives from nobody"
+    if not len(result["graph/chosen/senders"]):
+        return "  no edges: no client chooses whose models it receives"
     rows = []
-    for name, t in (("Omega", 0), (f"round {last}", last)):
+    omega = (
+        [("Omega", 0)] if len(result.omega().senders) else []
+    )  # there are methods that choose anew in each round alone
+    for name, t in (*omega, (f"round {last}", last)):
         a = result.graph(t)
         one_way, pairs = asymmetry(a)
         degree = a.sum(1)
@@ -118,6 +122,8 @@ def outcome(result: Result) -> dict[str, Any]:
         "test accuracy, %": f"{np.nanmean(test):.2f}",
         "std over clients": f"{np.nanstd(test):.2f}",
         "lowest client, %": f"{np.nanmin(test):.1f}",
+        "balanced accuracy, %": of_classes(result, "balanced_accuracy"),
+        "macro F1, %": of_classes(result, "macro_f1"),
         "last round, %": f"{100 * np.nanmean(result['last/test_acc'][result.benign]):.2f}",
         "local epochs": int(result["round/epochs"][last]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
@@ -127,16 +133,29 @@ def outcome(result: Result) -> dict[str, Any]:
     }
 
 
+def of_classes(result: Result, metric: str) -> str:
+    """Return the mean over clients of a score of their best models in percent; a dash before the end of the run."""
+    if "best/confusion" not in result:
+        return "-"
+    return f"{100 * np.nanmean(result.score(metric)[result.benign]):.2f}"
+
+
 def show(result: Result, last: int, each: int) -> str:
     """Return all that is shown of one run."""
-    start = result.starts()[-1]
+    start = (
+        {"hosts": [], "commit": ""}
+        | dict.fromkeys(("ranks", "device", "cpu", "time"), "unknown")
+        | (result.starts() or [{}])[-1]
+    )
     run, head = result.run, outcome(result)
+    progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     return "\n".join(
         [
-            f"{result.path}: {run.method} on {run.dataset}, {result.state} of {run.rounds}",
+            f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
             f"  test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
             f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %",
-            f"  {start['ranks']} ranks on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
+            f"  balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % (of the same models, over classes, then clients)",
+            f"  {start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
             f"{start['time']}, {head['seconds']} s",
             "\nsettings",
             settings(run),
@@ -152,7 +171,7 @@ def show(result: Result, last: int, each: int) -> str:
 
 def with_content(run: Resolved, name: str) -> Any:
     """Return a setting; of a file the start of its SHA-256, too."""
-    held = run.contents.get(name, "").removeprefix("file:")[:12]
+    held = run.contents.get(name, "").removeprefix("file:").removeprefix(CODE)[:12]
     return f"{getattr(run, name)} ({held})" if held else getattr(run, name)
 
 
@@ -164,7 +183,7 @@ def compare(a: Result, b: Result) -> str:
     out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
     out += [table(("", "A", "B"), rows)] if rows else []
     out += ["\noutcome", table(("", "A", "B"), [[n, mine[n], theirs[n]] for n in mine])]
-    meta = [{n: str(r.file["meta"].attrs[n]) for n in ("data_sha256", "partition_sha256")} for r in (a, b)]
+    meta = [{n: r.fact(n) for n in ("data_sha256", "partition_sha256")} for r in (a, b)]
     if meta[0] != meta[1]:
         out.append("\nnot compared client by client: the data or the partition differ")
         return "\n".join(out)
@@ -184,12 +203,8 @@ def compare(a: Result, b: Result) -> str:
 
 def cite(results: Sequence[Result]) -> str:
     """Return the BibTeX of the methods used, DPFL's own paper (this program's subject) first."""
-    found = []
-    for method in dict.fromkeys(["dpfl", *(r.run.method for r in results)]):
-        text = find("method", method).citation.strip()
-        if text and text not in found:
-            found.append(text)
-    return "\n\n".join(found)
+    texts = [find("method", "dpfl").citation, *(declared(r.run).citation for r in results)]
+    return "\n\n".join(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -225,4 +240,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

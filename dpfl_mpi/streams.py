@@ -9,7 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 # purposes of a stream; a number never changes its meaning
-INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP = range(1, 10)
+INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH, FLIP, VISITS, PAIRS, DROPOUT = range(1, 13)
+
+# of the controls of an experiment; numbers apart, so that purposes can be added above
+SEARCH, DRIFT, NOISE, NEWCOMERS, REWIRE, SHUFFLE = range(101, 107)
 
 
 def stream(seed: int, purpose: int, client: int, counter: int) -> np.random.Generator:

@@ -13,6 +13,7 @@ from dpfl_mpi.data.partition import PARTS, Partition, assemble, weights
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import short
 from dpfl_mpi.storage.files import explained, replacing
 
 FORMAT = "dpfl_mpi partition 1"
@@ -26,7 +27,7 @@ def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
     """
     head = {
         "format": FORMAT,
-        "dataset": run.dataset,
+        "dataset": short(run.dataset),
         "data_sha256": source.sha256,
         "partition_sha256": partition.sha256(),
         "made_by": f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}",
@@ -43,7 +44,7 @@ def from_file(run: Run, source: Source) -> Partition:
     """Return the partition of `--partition file:PATH` over this data.
 
     Raises:
-        UserError: it was made for other data, or for another number of clients, names a sample that is not there, or deals one twice.
+        UserError: it was made for other data, or for another number of clients, was changed since, names a sample that is not there, or deals one twice.
     """
     stored = load(str(run.partition_file))
     where = f"--partition is {run.partition}, which"
@@ -51,7 +52,7 @@ def from_file(run: Run, source: Source) -> Partition:
         raise UserError(f"{where} holds {stored.n} clients; --clients is {run.clients}")
     if stored.data_sha256 and stored.data_sha256 != source.sha256:
         raise UserError(
-            f"{where} was made for other data (sha256 {stored.data_sha256[:12]}, this {run.dataset} has {source.sha256[:12]})"
+            f"{where} was made for other data (sha256 {stored.data_sha256[:12]}, this {short(run.dataset)} has {source.sha256[:12]})"
         )
     for part in PARTS:
         size = len(source.labels["test" if part == "test" else "train"])
@@ -80,6 +81,10 @@ def from_file(run: Run, source: Source) -> Partition:
     partition = assemble(
         stored.parts, counts, weights(run.dataset, stored.parts) if stored.p is None else stored.p, stored.pooled
     )
+    if stored.partition_sha256 not in ("", partition.sha256()):
+        raise UserError(
+            f"{where} is not the split it was written with (partition_sha256): take that line out to use it as it is now"
+        )
     if stored.p is not None and abs(stored.p.sum() - 1) < 1e-9:
         return replace(partition, p=stored.p)  # dividing by a sum beside 1 would move the last bit
     return partition

@@ -15,6 +15,8 @@ from dpfl_mpi.data.partition import Partition, assemble, weights
 from dpfl_mpi.data.partition_file import from_file
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import short
+from dpfl_mpi.settings.files import able
 
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
@@ -163,20 +165,20 @@ def natural(
     n, lost = run.clients, run.missing_classes
     if not clients:
         raise UserError(
-            f"--partition natural needs a data set with clients of its own; this {run.dataset} has none: allowed are pathological, dirichlet"
+            f"--partition natural needs a data set with clients of its own; this {short(run.dataset)} has none: allowed are pathological, dirichlet"
         )
     if lost >= classes:
         raise UserError(f"--missing_classes is {lost}; the data have {classes} classes, so at most {classes - 1}")
     everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
     sizes = {part: np.bincount(clients[part], minlength=everyone) for part in ("train", "test")}
     least = max(run.min_samples, 3)
-    able = np.flatnonzero((sizes["train"] + sizes["test"] >= least) & (sizes["train"] >= 2) & (sizes["test"] >= 1))
-    if n > len(able):
+    can = able(sizes["train"], sizes["test"], least)
+    if n > len(can):
         raise UserError(
-            f"--clients is {n}; of the {everyone} clients in the data {len(able)} have at least {least} samples, 2 to train and 1 to test: "
+            f"--clients is {n}; of the {everyone} clients in the data {len(can)} have at least {least} samples, 2 to train and 1 to test: "
             "use fewer --clients or a smaller --min_samples"
         )
-    chosen = np.sort(rng.permutation(able)[:n])
+    chosen = np.sort(rng.permutation(can)[:n])
     rows = {part: np.split(np.argsort(clients[part], kind="stable"), np.cumsum(sizes[part])[:-1]) for part in sizes}
     pools, tests = [], []
     for client in chosen:

@@ -1,14 +1,54 @@
-"""One file per data set, found by its name.
+"""The data sets, one file each, and the contract that such a file keeps. `load` alone makes a data set.
 
-Each module says: `PAPER` (the paper's settings: defaults of `Run`), `AUTHORS_CODE` (where the authors' published code differs), `DATA` (the
-prepared file, or None where nothing needs preparing), and either `load()` (data that needs no file) or `read(source, **options)`, which
-`python -m dpfl_mpi.prepare` calls. Optional:
+What the file of a data set holds:
 
-    SOURCE      what `--source` takes, for the help
-    DOWNLOAD    (url, "md5:...", bytes): where `prepare` gets it without `--source`; without this one `NO_DOWNLOAD` says what to do instead
-    Options     a dataclass whose fields become flags of `prepare` and keywords of `read`
-    WEIGHTS     "train": p_k follows the samples left to train; otherwise those before the validation split
-    OWN_DATA    True where the name says nothing about the content, so a Run is keyed by the file's content under any path
+    name                     needed  what it is
+    load() -> Arrays         yes *   the data, where making them needs no prepared file; called on root alone
+    read(source, **options)  yes *   the same from what `python -m dpfl_mpi.prepare NAME --source SOURCE` names (* one of the two)
+    PAPER                    no      defaults of Run for these data, by name; `SMALL` below fills in the rest
+    DATA                     no      with `read`: where the prepared file lies, data/NAME.h5; None where nothing needs preparing
+    AUTHORS_CODE             no      defaults of --preset authors_code, where the authors' published code differs
+    SOURCE                   no      what `--source` takes, for the help
+    DOWNLOAD                 no      (url, "md5:...", bytes): where `prepare` gets it without `--source`
+    NO_DOWNLOAD              no      what to do instead, one sentence
+    Options                  no      a dataclass whose fields become flags of `prepare` and keywords of `read`
+    WEIGHTS                  no      "train": p_k follows the samples left to train; otherwise those before the validation split
+    OWN_DATA                 no      True where the name says nothing about the content, so a Run is keyed by the file's content under any path
 
-No module imports torch; Pillow and scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
+`data.own.arrays_of(x, y)` makes the Arrays of plain NumPy arrays; `data.source.check` says what is refused. No module imports torch; Pillow and
+scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
 """
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dpfl_mpi.errors import UserError
+
+# what a Run of one's own data is where nothing else is said: a small one, minutes on a laptop, without crops and flips. Data that name
+# their clients are dealt by them, all of them; the model is the one for images, vectors or tokens (`config.own_defaults`)
+SMALL = {
+    "partition": "pathological", "classes_per_client": 2, "dirichlet_alpha": 0.5, "min_per_class": 2, "min_samples": 5, "clients": 20,
+    "model": "mlp", "rounds": 20, "tau_init": 10, "tau_train": 5, "budget": "0.25N",
+    "lr": 0.01, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "augment": False,
+}  # fmt: skip
+
+
+def load(name: str, module: ModuleType) -> ModuleType:
+    """Return a data set's file, with what it leaves out.
+
+    Raises:
+        UserError: it breaks the contract; the sentence says where.
+    """
+    if not any(callable(getattr(module, function, None)) for function in ("load", "read")):
+        raise UserError(f"the data set {name} has neither load() nor read(source); one of them must return the data")
+    settings = getattr(module, "PAPER", {})
+    unknown = sorted(set(settings) - set(SMALL))
+    if unknown:
+        raise UserError(f"PAPER of the data set {name} has {unknown[0]}; allowed are {', '.join(SMALL)}")
+    found = {"PAPER": SMALL | settings, "DATA": f"data/{name}.h5" if hasattr(module, "read") else None}
+    found |= {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
+    for field, value in found.items():
+        if field == "PAPER" or not hasattr(module, field):
+            setattr(module, field, value)
+    return module

@@ -6,25 +6,30 @@ outside itself is refused as a whole: it was not made by the publisher.
 
 from __future__ import annotations
 
+import bz2
 import functools
+import gzip
 import lzma
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.foreign import UNREADABLE, memory, open_regular, read_bytes
 
 LARGEST = 16 * 2**20  # bytes of one image
 MEMBERS = 4_000_000  # files in one archive; NIST's special database 19 has 1.7 million
 TOTAL = 64 * 2**30  # bytes in one archive, unpacked
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, NotImplementedError)
+PIECE = 2**20  # bytes read at once; a tar's headers are smaller
+ROOM = 2**28  # bytes for the first images
+PIXELS = 2**26  # of one image
+BROKEN = (*UNREADABLE, tarfile.TarError, zipfile.BadZipFile, zipfile.LargeZipFile, lzma.LZMAError)
 
 Entry = tuple[PurePosixPath, Callable[[], bytes]]  # path inside the source, and what reads it
 
@@ -39,6 +44,7 @@ def entries(source: Path, largest: int = LARGEST) -> Iterator[Entry]:
         for file in sorted(p for p in source.rglob("*") if p.is_file()):
             yield PurePosixPath(file.relative_to(source).as_posix()), functools.partial(file_bytes, file, largest)
         return
+    open_regular(source).close()  # a pipe or a device has no end
     try:
         for path, read in in_zip(source, largest) if zipfile.is_zipfile(source) else in_tar(source, largest):
             yield path, functools.partial(unbroken, source, read)
@@ -59,10 +65,31 @@ def broken(source: Path) -> UserError:
     return UserError(f"{source} is truncated or not a tar or zip archive; download it again")
 
 
+class Pieces:
+    """An unpacked tar as `tarfile` reads it, which refuses to read much at once: a header can claim gigabytes, and is read as a whole."""
+
+    def __init__(self, file: Any):
+        self.file, self.tell, self.seek, self.close = file, file.tell, file.seek, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        if not 0 <= size <= 2 * PIECE:
+            raise tarfile.ReadError("a header of more than a megabyte")
+        return bytes(self.file.read(size))
+
+
+def unpacked(source: Path) -> Any:
+    """Return a file open for reading that unpacks what its first bytes say is packed."""
+    with source.open("rb") as file:
+        first = file.read(6)
+    known: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+    return next((opens(source) for magic, opens in known.items() if first.startswith(magic)), None) or source.open("rb")
+
+
 def in_tar(source: Path, largest: int) -> Iterator[Entry]:
     """Yield the files of a tar archive in its own order, in one pass."""
     count = total = 0
-    with tarfile.open(source) as archive:
+    with unpacked(source) as file, tarfile.open(fileobj=cast(Any, Pieces(file)), mode="r:") as archive:
         for member in archive:
             count, total = check(source, member.name, member.size if member.isfile() else 0, count, total)
             if member.isfile():
@@ -70,7 +97,7 @@ def in_tar(source: Path, largest: int) -> Iterator[Entry]:
                 def read(member: tarfile.TarInfo = member) -> bytes:
                     bound(source, member.name, member.size, largest)
                     opened = archive.extractfile(member)
-                    return opened.read() if opened else b""
+                    return b"".join(iter(functools.partial(opened.read, PIECE), b"")) if opened else b""
 
                 yield PurePosixPath(member.name), read
             archive.members = []  # type: ignore[attr-defined]  # or a million headers stay in memory
@@ -96,6 +123,8 @@ def in_zip(source: Path, largest: int) -> Iterator[Entry]:
             if not info.is_dir():
 
                 def read(info: zipfile.ZipInfo = info) -> bytes:
+                    if info.flag_bits & 1:
+                        raise UserError(f"{source}: {info.filename} is encrypted; pack it without a password")
                     bound(source, info.filename, info.file_size, largest)
                     with archive.open(info) as opened:
                         return opened.read(info.file_size + 1)[: info.file_size]
@@ -109,7 +138,7 @@ def check(source: Path, name: str, size: int, count: int, total: int) -> tuple[i
     if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
         raise UserError(f"{source} holds the path {name!r}, which leads out of the archive; nothing was read from it")
     count, total = count + 1, total + size
-    if count > MEMBERS or total > TOTAL:
+    if count > MEMBERS or total > TOTAL or size < 0:
         raise UserError(
             f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; that is no data set known here"
         )
@@ -124,9 +153,7 @@ def bound(source: Path, name: str, size: int, largest: int) -> None:
 
 def file_bytes(path: Path, largest: int) -> bytes:
     """Return a file's bytes."""
-    bound(path.parent, path.name, path.stat().st_size, largest)
-    with explained(f"{path} cannot be read"):
-        return path.read_bytes()
+    return read_bytes(path, largest)
 
 
 def hidden(path: PurePosixPath) -> bool:
@@ -165,12 +192,14 @@ def image_splits(
             pixels = decode(read(), f"{source}: {path}", colour)
             if count == 0:
                 colour = pixels.shape[-1] == 3
-                stack = np.empty((1024, *pixels.shape), np.uint8)
+                stack = np.empty((max(1, min(1024, ROOM // max(1, pixels.size))), *pixels.shape), np.uint8)
             if pixels.shape != stack.shape[1:]:
                 raise UserError(
                     f"{source}: {path} is {size(pixels)}, the first image {size(stack[0])}; all must be of one size"
                 )
             if count == len(stack):
+                if 3 * stack.nbytes > memory():
+                    raise UserError(f"{source} holds more images than this machine's memory; use a larger one")
                 stack = np.concatenate([stack, np.empty_like(stack)])  # doubled: few copies for 270,000 images
             stack[count] = pixels
             found[split].append((name, file, count))
@@ -199,23 +228,64 @@ def size(pixels: np.ndarray) -> str:
 
 
 def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
-    """Return an image's pixels, uint8 `[H, W, C]`; grey where `colour` is None and the image is grey."""
-    from PIL import Image, UnidentifiedImageError
+    """Return an image's pixels, uint8 `[H, W, C]`; grey where `colour` is None and the image is grey.
 
+    What 8 bits cannot hold exactly is refused by its name, and never rounded: see docs/data.md.
+    """
+    from PIL import Image
+
+    bad = (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(BytesIO(data)) as image:
-            grey = image.mode in ("1", "L", "I;16") if colour is None else not colour
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+            if image.width * image.height > PIXELS:
+                raise UserError(f"{where} has {image.width}x{image.height} pixels; allowed are {PIXELS}")
+            if getattr(image, "is_animated", False):
+                raise UserError(f"{where} has {getattr(image, 'n_frames', 'several')} frames; a sample is one image")
+            image = exact(image, where)
+            grey = image.mode == "L" if colour is None else not colour
+            pixels = np.asarray(
+                image if image.mode == ("L" if grey else "RGB") else image.convert("L" if grey else "RGB")
+            )
+    except bad:
         raise UserError(f"{where} is not a readable image") from None
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of uint8 images, in pixels scaled to 0..1."""
-    channels = range(images.shape[-1])
-    counts = [np.bincount(images[..., c].reshape(-1), minlength=256) for c in channels]  # exact, and no float copy
-    values = np.arange(256) / 255
-    mean = [float(n @ values / n.sum()) for n in counts]
-    std = [float(np.sqrt(n @ (values - m) ** 2 / n.sum())) for n, m in zip(counts, mean, strict=True)]
-    return tuple(mean), tuple(max(s, 1e-3) for s in std)
+def exact(image: Any, where: str) -> Any:
+    """Return an image of Pillow's as "L" (grey) or "RGB", of the same 8-bit values.
+
+    Raises:
+        UserError: it has more than 8 bits that matter, transparent pixels, or colours without a fixed meaning in RGB.
+    """
+    tiles = getattr(image, "tile", [])
+    stored = " ".join(str(tile[3]) for tile in tiles).replace(
+        "BGR;16", ""
+    )  # Pillow's names of how the file has it; that one has 5 bits
+    deep = ";16" in stored or any(tile[0].startswith("ppm") for tile in tiles)  # netpbm with another maximum than 255
+    if image.mode.startswith("I;16") or (image.mode == "I" and (deep or image.format == "PNG")):
+        values = np.asarray(image).astype(np.int64)
+        if (values % 257).any():  # 65535 / 255
+            raise UserError(
+                f"{where} is of 16 bits, and has values that 8 bits do not hold exactly; scale it to 8 bits yourself"
+            )
+        return fromarray((values // 257).astype(np.uint8))
+    if image.mode in ("I", "F") or (deep and image.mode not in ("1", "P")):
+        bits = {"I": "32-bit whole numbers", "F": "floats"}.get(image.mode, "more than 8 bits per channel")
+        raise UserError(f"{where} is of {bits}, which 8 bits do not hold; scale it to 8 bits yourself")
+    if image.mode in ("1", "L", "RGB") and "transparency" not in image.info:
+        return image.convert("L") if image.mode == "1" else image
+    if image.mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA"):
+        whole = image.convert("RGBA")
+        if whole.getextrema()[3][0] < 255:
+            raise UserError(f"{where} has transparent pixels; put it on a background yourself")
+        return image.convert("L") if image.mode in ("1", "L", "LA") else whole.convert("RGB")
+    raise UserError(
+        f"{where} is {image.mode}; allowed are grey, RGB and palettes: what colours {image.mode} means, its file does not fix"
+    )
+
+
+def fromarray(pixels: np.ndarray) -> Any:
+    """Return a grey image of Pillow's."""
+    from PIL import Image
+
+    return Image.fromarray(pixels)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfl_mpi.data.own import moments
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import image_splits, moments
-from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
+from dpfl_mpi.datasets import SMALL
+from dpfl_mpi.datasets._files import image_splits
 
-PAPER = CIFAR10 | {"clients": 20, "min_per_class": 2}
+PAPER = SMALL
 DATA = "data/image_folder.h5"
 OWN_DATA = True
 SOURCE = "a folder {train,test}/CLASS/*.png, or a tar or zip archive of one"

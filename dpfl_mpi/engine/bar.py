@@ -12,6 +12,7 @@ import numpy as np
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.plugins import short
 
 
 class Progress:
@@ -29,7 +30,7 @@ class Progress:
             self.bar = tqdm(
                 total=self.run.rounds + 1 + self.run.finetune_epochs,
                 initial=self.first,
-                desc=self.run.method,
+                desc=short(self.run.method),
                 unit="round",
                 file=sys.stderr,
             )
@@ -38,7 +39,7 @@ class Progress:
 
     def line(self, fed: Federation, t: int) -> None:
         """Show a round. Collective."""
-        benign = ~fed.flipped[fed.ids]  # averages are over clients with true labels
+        benign = fed.members.benign[fed.ids]  # averages are over clients with true labels
         means = []
         for values in (fed.notes["val_acc"], fed.notes["test_acc"], fed.scoring.best_test):
             ok = np.isfinite(values) & benign

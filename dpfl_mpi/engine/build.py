@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,22 +11,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpfl_mpi import streams
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Arrays, open_source
+from dpfl_mpi.data.source import Arrays, open_source, verify
+from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
+from dpfl_mpi.federation.attack import Attack
+from dpfl_mpi.federation.drift import Drift
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import limits_of
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom
 from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.recorded import recorded_graphs
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
-from dpfl_mpi.federation.training import Training
+from dpfl_mpi.federation.training import Training, learning_rate
+from dpfl_mpi.models import make
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.backend import SGD, Adam, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
@@ -33,6 +40,8 @@ from dpfl_mpi.numerics.native import computes, form_of
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.plugins import find
+
+MOST_NAMES = 1000  # of classes, in a result: an attribute of HDF5 holds 64 KiB
 
 
 def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:
@@ -46,31 +55,48 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     """
     device = pick_device(job.device, run.precision, world.local_rank)
     say_device(job, world, device)
+    say_budget(run, job, world)
     source = open_source(run, lambda load: on_root(load, world))
+    world.each_node(lambda: verify(source))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
-    members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude")
+    serves = find("method", run.method).topology == "graph"
+    members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude", serves)
 
-    model = find("model", run.model)
-    ensemble = Ensemble(model.build(source.shape, source.classes), source.mean, source.std, device, run.precision)
-    clients = Clients(source, partition, members.ids, run.seed, run.augment, ensemble, limits.flipped)
+    model = make(run, source)
+    ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
+    ordered, n_search = search_first(run, source.labels["train"], partition)
+    marked = limits.liars if str(run.attack).startswith("backdoor:") else None
+    clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
+    if run.optimizer != "sgd":
+        sgd = Adam(**vars(sgd), betas=(run.beta1, run.beta2), eps=run.adam_eps, decoupled=run.optimizer == "adamw")
     backend = pick_backend(job, world, ensemble, clients, sgd)
 
     log = Log(len(members.ids), synchronise=device.type == "cuda")
-    training = Training(members, log, backend, run.lr, run.lr_decay, run.momentum_state == "reset")
-    scoring = Scoring(members, log, backend, source.classes, run.tie == "latest", job.mixed)
-    mail = MailRoom(members, log, ensemble, job.window_gb, on_window)
-    sums = Sums(members, log, mail, ensemble, backend.blocks)
+    attack = Attack(run, members, ensemble)
+    rate = functools.partial(learning_rate, run)
+    training = Training(members, log, backend, attack, rate, run.momentum_state == "reset")
+    metric_batch = run.batch_size if run.metric == "batch" else 0
+    scoring = Scoring(members, log, backend, source.classes, run.tie == "latest", job.mixed, metric_batch)
+    mail = MailRoom(members, log, ensemble, attack, job.window_gb, on_window)
+    order = (
+        streams.stream(run.seed, streams.VISITS, 0, 0).permutation(run.clients) if run.averaging == "serial" else None
+    )
+    sums = Sums(members, log, mail, ensemble, backend.blocks, order)
     greedy = Greedy(members, log, scoring, mail, sums, run.seed, run.ggc_repeats)
+    recorded, drift = recorded_graphs(run, world), Drift(run, source.classes)
     about = {
         "data_sha256": source.sha256,
         "data_note": source.note,
+        "class_names": json.dumps(source.class_names) if source.classes <= MOST_NAMES else "[]",
         "partition_sha256": partition.sha256(),
         "partition_note": partition.note(),
         "parameters": ensemble.size,
     }
-    return Parts(run, about, model.HEAD, partition, members, log, backend, training, scoring, mail, sums, greedy)
+    return Parts(
+        run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, recorded, drift
+    )
 
 
 def say_device(job: Job, world: World, device: torch.device) -> None:
@@ -85,6 +111,22 @@ def say_device(job: Job, world: World, device: torch.device) -> None:
     if world.root and not job.quiet:
         for line in lines:
             print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def say_budget(run: Run, job: Job, world: World) -> None:
+    """Say in a line of root that a budget leaves nobody to average with: then the method is Local under another name."""
+    if (
+        world.root
+        and not job.quiet
+        and find("method", run.method).topology == "graph"
+        and run.others == 0 < run.clients - 1
+    ):
+        print(
+            f"warning: --budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
+            f"alone, as --method local does; --budget 2 or more lets it choose others",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
@@ -112,7 +154,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
                 f"--kernels is {job.kernels}; the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
             )
         return (RecordedBackend if recorded else Backend)(ensemble, clients, sgd, job.block)
-    if job.kernels == "auto" and not computes(ensemble.module):
+    if job.kernels == "auto" and not (computes(ensemble.module) and ensemble.dtype == "uint8"):
         return Backend(ensemble, clients, sgd, job.block)
     try:
         backend: Backend | None = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))

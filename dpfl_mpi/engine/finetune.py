@@ -18,7 +18,6 @@ from dpfl_mpi.engine.record import write_tuning
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.results import Recorder, Result
-from dpfl_mpi.storage.files import DAMAGE
 
 # what the base Run recorded of its rounds is this Run's record of them
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")
@@ -36,15 +35,17 @@ REACHED = {
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = run.untuned().path(job.results)
-    base = fed.world.share(lambda: copy_base(path, recorder, fed.about["partition_sha256"], job.quiet))
+    base = fed.world.share(lambda: copy_base(path, recorder, fed.about["partition_sha256"], job))
     if not base:
         return False
     reached = {name: base[path] for name, path in REACHED.items()}
+    if "client/stopped_round" in base:
+        fed.members.stopped_round[:] = base["client/stopped_round"]
     fed.adopt(base["model/best"], reached, base["client/diverged_round"], int(base["steps"][0]))
     return True
 
 
-def copy_base(path: Path, recorder: Recorder | None, partition: str, quiet: bool) -> dict[str, np.ndarray]:
+def copy_base(path: Path, recorder: Recorder | None, partition: str, job: Job) -> dict[str, np.ndarray]:
     """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
 
     Where it cannot be had a warning says why.
@@ -53,17 +54,21 @@ def copy_base(path: Path, recorder: Recorder | None, partition: str, quiet: bool
     why = ""
     try:
         with Result(path) as base:
-            if not base.finished or base.file["meta"].attrs["partition_sha256"] != partition:
+            if not base.finished or base.fact("partition_sha256") != partition:
                 why = "is not finished, or of another partition"
             elif "model/best" not in base:
                 why = "holds no models (--save_models)"
+            elif job.mixed and "mixed/test_acc" not in base:
+                why = "holds no scores after mixing (--mixed)"
             else:
                 copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
                 reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round", "model/best")}
-    except (UserError, *DAMAGE):
+                if "client/stopped_round" in base:
+                    reached["client/stopped_round"] = base["client/stopped_round"]
+    except UserError:
         why = "cannot be read" if path.exists() else "is not there"
     if why:
-        if path.exists() or not quiet:
+        if path.exists() or not job.quiet:
             print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return {}
     recorder.once(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})

@@ -36,7 +36,9 @@ def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
         "hosts": sorted(set(hosts)),
         "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
         "kernels": fed.backend.name,
-        "portable": fed.backend.name == "native" and find("method", fed.run.method).elementwise,
+        "portable": fed.backend.name == "native"
+        and find("method", fed.run.method).elementwise
+        and fed.run.optimizer == "sgd",
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),

@@ -8,6 +8,7 @@ Axes: N clients in all, K on a rank, D parameters.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import models_per_pass, node_memory, place, too_narrow, window_rows, window_slots
 from dpfl_mpi.plugins import find
+from dpfl_mpi.settings.controls import search_period
 
 ROW = 64  # bytes that a row is padded to
 ROWS = (
@@ -59,6 +62,9 @@ class Needs:
     received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
     wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
     evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
+    anew: (
+        int  # rounds that search Omega anew (--omega_period): each receives, moves and scores as much as preprocessing
+    )
     steps: np.ndarray  # gradient steps
     scored: np.ndarray  # images scored by evaluate
     judged: np.ndarray  # images scored while choosing, at most
@@ -77,8 +83,8 @@ def build(run: Run, source: Source) -> Any:
     from dpfl_mpi.numerics.ensemble import Ensemble
 
     torch.set_num_threads(1)  # as each rank of a run
-    module = find("model", str(run.model)).build(source.shape, source.classes)
-    return Ensemble(module, source.mean, source.std, torch.device("cpu"))
+    module = make(run, source).module
+    return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
 
 
 def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int) -> Needs:
@@ -86,8 +92,11 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     n = partition.n
     train, val, test = (partition.sizes(part) for part in PARTS)
     owner = place(train, ranks)
-    h, w, c = source.shape
-    pad = 2 * PAD if run.augment else 0
+    numbers = math.prod(source.shape)
+    trained = (
+        math.prod((source.shape[0] + 2 * PAD, source.shape[1] + 2 * PAD, source.shape[2])) if run.augment else numbers
+    )
+    each = np.dtype(source.dtype).itemsize
     row = -(-ensemble.size * 4 // ROW) * ROW
     k_r = np.bincount(owner, minlength=ranks)
 
@@ -100,14 +109,22 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     graph = run.others > 0
     rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
     tau = run.tau_init + rounds * run.tau_train
-    server = find("method", run.method).topology == "server"  # models go down from it and up again
+    method = find("method", run.method)
+    server = method.topology == "server"  # models go down from it and up again
+    searches = graph and method.searches
     every = n * (n - 1)
-    received = (2 * every if graph else 0, n * run.others if graph else 2 * n if server else 0)
-    first = 2 * (n - 1) + 2 if graph else 0  # R of two models per candidate, and of the two that the search starts from
-    later = 2 * run.others + 2 if graph else 0
+    received = (
+        2 * every if searches else n * run.others if graph else 0,
+        n * run.others if graph else 2 * n if server else 0,
+    )
+    first = (
+        2 * (n - 1) + 2 if searches else 0
+    )  # R of two models per candidate, and of the two that the search starts from
+    later = 2 * run.others + 2 if searches else 0
+    anew = int(rounds // search_period(run.omega_period)) if graph else 0
     repeats = run.ggc_repeats
     # a row may come to a rank again in another phase, for another client
-    phases = -(-(n - 1) // run.others) if graph else 0
+    phases = (-(-(n - 1) // run.others) if searches else 1) if graph else 0
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
     asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats
@@ -115,8 +132,8 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
-        data=per_rank(train * ((h + pad) * (w + pad) * c + LABEL) + (val + test) * (h * w * c + LABEL)),
-        models=k_r * ROWS * ensemble.size * 4,
+        data=per_rank(train * (trained * each + LABEL) + (val + test) * (numbers * each + LABEL)),
+        models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
         scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
         window=np.minimum(slots, limit) * row,
         passes=passes,
@@ -125,9 +142,10 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         received=received,
         wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
         evaluations=(n * first * repeats, n * later * repeats),
+        anew=anew,
         steps=per_rank(-(-train // run.batch_size) * tau),
         scored=per_rank((val + test) * (rounds + 1)),
-        judged=per_rank(val * (first + later * ggc) * repeats),
+        judged=per_rank(val * (first * (1 + anew) + later * ggc) * repeats),
     )
 
 
@@ -135,7 +153,7 @@ def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:
     """Return the native kernels that this machine's CPU would compute with, None where PyTorch would."""
     from dpfl_mpi.numerics.native import Native, form_of
 
-    if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
+    if ensemble.bf16 or job.block > 1 or job.kernels == "torch" or source.dtype != "uint8":
         return None
     try:
         return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
@@ -147,7 +165,7 @@ def image_bytes(source: Source, ensemble: Any) -> int:
     """Return the bytes that one image takes once PyTorch has prepared it for scoring."""
     import torch
 
-    prepared = ensemble.prepare(torch.zeros(1, 1, *source.shape))
+    prepared = ensemble.prepare(ensemble.normalise(torch.zeros(1, 1, *source.shape)))
     tensors = prepared if isinstance(prepared, tuple) else (prepared,)
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
 
@@ -178,22 +196,30 @@ def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
     """Return what a step, a scored image and a copied byte cost here: the quickest of several tries, one thread, about a second."""
     import torch
 
-    from dpfl_mpi.numerics.ensemble import Block, cross_entropy, sgd_step
+    from dpfl_mpi.numerics.ensemble import Block, cross_entropy
     from dpfl_mpi.numerics.native import Sgd
+    from dpfl_mpi.numerics.steps import adam_step, sgd_step
 
     s = run.batch_size
     rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.integers(0, 256, (1, 64, *source.shape), np.uint8))
+    x = torch.from_numpy(rng.integers(0, source.vocabulary or 256, (1, 64, *source.shape)).astype(source.dtype))
     y = torch.from_numpy(rng.integers(0, source.classes, (1, 64)))
     weight = torch.full((1, s), 1 / s)
     row = ensemble.initial_row(run.init, rng)[None].clone()
-    momentum, block = torch.zeros_like(row), Block(ensemble, row)
+    momentum, block, adam = torch.zeros_like(row), Block(ensemble, row), run.optimizer != "sgd"
+    memory = torch.zeros(1, 2 * ensemble.width + 1)
     pair = row.repeat(2, 1)
     index = torch.from_numpy(rng.integers(0, 64, s))
+    key = torch.zeros(1, dtype=torch.int64) if ensemble.draws.layers else None
 
     def step() -> None:
         batch = ensemble.normalise(x[:, index])
-        ensemble.gradient(block, batch, y[:, index], weight)
+        ensemble.gradient(block, batch, y[:, index], weight, key)
+        descend()
+
+    def descend() -> None:
+        if adam:
+            return adam_step(block.w, block.g, memory, 1e-4, (0.9, 0.999), 1e-8, 1e-3, False, run.clip_norm)
         sgd_step(block.w, block.g, momentum, 1e-4, run.momentum, 1e-3, run.clip_norm)
 
     prepared = ensemble.prepare(ensemble.normalise(x[:, :32]))
@@ -207,6 +233,9 @@ def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
         order, sgd = np.resize(of, (1, s)), Sgd(1e-4, run.momentum, 1e-3, run.clip_norm)
 
         def step() -> None:  # type: ignore[no-redef]
+            if adam:  # the kernels' gradient, PyTorch's step
+                native.gradient(block.w[0], block.g[0], images, order[0])
+                return descend()
             native.train(row[0], momentum[0], images, order, None, s, sgd)
 
         def score() -> None:  # type: ignore[no-redef]
@@ -234,7 +263,7 @@ def quickest(action: Any, seconds: float = 0.3) -> float:
 def seconds_of(run: Run, needs: Needs, cost: Cost) -> dict[str, float]:
     """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
     crowd = crowding(needs)
-    wire = needs.wire[0] + needs.wire[1] * run.rounds
+    wire = needs.wire[0] * (1 + needs.anew) + needs.wire[1] * run.rounds
     return {
         "train": float(crowd * needs.steps.max() * cost.step),
         "evaluate": float(crowd * needs.scored.max() * cost.image),

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation.attack import opened
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import PHASES, Recorder
 
@@ -45,6 +46,7 @@ def open_recorder(
                 "client/p": fed.p,
                 "client/budget": fed.others + run.budget_counts_self,
                 "client/flipped": fed.flipped,
+                **controls(fed),
                 "client/class_counts": fed.partition.class_counts,
                 **{f"client/n_{part}": fed.partition.sizes(part) for part in ("train", "val", "test")},
             }
@@ -54,6 +56,18 @@ def open_recorder(
 
     fed.world.decide(create)
     return opened[0] if opened else None
+
+
+def controls(fed: Federation) -> dict[str, np.ndarray]:
+    """Return what the controls of the run draw, by name in the file: who lies, drifts, comes later. Nothing where the run has none."""
+    out: dict[str, np.ndarray] = {}
+    if fed.run.attack:
+        out["client/liars"] = fed.members.limits.liars
+    if fed.run.newcomers:
+        out["client/newcomers"] = fed.members.limits.newcomers
+    if fed.run.drift:
+        out |= {"client/drifted": fed.drift.drifted, "client/drift_classes": fed.drift.classes}
+    return out
 
 
 def gather(fed: Federation, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -89,7 +103,9 @@ def write_best(recorder: Recorder, fed: Federation, everyone: Mapping[str, np.nd
     recorder.once(
         {name: everyone[name] for name in best_so_far(fed)} | {"client/diverged_round": fed.members.diverged_round}
     )
-    benign = everyone["best/test_acc"][~fed.flipped]
+    if fed.run.patience:
+        recorder.once({"client/stopped_round": fed.members.stopped_round})
+    benign = everyone["best/test_acc"][fed.members.benign]
     recorder.flush(fed.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
 
 
@@ -154,15 +170,38 @@ def write_tuning(
     fed.world.decide(write)
 
 
+def write_newcomers(
+    recorder: Recorder | None, fed: Federation, epochs: np.ndarray, mine: Mapping[str, np.ndarray]
+) -> None:
+    """Write what newcomers came to: arrays `[K, E]` by name, after each of E numbers of epochs. Collective."""
+    everyone = gather(fed, mine)
+
+    def write() -> None:
+        assert recorder is not None
+        counts = ("models_received", "evaluations")
+        recorder.once({"newcomers/epochs": epochs})
+        for name, values in everyone.items():
+            recorder.once({f"newcomers/{name}": values.T.astype(np.int32) if name in counts else values.T})
+
+    fed.world.decide(write)
+
+
 def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> None:
     """Write what is known at the end, confusion matrices and, where asked, the best models, and close the file. Collective."""
     confusion = fed.members.to_root(fed.scoring.best_confusion)
     best = fed.scoring.best[:, : fed.ensemble.size]
     models = fed.members.to_root(best.cpu().numpy()) if save_models else None
+    opens = fed.members.to_root(opened(fed.scoring)) if fed.training.attack.kind == "backdoor" else None
 
     def write() -> None:
         assert recorder is not None and confusion is not None
         recorder.once({"best/confusion": confusion.astype(np.int32)})
+        if fed.run.patience:
+            recorder.once(
+                {"client/stopped_round": fed.members.stopped_round}
+            )  # the last may have stopped after the last record
+        if opens is not None:
+            recorder.once({"attack/success": opens})
         if models is not None:
             recorder.once({"model/best": models})
             shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]

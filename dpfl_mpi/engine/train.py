@@ -3,44 +3,65 @@
 from __future__ import annotations
 
 import os
+import platform
+import random
+import re
 from pathlib import Path
+from typing import Any
 
-from dpfl_mpi.config import Job, Run
-from dpfl_mpi.engine import finetune, record
+import numpy as np
+import torch
+
+from dpfl_mpi.config import Job, Resolved, Run
+from dpfl_mpi.engine import finetune, newcomers, record
 from dpfl_mpi.engine.bar import Progress
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.layout import check_ours, torn
 from dpfl_mpi.methods import check_state
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import find
+from dpfl_mpi.plugins import admit, codes, find, shipped, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
 from dpfl_mpi.survival.shm import Segments, remove_left
 from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch
 
+KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
+
 
 def train(run: Run, job: Job, world: World) -> Path:
-    """Compute a resolved Run on all ranks and return the path of its results file.
+    """Compute a Run on all ranks and return the path of its results file.
 
     Goes on from the checkpoint of this Run, if there is one.
 
     Raises:
-        UserError: on every rank, for what only the user can mend.
+        UserError: on every rank, for what only the user can mend; also where the ranks were not given the same Run and Job.
         Leave: on every rank, after a signal or near the end of the allocation; a checkpoint was kept.
     """
+    run = agreed(run, job, world)
+    same_code(run, world)
     path = Path(job.out) if job.out else run.path(job.results)
+    if re.search(r"-s\d+-[0-9a-f]{8}$", path.stem) and path.stem != run.slug():  # of a sweep that began before the edit
+        raise UserError(
+            f"--out is {path}, the name of another Run; this is {run.slug()} (a file that it names was edited)"
+        )
     lock = Lock(path)
     world.decide(lock.acquire)
     try:
         checkpoints = Checkpoints(path, run, job, world)
         # a requeued job has the same command line, and goes on from what it kept
         if job.fresh and (not requeued() or world.decide(lambda: not checkpoints.exist())):
+            world.decide(lambda: check_ours(path))
             checkpoints.clear(sure=True)
-        elif already_done(path, run, checkpoints, world):
+        elif found := already_done(path, run, job, checkpoints, world):
             checkpoints.clear()
+            if world.root and not job.quiet:
+                print(f"found, not computed (since {found}); --fresh runs anew", flush=True)
             return path
         with Watch(job, world, lock.release) as watch:
             rounds(path, run, job, world, checkpoints, watch)
@@ -48,6 +69,30 @@ def train(run: Run, job: Job, world: World) -> Path:
     finally:
         lock.release()
     return path
+
+
+def agreed(run: Run, job: Job, world: World) -> Resolved:
+    """Return the Run, resolved, where every rank was given the same usable Run and Job. Collective.
+
+    Raises:
+        UserError: on every rank, where one was given a wrong setting, or another one than the rest.
+    """
+    mistake, mine = "", {}
+    try:
+        run = run.resolve()
+        check(run)  # a resolved Run may have been made by hand
+        check(job)
+        held = {name: f"{value} {run.contents.get(name, '')}" for name, value in as_dict(run).items()}
+        mine = held | as_dict(job)
+    except UserError as error:
+        mistake = str(error)
+    if said := world.first(mistake):
+        raise UserError(said)
+    if unlike := world.unlike(mine):
+        names = ", ".join(f"--{name}" for name in unlike)
+        raise UserError(f"the ranks were given different settings ({names}); every rank needs the same Run and Job")
+    assert isinstance(run, Resolved)
+    return run
 
 
 def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoints, watch: Watch) -> None:
@@ -75,14 +120,20 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     total = run.rounds
     try:
         first = fed.round + 1 if state else 0
-        if run.finetune_epochs and not state and finetune.from_base(run, job, fed, recorder):
+        if run.finetune_epochs and not state and not run.newcomers and finetune.from_base(run, job, fed, recorder):
             first = total + 1  # the base Run has computed the rounds
         with Progress(run, job, world, first) as progress:
             for t in range(first, total + 1):
                 watch.begin(t)
                 fed.begin_round(t)
+                if fed.members.all_stopped:
+                    break
+                before, drawn = state, global_generators()
                 state = method.init(fed) if state is None else method.round(fed, state, t)
-                check_state(run.method, state, fed)
+                given = before and {part: dict.fromkeys(before[part]) for part in before}
+                check_state(short(run.method), state, fed, given, method.topology == "graph")
+                if run.method not in shipped("method"):
+                    check_own(short(run.method), state, t, drawn, world)
                 record.write_round(recorder, fed, state)
                 progress.line(fed, t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
@@ -99,6 +150,9 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                 for t in finetune.tune(recorder, fed, method):
                     watch.begin(t)
                     progress.line(fed, t)
+        if run.newcomers:
+            assert state is not None
+            newcomers.arrive(recorder, fed, state, method)
         record.finish(recorder, fed, job.save_models)
     except UserError:
         if world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
@@ -110,22 +164,93 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
     fed.close()
 
 
+def global_generators() -> tuple[Any, ...]:
+    """Return the states of the generators that are not keyed: those of `torch`, `numpy.random` and `random`."""
+    _, keys, position, *rest = np.random.get_state()  # noqa: NPY002  # read, not drawn from
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(keys).tobytes(), position, *rest, random.getstate()
+
+
+def check_own(name: str, state: dict[str, dict[str, Any]], t: int, drawn: tuple[Any, ...], world: World) -> None:
+    """Check a round of a method that is not shipped for what would give other numbers on other ranks. Collective in rounds 0 and 1.
+
+    Args:
+        drawn: `global_generators` before the round.
+
+    Raises:
+        UserError: it drew from a global generator, or `state["shared"]` is not the same on every rank.
+    """
+    who = f"{'round' if t else 'init'} of the method {name}"
+    if global_generators() != drawn:
+        raise UserError(
+            f"{who} draws from the global generator of torch, numpy or random, which differs with the number of ranks; draw by fed.shuffle "
+            "or dpfl_mpi.streams.stream(seed, purpose, client, round)"
+        )
+    if t > 1:
+        return
+    if world.unlike({"names": sorted(state["shared"])}):
+        raise UserError(f'state["shared"] after {who} has other names on some ranks; it must be the same on every rank')
+    if unlike := world.unlike({key: as_text(state["shared"][key]) for key in sorted(state["shared"])}):
+        raise UserError(
+            f'state["shared"]["{unlike[0]}"] after {who} is not the same on every rank; what belongs to clients is in state["client"], '
+            "and fed.collect makes one graph of what each rank chose"
+        )
+
+
+def as_text(value: Any) -> str:
+    """Return what tells two values of `state["shared"]` apart, bit by bit."""
+    if isinstance(value, CollaborationGraph):
+        return as_text(value.indptr) + as_text(value.senders)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    return value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value)
+
+
 def requeued() -> bool:
     """Return whether Slurm started this job before."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
 
 
-def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -> bool:
-    """Return whether the file holds this Run's finished result; refuse to overwrite any other file."""
+def same_code(run: Resolved, world: World) -> None:
+    """Execute the code of one's own that a Run names, on every rank the very same as root resolved. Collective.
 
-    def look() -> bool:
-        if not path.exists():
-            return False
+    Raises:
+        UserError: on every rank; some rank has another file or none, or it fails there.
+    """
+    mistake = ""
+    for kind, held in codes(run.contents).items():
+        name = getattr(run, kind)
+        try:
+            if admit(kind, name) != held:
+                raise UserError(f"--{kind} is {name}, of which this is another version than the one that root read")
+            find(kind, name)
+        except UserError as error:
+            where = "" if world.root else f"rank {world.rank} on {platform.node()}: "
+            mistake = mistake or f"{where}{error}"
+    if codes(run.contents) and (said := world.first(mistake)):
+        raise UserError(said)
+
+
+def since(result: Result) -> str:
+    """Return when a result was last computed on, such as "2025-05-03 12:00"."""
+    time = str((result.starts() or [{}])[-1].get("time", ""))
+    return time[:16].replace("T", " ") or "a time that it does not say"
+
+
+def already_done(path: Path, run: Run, job: Job, checkpoints: Checkpoints, world: World) -> str:
+    """Return since when the file holds this Run's finished result, "" where it does not; refuse to overwrite any other file.
+
+    Raises:
+        UserError: on every rank; it holds another Run, or a finished result without what the Job asks for.
+    """
+
+    def look() -> str:
+        if not os.path.lexists(path):
+            return ""
         try:
             result = Result(path)
         except UserError:
-            if checkpoints.folder.is_dir():  # ours, torn: a checkpoint has a copy of what was recorded
-                return False
+            if checkpoints.folder.is_dir() and torn(path):  # ours, torn: a checkpoint has a copy of what was recorded
+                return ""
             raise
         with result:
             mine, theirs = run.key(), result.key
@@ -134,6 +259,11 @@ def already_done(path: Path, run: Run, checkpoints: Checkpoints, world: World) -
                 raise UserError(
                     f"{path} holds another Run (different: {', '.join(fields)}); choose another --out, or overwrite it with --fresh"
                 )
-            return result.finished
+            lacks = [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]
+            if result.finished and lacks:
+                raise UserError(
+                    f"{path} is finished and was computed without {' and '.join(lacks)}; --fresh computes it anew, with it"
+                )
+            return since(result) if result.finished else ""
 
-    return bool(world.decide(look))
+    return str(world.decide(look))

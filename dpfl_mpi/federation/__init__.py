@@ -1,7 +1,8 @@
 """`Federation`: the verbs a method may use. Each of them is done by one part of this package:
 
     members   who the clients are, which rank computes each, who takes part    training   local epochs of SGD
-    limits    budget, reach, availability                                      scoring    accuracies, the best row, rewards
+    limits    budget, reach, availability, who lies or comes later             scoring    accuracies, the best row, rewards
+    attack    what liars send, and a backdoor's success                        drift      classes that change their names
     mail      the window, and what arrived through it                          sums       averages and exact sums
     greedy    the search for collaborators, Algorithms 2 and 3                 log        what a round notes
 
@@ -12,7 +13,7 @@ Axes: N clients in all, K on this rank, k in a block, W row width, S images, C c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from torch import Tensor
 from dpfl_mpi import streams
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.drift import Drift
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom, Received
@@ -35,6 +38,7 @@ from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
+from dpfl_mpi.plugins import short
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Parts:
 
     run: Run
     about: dict[str, Any]  # what a result says of its data, partition and model
-    head: str  # the name of the model's last layer
+    head: str  # the name of the model's last layer, "" where its file names none
     partition: Partition
     members: Members
     log: Log
@@ -53,6 +57,8 @@ class Parts:
     mail: MailRoom
     sums: Sums
     greedy: Greedy
+    recorded: list[CollaborationGraph]  # of --graphs, those of rounds 0 to T
+    drift: Drift
 
 
 class Federation(Parts):
@@ -69,7 +75,11 @@ class Federation(Parts):
 
     # a round -------------------------------------------------------------------------------------------------------------
     def begin_round(self, number: int) -> None:
-        """Start a round: who takes part, and empty notes."""
+        """Start a round: who takes part, and empty notes. Collective."""
+        if self.drift.due(number):
+            self.drift.happen(self.members, self.scoring)
+        if self.run.patience:
+            self.members.stop(self.scoring.stale >= self.run.patience)
         self.members.begin(number)
         self.log.begin()
         self.training.begin()
@@ -85,6 +95,11 @@ class Federation(Parts):
     def active(self) -> np.ndarray:
         """Who takes part in this round and has a finite model, bool `[N]`."""
         return self.members.active
+
+    @property
+    def awake(self) -> np.ndarray:
+        """Who takes part in this round and has not stopped early (--patience), bool `[N]`: it trains and receives."""
+        return self.members.awake
 
     @property
     def notes(self) -> dict[str, np.ndarray]:
@@ -126,12 +141,13 @@ class Federation(Parts):
         trained: Tensor | None = None,
         advance: bool = True,
     ) -> Tensor:
-        """Train every client's row in place for `epochs` local epochs of SGD and return it (LocalOpt of Algorithm 1).
+        """Train every client's row in place for `epochs` local epochs and return it (LocalOpt of Algorithm 1).
 
         `gradient` replaces the plain gradient of the loss. `momentum` names the momentum rows: a method with a second model gives it a
         name of its own. Columns where `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same
         batches again: for the second model.
         """
+        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.local_opt")
         return self.training.local_opt(w_KW, epochs, gradient, momentum, trained, advance)
 
     def batches(
@@ -152,21 +168,35 @@ class Federation(Parts):
         """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`; one row `[W]`, or one per client `[K, W]`."""
         return Proximal(self.backend, towards, mu)
 
-    def descend(self, block: Block, rate: float) -> None:
-        """Take a step of plain gradient descent from `block.g`: no momentum, no decay, no clipping."""
-        self.backend.descend(block, rate)
+    def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
+        """Take a step of plain gradient descent from `block.g`: no momentum, no decay, no clipping. With its `loss` it counts as a step of training."""
+        self.backend.descend(block, rate, loss)
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
-        """Take one step of SGD from `block.g`: clipping, decay and momentum of the Run; columns not `trained` are frozen."""
+        """Take one step from `block.g`: the Run's optimiser, clipping, decay and momentum; columns not `trained` are frozen."""
         self.training.step(block, loss, trained)
 
     def columns(self, layers: str) -> Tensor:
-        """Return which columns of a row hold these layers, bool `[W]`: "head" (the model's last), "none", "all", or names with commas.
+        """Return which columns of a row hold these layers, bool `[W]`: "head" (the model's last), "none", "all", "normalisation", or names with commas.
 
         Raises:
             UserError: the model has no such layer.
         """
-        return self.ensemble.columns(layers, self.head)
+        return self.ensemble.columns(layers, self._head() if "head" in layers.split(",") else "")
+
+    def _head(self) -> str:
+        """Return the name of the model's last layer.
+
+        Raises:
+            UserError: the model's file names none.
+        """
+        if not self.head:
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.ensemble.names))
+            raise UserError(
+                f"--method {short(self.run.method)} needs the model's last layer, and --model {short(self.run.model)} names none: let its file say "
+                f'HEAD = "NAME"; its layers are {layers}'
+            )
+        return self.head
 
     # scoring -------------------------------------------------------------------------------------------------------------
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
@@ -176,15 +206,21 @@ class Federation(Parts):
         and only where `--mixed` asks for them. `predict(rows, w_kW, images)` replaces the model's logits `[k, S, C]` where more than
         the row decides. Clients that are absent in a round are not scored. A client whose row is not finite is excluded, or ends the run.
         """
+        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.evaluate")
         self.scoring.evaluate(w_KW, series, predict)
 
     def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
         """Return the logits `[k, S, C]` of the images that a `Predict` is given, and their representation `[k, S, F]`: what the head reads."""
-        return self.backend.outputs(w_kW, images, self.head)
+        return self.backend.outputs(w_kW, images, self._head())
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
-        return self.backend.memory(i, w_1W, most, self.head)
+        return self.backend.memory(i, w_1W, most, self._head())
+
+    def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
+        """Return the mean loss of m models on local client i's training images, float64 `[m]`; they count as evaluations."""
+        self.notes["evaluations"][i] += len(w_mW)
+        return self.backend.training_losses(i, w_mW)
 
     def one_hot(self, y: Tensor) -> Tensor:
         """Return float32 `[..., C]`: 1 at each label."""
@@ -223,6 +259,13 @@ class Federation(Parts):
         """Return C, chosen by every client among the models it received (Algorithm 2). Collective."""
         return self.greedy.ggc(w_KW, received)
 
+    def losses(self, row_W: Tensor, who: np.ndarray) -> np.ndarray:
+        """Return a model's loss on the validation images that the search sees, for the clients of this rank that bool `who` `[K]` marks: float64 `[K]`.
+
+        Those of the others are nan. Each counts as an evaluation.
+        """
+        return self.scoring.losses(row_W, who)
+
     def reachable(self, k: int) -> np.ndarray:
         """Return the candidates of client k, ascending: all other clients it can reach that take part."""
         return self.members.reachable(k)
@@ -231,7 +274,7 @@ class Federation(Parts):
         """Return the candidates in client k's order of this round (and repeat)."""
         return self.greedy.shuffle(k, candidates, repeat)
 
-    def collect(self, mine: list[Senders]) -> CollaborationGraph:
+    def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph whose edges each rank knows for its own receivers. Collective."""
         return self.members.collect(mine)
 
@@ -250,7 +293,12 @@ class Federation(Parts):
             "epochs": training.epochs,
             "steps": training.steps,
         }
-        return mine, {"alive": members.alive, "budget": members.others, "diverged_round": members.diverged_round}
+        shared = {"alive": members.alive, "budget": members.others, "diverged_round": members.diverged_round}
+        if self.run.patience:
+            mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
+        if training.attack.kind == "stale":
+            mine |= {"first": training.attack.first, "first_round": training.attack.first_round}
+        return mine, shared
 
     def set_state(self, number: int, values: dict[str, Any], momentum: dict[str, Tensor]) -> None:
         """Go back to the end of round `number`, as `state` and `training.momentum` were."""
@@ -278,8 +326,11 @@ class Federation(Parts):
         self.training.steps[:1] = steps if self.world.root else 0  # only the sum over all ranks is recorded
 
     def begin_tuning(self) -> Tensor:
-        """Return a copy of every client's best row, to train on from; everyone takes part, and momentum starts anew."""
-        self.members.present[:] = True
+        """Return a copy of every client's best row, to train on from; everyone takes part but newcomers, and momentum starts anew."""
+        if self.drift.due(self.run.rounds):
+            self.drift.happen(self.members, self.scoring)
+        self.members.present[:] = ~self.members.limits.newcomers
+        self.members.tuning = True
         self.training.momentum.clear()
         return self.scoring.best.clone()
 

@@ -126,20 +126,17 @@ class Search:
 
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
         """Decide the candidates of each client in their order (lines 2-12); all of them are `here`."""
-        column = self.ensemble.column
         for position in range(max((len(c) for c in candidates), default=0)):
             active = np.array([position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)], bool)
             if not active.any():
                 return
-            if not self.started:  # R({k}) and R(S and k)
-                self.r_x, self.r_y = self._rewards(self.x, self.p_x, self.y, self.p_y, active)
-                self.started = True
+            if not self.started:
+                self._start(active)
             j = [int(c[position] if on else k) for c, on, k in zip(candidates, active, self.ids, strict=True)]
             p_j = np.where(active, self.p[j], 0.0)
-            w_j, share = here.rows(j).double(), column(p_j)
-            x_j, y_j = self.x.addcmul(w_j, share), self.y.addcmul(w_j, share, value=-1)
-            # R(X and j), R(Y without j): lines 4, 6
-            r_xj, r_yj = self._rewards(x_j, self.p_x + p_j, y_j, self.p_y - p_j, active)
+            p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
+            x_j, y_j = self.scoring.backend.candidate(self.x, self.y, here.rows(j), p_j, p_xj, p_yj, self.pair)
+            r_xj, r_yj = self.scoring.reward(self.block, self.pair, active).T  # R(X and j), R(Y without j): lines 4, 6
             added = np.zeros(len(active), bool)
             for i in np.flatnonzero(active):
                 a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7
@@ -150,17 +147,15 @@ class Search:
                     self.chosen[i].append(j[i])  # line 10
             removed = active & ~added  # line 12
             self.x, self.y = keep(added, x_j, self.x), keep(removed, y_j, self.y)
-            self.p_x, self.p_y = np.where(added, self.p_x + p_j, self.p_x), np.where(removed, self.p_y - p_j, self.p_y)
+            self.p_x, self.p_y = np.where(added, p_xj, self.p_x), np.where(removed, p_yj, self.p_y)
             self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
 
-    def _rewards(
-        self, x_kW: Tensor, p_x: np.ndarray, y_kW: Tensor, p_y: np.ndarray, active: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return R of both averages, float64 `[k]` each, in one evaluation of two models per client."""
-        torch.div(x_kW, self.ensemble.column(p_x), out=self.pair[:, 0])
-        torch.div(y_kW, self.ensemble.column(p_y), out=self.pair[:, 1])
-        rewards = self.scoring.reward(self.block, self.pair, active)
-        return rewards[:, 0], rewards[:, 1]
+    def _start(self, active: np.ndarray) -> None:
+        """Evaluate R({k}) and R(S and k), which the search begins with."""
+        torch.div(self.x, self.ensemble.column(self.p_x), out=self.pair[:, 0])
+        torch.div(self.y, self.ensemble.column(self.p_y), out=self.pair[:, 1])
+        self.r_x, self.r_y = self.scoring.reward(self.block, self.pair, active).T
+        self.started = True
 
 
 class Order:

@@ -1,4 +1,4 @@
-"""What limits a client: its budget, whom it can reach, when it takes part, and whose labels are flipped.
+"""What limits a client: its budget, whom it can reach, when it takes part, whose labels are flipped, who lies, who comes later.
 
 The paper gives every client the same budget, lets everyone reach everyone and all take part; here these limitations are lifted. All draws
 come from keyed streams of the Run's seed, so every rank draws the same without talking.
@@ -19,6 +19,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings.files import is_file
+from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,17 @@ class Limits:
     flipped: np.ndarray  # bool [N]: who holds flipped labels
     participation: float  # share of those available that takes part in a round
     seed: int
+    liars: np.ndarray  # bool [N]: who attacks
+    newcomers: np.ndarray  # bool [N]: who comes after the last round
 
-    def present(self, t: int) -> np.ndarray:
-        """Return who takes part in round t, bool `[N]`: of those available a share, at least one; all in round 0."""
+    def present(self, t: int, can: np.ndarray | None = None) -> np.ndarray:
+        """Return who takes part in round t, bool `[N]`: of those available that `can` `[N]` a share, at least one; all of them in round 0."""
         n = len(self.others)
         able = np.flatnonzero(self.available[t - 1]) if 0 < t <= len(self.available) else np.arange(n)
+        able = able if can is None else able[can[able]]
         if t > 0 and self.participation < 1:
             count = max(1, int(self.participation * len(able) + 0.5))
-            able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]
+            able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]  # of none: none
         out = np.zeros(n, bool)
         out[able] = True
         return out
@@ -59,7 +63,8 @@ def limits_of(run: Run, world: World) -> Limits:
 
     near = world.share(edges)
     reach = CollaborationGraph(**near) if near else None
-    return Limits(held["others"], reach, held["available"], flipped(run), run.participation, run.seed)
+    others_N, available = held["others"], held["available"]
+    return Limits(others_N, reach, available, flipped(run), run.participation, run.seed, liars(run), newcomers(run))
 
 
 def others(run: Run) -> np.ndarray:
@@ -73,7 +78,7 @@ def others(run: Run) -> np.ndarray:
     n, kind = run.clients, str(run.budget)
     if is_file(run.budget):
         words = read(kind, "budget").split()
-        if len(words) != n or not all(w == "inf" or (w.isdecimal() and int(w) >= 1) for w in words):
+        if len(words) != n or not all(w == "inf" or (whole(w) and int(w) >= 1) for w in words):
             raise UserError(
                 f"--budget is {kind}, which must hold {n} numbers, one per client: whole and at least 1, or inf"
             )
@@ -91,9 +96,26 @@ def others(run: Run) -> np.ndarray:
 
 def flipped(run: Run) -> np.ndarray:
     """Return which clients hold flipped labels, bool `[N]`: floor(flip_share N) of them, drawn uniformly."""
+    if str(run.attack).startswith("label_flip:"):
+        return liars(run)
+    return drawn(run, streams.FLIP, run.flip_share)
+
+
+def liars(run: Run) -> np.ndarray:
+    """Return who attacks, bool `[N]`: with the same seed the same clients, whatever the attack, and those that --flip_share draws."""
+    return drawn(run, streams.FLIP, float(run.attack.partition(":")[2]) if run.attack else 0.0)
+
+
+def newcomers(run: Run) -> np.ndarray:
+    """Return who comes after the last round, bool `[N]`: floor(newcomers N) of them, drawn uniformly."""
+    return drawn(run, streams.NEWCOMERS, run.newcomers)
+
+
+def drawn(run: Run, purpose: int, share: float) -> np.ndarray:
+    """Return a share of the clients, rounded down, drawn uniformly, bool `[N]`."""
     n = run.clients
     out = np.zeros(n, bool)
-    out[streams.stream(run.seed, streams.FLIP, 0, 0).permutation(n)[: int(run.flip_share * n)]] = True
+    out[streams.stream(run.seed, purpose, 0, 0).permutation(n)[: int(share * n)]] = True
     return out
 
 
@@ -111,7 +133,7 @@ def reach_graph(run: Run) -> CollaborationGraph | None:
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
     if is_file(run.reach):
         words = read(run.reach, "reach").split()
-        if len(words) % 2 or not all(w.isdecimal() and int(w) < n for w in words):
+        if len(words) % 2 or not all(whole(w) and int(w) < n for w in words):
             raise UserError(
                 f"--reach is {run.reach}, which must hold lines of two client numbers from 0 to {n - 1}: receiver sender"
             )
@@ -154,9 +176,14 @@ def availability(run: Run) -> np.ndarray:
     return table
 
 
+def whole(word: str) -> bool:
+    """Return whether a word is a whole number of a size that arrays hold."""
+    return word.isdecimal() and len(word) <= 18
+
+
 def read(path: str, flag: str) -> str:
     """Return a small text file."""
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError):
+        return read_text(Path(path), TEXT)
+    except Unreadable:
         raise UserError(f"--{flag} is {path}, which is not a readable text file") from None

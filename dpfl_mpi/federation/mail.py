@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph, Senders
@@ -24,10 +26,16 @@ class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
     def __init__(
-        self, members: Members, log: Log, ensemble: Ensemble, window_gb: float, on_window: Callable[[], None] | None
+        self,
+        members: Members,
+        log: Log,
+        ensemble: Ensemble,
+        attack: Attack,
+        window_gb: float,
+        on_window: Callable[[], None] | None,
     ):
         """Keep the window within `window_gb` GiB; `on_window` is called after one was made."""
-        self.members, self.log, self.ensemble = members, log, ensemble
+        self.members, self.log, self.ensemble, self.attack = members, log, ensemble, attack
         self.window_gb, self.on_window = window_gb, on_window
         pinned = ensemble.device.type == "cuda"
         self.staging = torch.zeros(len(members.ids), ensemble.width, pin_memory=pinned)  # the rows that are put
@@ -54,10 +62,13 @@ class MailRoom:
         members.exclude_diverged(w_KW)
         graph = members.among_active(graph)
         if members.reach is not None and not graph.within(members.reach):
-            raise ValueError("an edge outside the reach of its receiver")
+            raise UserError(
+                "the graph of fed.exchange has an edge outside the --reach of its receiver; fed.reachable(k) names its candidates"
+            )
         self.log.notes["models_received"] += graph.degrees()[members.ids]
         whole, width = self._whole_route(graph)
-        return Received(self, w_KW, graph, self.put(w_KW, whole) if width is None else None, width or 0)
+        sent = self.attack.sent(w_KW)
+        return Received(self, w_KW, sent, graph, self.put(sent, whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
@@ -66,6 +77,7 @@ class MailRoom:
         """
         members = self.members
         members.exclude_diverged(w_KW)
+        w_KW = self.attack.sent(w_KW)
         limit = self._capacity() if members.others.any() else np.full(members.world.size, self._row_limit())
         width = max(1, int(np.minimum(limit, members.n)[members.per_rank > 0].min()))
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
@@ -182,9 +194,20 @@ class Arrived:
 class Received:
     """The models that arrive along a graph: all at once, as usual, or in passes where the graph is wider than the window."""
 
-    def __init__(self, mail: MailRoom, w_KW: Tensor, graph: CollaborationGraph, here: Arrived | None, width: int):
-        """Hold what is here already; where that is None, a pass brings each client `width` models."""
-        self.mail, self.w, self.graph, self.here, self.width = mail, w_KW, graph, here, width
+    def __init__(
+        self,
+        mail: MailRoom,
+        w_KW: Tensor,
+        sent_KW: Tensor,
+        graph: CollaborationGraph,
+        here: Arrived | None,
+        width: int,
+    ):
+        """Hold what is here already; where that is None, a pass brings each client `width` models.
+
+        `w_KW` are this rank's own rows, `sent_KW` what was sent of them: the same, but for liars.
+        """
+        self.mail, self.w, self.sent, self.graph, self.here, self.width = mail, w_KW, sent_KW, graph, here, width
 
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
         """Yield, pass by pass, the models here and which of them each local client uses, in its given order. Collective.
@@ -198,4 +221,4 @@ class Received:
         longest = members.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
         for first in range(0, int(longest), self.width):
             now = [s[first : first + self.width] for s in orders]
-            yield self.mail.put(self.w, self.mail.route(members.collect(now))), now
+            yield self.mail.put(self.sent, self.mail.route(members.collect(now))), now

@@ -25,14 +25,17 @@ from dpfl_mpi.numerics.ensemble import LARGEST
 class Members:
     """The clients of a run. Every array is the same on every rank but `ids` `[K]`."""
 
-    def __init__(self, world: World, n_train: np.ndarray, p: np.ndarray, limits: Limits, exclude: bool):
+    def __init__(
+        self, world: World, n_train: np.ndarray, p: np.ndarray, limits: Limits, exclude: bool, serves: bool = True
+    ):
         """Place the clients by their number of training samples `[N]`.
 
         Args:
             p: the weight of every client in an average `[N]`.
             exclude: a client whose model diverges is excluded; else it ends the run.
+            serves: a client that has stopped early still sends its model; else it leaves.
         """
-        self.world, self.limits, self.exclude = world, limits, exclude
+        self.world, self.limits, self.exclude, self.serves = world, limits, exclude, serves
         self.n, self.p = len(p), p
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
@@ -42,12 +45,34 @@ class Members:
         self.reach = limits.reach  # whom each client can receive from; None: everyone
         self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
+        self.arriving = False  # at the end: newcomers train and receive, the others only send
+        self.tuning = False  # after the rounds: those who have stopped early train again
+        self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
         self.begin(0)
 
     def begin(self, number: int) -> None:
         """Start a round: who takes part."""
         self.round = number
-        self.present = self.limits.present(number)
+        can = ~self.limits.newcomers
+        self.present = self.limits.present(number, can if self.serves else can & (self.stopped_round < 0))
+
+    def stop(self, mine: np.ndarray) -> None:
+        """Let the clients of this rank that bool `[K]` marks stop early, with the round that ends. Collective."""
+        gathered = self.world.gather(mine.astype(np.uint8), self.owner, everywhere=True)
+        assert gathered is not None
+        self.stopped_round[self._by_client(gathered).astype(bool) & (self.stopped_round < 0)] = self.round
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether every client that could train has stopped early."""
+        return bool(
+            ((self.stopped_round >= 0) | ~self.alive | self.limits.newcomers).all() and (self.stopped_round >= 0).any()
+        )
+
+    @property
+    def benign(self) -> np.ndarray:
+        """Over whom averages are, bool `[N]`: true labels, no liar, there from the start."""
+        return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
 
     @property
     def flipped(self) -> np.ndarray:
@@ -59,18 +84,60 @@ class Members:
         """Who takes part in this round and has a finite model, bool `[N]`."""
         return self.alive & self.present
 
+    @property
+    def awake(self) -> np.ndarray:
+        """Who of them has not stopped early, bool `[N]`: it trains and receives. Who has stopped sends its last model."""
+        if self.arriving:
+            return self.active & self.limits.newcomers
+        return self.active & (self.tuning | (self.stopped_round < 0))
+
     def reachable(self, k: int) -> np.ndarray:
         """Return the candidates of client k, ascending: all other clients it can reach that take part."""
-        if not self.active[k]:
+        if not self.awake[k]:
             return np.zeros(0, np.int64)
-        near = np.flatnonzero(self.active) if self.reach is None else self.reach.of(k)
-        return near[(near != k) & self.active[near]]
+        sends = self.active & ~self.limits.newcomers
+        near = np.flatnonzero(sends) if self.reach is None else self.reach.of(k)
+        return near[(near != k) & sends[near]]
 
     def among_active(self, graph: CollaborationGraph) -> CollaborationGraph:
-        """Return the edges of a graph between clients that take part in this round."""
-        if self.active.all():
+        """Return the edges of a graph between clients that take part in this round; who has stopped early receives nothing."""
+        if self.awake.all():
             return graph
-        return graph.only(self.active[graph.receivers()] & self.active[graph.senders])
+        return graph.only(self.awake[graph.receivers()] & self.active[graph.senders])
+
+    def check_rows(self, w_KW: Tensor, width: int, verb: str) -> None:
+        """Raise `UserError` where a verb is not given the rows of this rank's clients, float32 `[K, W]`."""
+        shape = [len(self.ids), width]
+        if not isinstance(w_KW, Tensor) or w_KW.dtype != torch.float32 or list(w_KW.shape) != shape:
+            kind = str(getattr(w_KW, "dtype", type(w_KW).__name__)).removeprefix("torch.")
+            raise UserError(
+                f"{verb} was given {type(w_KW).__name__} {kind} {list(getattr(w_KW, 'shape', []))}; it takes the rows of "
+                f"this rank's clients, Tensor float32 {shape}"
+            )
+
+    def check_graph(self, graph: CollaborationGraph, what: str) -> None:
+        """Raise `UserError` where this is no graph, or one that has a client among its own senders, or a sender twice."""
+        if not isinstance(graph, CollaborationGraph):
+            raise UserError(
+                f"{what} is a {type(graph).__name__}; fed.collect makes a graph of the senders of each client"
+            )
+        receivers = graph.receivers()
+        for wrong, how in (
+            (graph.senders == receivers, "itself as a sender; its own model is in the mean anyway"),
+            (np.diff(receivers * graph.n + graph.senders, prepend=-1) == 0, "one sender twice"),
+        ):
+            if wrong.any():
+                raise UserError(f"{what} gives client {receivers[wrong][0]} {how}")
+
+    def check_budget(self, graph: CollaborationGraph, what: str) -> None:
+        """Raise `UserError` where a graph gives a client that takes part more senders than its budget allows, B_c - 1."""
+        self.check_graph(graph, what)
+        over = np.flatnonzero((graph.degrees() > self.others) & self.active)
+        if len(over):
+            k = over[0]
+            raise UserError(
+                f"{what} gives client {k} {graph.degrees()[k]} senders; its budget allows {self.others[k]} (--budget is B_c, its own model included)"
+            )
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
         """Find clients whose row is not finite, or too large to sum, before any sum or reward: end the run, or exclude them.

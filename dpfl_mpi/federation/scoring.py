@@ -19,8 +19,21 @@ class Scoring:
 
     KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")  # from start to start
 
-    def __init__(self, members: Members, log: Log, backend: Backend, classes: int, keep_latest: bool, mixed: bool):
-        """Keep the latest of equally good rounds, or the earliest; with `mixed` rows are scored after mixing as well."""
+    def __init__(
+        self,
+        members: Members,
+        log: Log,
+        backend: Backend,
+        classes: int,
+        keep_latest: bool,
+        mixed: bool,
+        metric_batch: int = 0,
+    ):
+        """Keep the latest of equally good rounds, or the earliest; with `mixed` rows are scored after mixing as well.
+
+        A score is the mean over images, or with `metric_batch` the mean over mini-batches of so many images of their means.
+        """
+        self.metric_batch = metric_batch
         self.members, self.log, self.backend = members, log, backend
         self.classes, self.keep_latest, self.mixed = classes, keep_latest, mixed
         k = len(members.ids)
@@ -29,13 +42,15 @@ class Scoring:
         self.best_val, self.best_test = np.full(k, np.nan), np.full(k, np.nan)
         self.best_confusion = np.zeros((k, classes, classes), np.int64)
         self.last_test = np.full(k, np.nan)
+        self.stale = np.zeros(k, np.int64)  # rounds since the validation accuracy last rose
+        self._scored_round = np.full(k, -1)
 
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
         """Score every client's row, note the scores, and keep the client's best; see `Federation.evaluate`."""
         if series == "mixed" and not self.mixed:
             return
         self.members.exclude_diverged(w_KW)  # here too: a method without an exchange diverges as well
-        active = self.members.active[self.members.ids]
+        active = self.members.awake[self.members.ids]
         with self.log.clock("evaluate"), torch.no_grad():
             for b in self.backend.blocks:
                 if not active[b].any():
@@ -51,15 +66,19 @@ class Scoring:
         """Note the scores of local client i from loss, predicted class and label of each image."""
         n, m = int(self.backend.clients.n_val[i]), int(self.backend.clients.n_test[i])
         right, notes = predicted == labels, self.log.notes
-        val, test = slice(0, n), slice(n, n + m)
-        val_acc, test_acc = right[val].mean(), right[test].mean()
+        val, test = slice(int(self.backend.clients.kept[i]), n), slice(n, n + m)
+        val_acc, test_acc = self.mean(right[val]), self.mean(right[test])
         if series:
             notes["mixed_val_acc"][i], notes["mixed_test_acc"][i] = val_acc, test_acc
             return
-        notes["val_loss"][i], notes["val_acc"][i] = losses[val].mean(), val_acc
-        notes["test_loss"][i], notes["test_acc"][i] = losses[test].mean(), test_acc
+        notes["val_loss"][i], notes["val_acc"][i] = self.mean(losses[val]), val_acc
+        notes["test_loss"][i], notes["test_acc"][i] = self.mean(losses[test]), test_acc
         self.last_test[i] = test_acc
         best = self.best_val[i]
+        self.stale[i] += self._scored_round[i] != self.members.round  # a method may score twice in a round
+        self._scored_round[i] = self.members.round
+        if np.isnan(best) or val_acc > best:
+            self.stale[i] = 0
         if np.isnan(best) or val_acc > best or (val_acc == best and self.keep_latest):
             self.best[i] = row_W
             self.best_round[i], self.best_val[i], self.best_test[i] = self.members.round, val_acc, test_acc
@@ -71,10 +90,33 @@ class Scoring:
         alive = self.members.alive[self.members.ids]
         self.best_val[alive], self.best_round[alive] = np.nan, -1
 
+    def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
+        """Return one model's loss on the validation images of every client of this rank that `counted` `[K]` marks, nan for the others, `[K]`."""
+        self.log.notes["evaluations"] += counted
+        out = np.full(len(counted), np.nan)
+        for b in self.backend.blocks:
+            if counted[b].any():
+                out[b] = self._search_losses(b, row_W.repeat(b.stop - b.start, 1)[:, None])[:, 0]
+        out[~counted] = np.nan
+        return out
+
     def reward(self, rows: slice, pair_k2W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return R = -validation loss of two models per client of a block, float64 `[k, 2]` (equation 6).
 
         `counted` `[k]` says whose evaluations count: the others are computed in lock-step, for nothing.
         """
         self.log.notes["evaluations"][rows] += 2 * counted
-        return -self.backend.validation_losses(rows, pair_k2W)
+        return -self._search_losses(rows, pair_k2W)
+
+    def _search_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
+        """Return the loss of m models per client of a block on the validation images that the search sees, float64 `[k, m]`."""
+        if not self.metric_batch:
+            return self.backend.validation_losses(rows, w_kmW)
+        scored = [self.backend.score(rows, w_kmW[:, model].contiguous())[0] for model in range(w_kmW.shape[1])]
+        seen = self.backend.clients.n_search[rows]
+        return np.array([[self.mean(one[i][:n]) for one in scored] for i, n in enumerate(seen)])
+
+    def mean(self, values: np.ndarray) -> float:
+        """Return the mean of a score over its images; with `metric_batch` the authors' code's, in which a short last mini-batch weighs as much."""
+        size = self.metric_batch or max(1, len(values))
+        return float(np.mean([values[i : i + size].mean() for i in range(0, len(values), size)]))

@@ -8,6 +8,7 @@ Axes: N clients in all, K on this rank, W row width.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -17,37 +18,89 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom, Received
 from dpfl_mpi.federation.members import Members
-from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.ensemble import Ensemble, check_fixed_point, fixed_point, from_fixed_point
 
 
 class Sums:
     """Sums of p_i w_i. Every method is collective."""
 
-    def __init__(self, members: Members, log: Log, mail: MailRoom, ensemble: Ensemble, blocks: list[slice]):
+    def __init__(
+        self,
+        members: Members,
+        log: Log,
+        mail: MailRoom,
+        ensemble: Ensemble,
+        blocks: list[slice],
+        order: np.ndarray | None = None,
+    ):
+        """Average all clients at once; with an `order` of the N clients one after the other."""
         self.members, self.log, self.mail, self.ensemble, self.blocks = members, log, mail, ensemble, blocks
+        self.order = order
 
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; see `Federation.average`."""
-        members, p = self.members, self.members.p
+        members = self.members
+        members.check_graph(graph, "the graph of fed.average")
         if received is None:
             received = self.mail.exchange(w_KW, graph)
-        out = w_KW.clone()
         graph = members.among_active(graph)
-        if (graph.degrees() > members.others).any():
-            raise ValueError("more models for a client than its budget")
-        local = [graph.of(k) for k in members.ids]
-        total = self.ensemble.zeros(len(members.ids), torch.float64)
-        with self.log.clock("exchange"), torch.no_grad():
+        members.check_budget(graph, "the graph of fed.average")
+        if self.order is not None:
+            return self._average_serially(w_KW, graph, received, self.order)
+        total, local = self._own_terms(w_KW), [graph.of(k) for k in members.ids]
+        self._add(total, received, local)
+        return self._divided(total, w_KW.clone(), local, range(len(local)))
+
+    def _average_serially(
+        self, w_KW: Tensor, graph: CollaborationGraph, received: Received, order: np.ndarray
+    ) -> Tensor:
+        """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`.
+
+        The authors' code does this: who comes later averages over averages. Clients that do not wait for one another go at the same time:
+        a client's turn is one after the last of its senders that come before it.
+        """
+        members, place = self.members, np.argsort(order)
+        before = [graph.of(k)[place[graph.of(k)] < place[k]] for k in range(members.n)]
+        turn = np.zeros(members.n, np.int64)
+        for k in order:
+            turn[k] = 1 + max(turn[before[k]], default=-1)
+        total, local = self._own_terms(w_KW), [graph.of(k) for k in members.ids]
+        self._add(total, received, [s[place[s] > place[k]] for k, s in zip(members.ids, local, strict=True)])
+        out = w_KW.clone()
+        for now in range(int(turn.max()) + 1):
+            mine = np.flatnonzero(turn[members.ids] == now)
+            if now > 0:
+                earlier = CollaborationGraph.from_lists(
+                    s if t == now else s[:0] for s, t in zip(before, turn, strict=True)
+                )
+                self._add(total, self.mail.exchange(out, earlier), [earlier.of(k) for k in members.ids])
+            self._divided(total, out, local, mine)
+        return out
+
+    def _own_terms(self, w_KW: Tensor) -> Tensor:
+        """Return p_k w_k of each client, float64 `[K, W]`."""
+        total = self.ensemble.zeros(len(self.members.ids), torch.float64)
+        with self.log.clock("exchange"):
             for b in self.blocks:
-                total[b] = w_KW[b].double() * self.ensemble.column(p[members.ids[b]])
-            for here, now in received.passes(local):  # ascending: the order of the sum does not depend on passes
+                total[b] = w_KW[b].double() * self.ensemble.column(self.members.p[self.members.ids[b]])
+        return total
+
+    def _add(self, total: Tensor, received: Received, local: Sequence[Senders]) -> None:
+        """Add p_j w_j of each client's senders, ascending: the order of the sum does not depend on passes."""
+        with self.log.clock("exchange"), torch.no_grad():
+            for here, now in received.passes(local):
                 for b in self.blocks:
                     for rows, p_k in here.one_by_one(b, now[b]):
                         total[b] += rows.double() * p_k[:, None]
-            for i, senders in enumerate(local):
-                if len(senders):
-                    out[i] = total[i] / float(p[members.ids[i]] + p[senders].sum())
+
+    def _divided(self, total: Tensor, out: Tensor, local: Sequence[Senders], which: Iterable[int]) -> Tensor:
+        """Return `out` with the rows of `which` clients divided by their sums of p; who has no senders keeps its row."""
+        members, p = self.members, self.members.p
+        with self.log.clock("exchange"):
+            for i in which:
+                if len(local[i]):
+                    out[i] = total[i] / float(p[members.ids[i]] + p[local[i]].sum())
         return out
 
     def mean(self, w_KW: Tensor) -> Tensor:
@@ -60,6 +113,8 @@ class Sums:
         if not members.active.any():
             raise UserError(
                 f"round {members.round} has no client with a finite model left; lower --lr or set --clip_norm"
+                if members.present.any()
+                else f"round {members.round} has no client that takes part: those available come later or have stopped early (--patience)"
             )
         with self.log.clock("exchange"):
             self.log.notes["models_received"] += 2 * members.active[members.ids]
@@ -86,8 +141,8 @@ class Sums:
         """Return w^Y over each client and all it can reach, float64 `[K, W]`, and its sum of p `[K]` (Algorithm 3, lines 1-7)."""
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
-        wants = members.others[members.ids] > 0
-        if members.reach is None:  # everyone reaches everyone: one exact sum serves all
+        wants = (members.others > 0)[members.ids] & members.awake[members.ids]
+        if members.reach is None and not members.arriving:  # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
                 total = from_fixed_point(self._over_all(w_KW))
@@ -122,6 +177,7 @@ class Sums:
         """Return the fixed-point sum of p_i w_i over all clients that take part, int64 `[W]`."""
         members = self.members
         total = self.ensemble.zeros(1, torch.int64)[0]
+        w_KW = self.mail.attack.sent(w_KW)
         self._check(w_KW)
         for i in np.flatnonzero(members.active[members.ids]):
             total += self._term(members.ids[i], w_KW[i])

@@ -1,36 +1,62 @@
-"""`Training`: local epochs of SGD on this rank's clients, and what they carry from round to round: momentum, epochs, steps.
+"""`Training`: local epochs on this rank's clients, and what they carry from round to round: momentum (Adam: its means), epochs, steps.
 
 Axes: K clients on this rank, W row width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.config import Run
+from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Gradient
 from dpfl_mpi.numerics.ensemble import Block
 
 
+def learning_rate(run: Run, t: int) -> float:
+    """Return eta of round t of a resolved Run: its schedule over rounds 1 to T, times lr_decay every 10 rounds.
+
+    Preprocessing (t = 0) is at the schedule's start, and so is fine-tuning (t > T), which starts anew like momentum.
+    """
+    eta = run.lr * run.lr_decay ** (t // 10)
+    done = t - 1 if 1 <= t <= run.rounds else 0  # rounds behind it
+    if run.lr_schedule == "step":
+        eta *= run.lr_gamma ** (done // run.lr_step)
+    if run.lr_schedule == "cosine":  # Loshchilov and Hutter, SGDR, ICLR 2017, equation 5, without restarts
+        eta *= run.lr_final + (1 - run.lr_final) * (1 + math.cos(math.pi * done / max(run.rounds, 1))) / 2
+    return eta
+
+
 class Training:
     """LocalOpt of Algorithm 1 for every client of this rank that takes part."""
 
-    def __init__(self, members: Members, log: Log, backend: Backend, lr: float, lr_decay: float, reset_momentum: bool):
-        """Train at rate `lr`, times `lr_decay` every 10 rounds; with `reset_momentum` each round starts without momentum."""
-        self.members, self.log, self.backend = members, log, backend
-        self.first_lr, self.lr_decay, self.reset_momentum = lr, lr_decay, reset_momentum
-        self.momentum: dict[str, Tensor] = {}  # rows [K, W] by name
+    def __init__(
+        self,
+        members: Members,
+        log: Log,
+        backend: Backend,
+        attack: Attack,
+        rate: Callable[[int], float],
+        reset_momentum: bool,
+    ):
+        """Train at `rate(t)` in round t; with `reset_momentum` each round starts without momentum."""
+        self.members, self.log, self.backend, self.attack = members, log, backend, attack
+        self.rate, self.reset_momentum = rate, reset_momentum
+        self.momentum: dict[str, Tensor] = {}  # what the optimiser remembers of each client [K, ...], by name
         self.epochs = np.zeros(len(members.ids), np.int64)  # local epochs since the common initial row
         self.steps = np.zeros(len(members.ids), np.int64)
 
     def begin(self) -> None:
         """Start a round."""
+        self.attack.begin()
         if self.members.round and self.reset_momentum:
             for rows in self.momentum.values():
                 rows.zero_()
@@ -38,7 +64,7 @@ class Training:
     @property
     def lr(self) -> float:
         """The learning rate of this round."""
-        return self.first_lr * self.lr_decay ** (self.members.round // 10)
+        return self.rate(self.members.round)
 
     def local_opt(
         self,
@@ -74,9 +100,10 @@ class Training:
 
     def _blocks(self, rows_KW: dict[str, Tensor]) -> Iterator[list[Block]]:
         """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them."""
-        backend, active = self.backend, self.members.active[self.members.ids]
+        backend, active = self.backend, self.members.awake[self.members.ids]
+        self.attack.note_start(rows_KW)
         for name in rows_KW:
-            self.momentum.setdefault(name, backend.ensemble.zeros(len(active)))
+            self.momentum.setdefault(name, backend.memory_rows(len(active)))
         with self.log.clock("train"), torch.no_grad():
             for b in backend.blocks:
                 here = b.start + np.flatnonzero(active[b])
@@ -96,4 +123,4 @@ class Training:
 
     def _advance(self, epochs: int) -> None:
         """Count local epochs: the next ones have other batches."""
-        self.epochs[self.members.active[self.members.ids]] += epochs
+        self.epochs[self.members.awake[self.members.ids]] += epochs

@@ -7,6 +7,7 @@ What the file of a method holds:
     round(fed, state, t) -> state   yes     round t = 1 to T: the new state; the old one is not used again, its tensors may be changed
     METHOD = Method(...)            no      what the rest of the program must know of the method (see `Method`; every field has a default)
     Options                         no      frozen dataclass of fields `option(default, text)`: --options.NAME, read as fed.options["NAME"]
+    newcomer(fed, state)            no      the Newcomer that comes after the last round (--newcomers); without it from the server's "w"
     finetune_gradient(fed, start)   no      the gradient of +FT from the rows start [K, W]; without it, or where it is None, the plain one
 
 `fed` is the `dpfl_mpi.federation.Federation`, whose verbs are all that a method needs: it knows neither MPI nor files. The state is a dict
@@ -18,7 +19,10 @@ of two dicts, and everything that must outlive a round is in it, because a check
     state["shared"]["omega"]        CollaborationGraph Omega of round 0, the result's /graph/omega; without it a graph without edges
     state["shared"]["chosen"]       CollaborationGraph of this round, the result's /graph/chosen; without it Omega
 
-No other name has a meaning outside the method; by custom "w" is the models. Rows that a verb takes are float32 and without gaps. `load` checks a file, `check_state` what its functions return.
+No other name has a meaning outside the method; by custom "w" is the models. What init returned a key for, every round must. Init and
+round 1 score, they call fed.evaluate; a later round need not. A graph, sent along or in the state, gives no client more senders than its budget
+allows (`fed.others`); the weights of a server's mixture may. Rows that a verb takes are float32 and without gaps. `load` checks a file,
+`check_state` what its functions return.
 
 Axes: N clients in all, K on this rank, W row width, T rounds.
 """
@@ -36,16 +40,34 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.plugins import find, short
+from dpfl_mpi.settings.fields import options_of
 
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
-CALLS = {"init": "init(fed)", "round": "round(fed, state, t)", "finetune_gradient": "finetune_gradient(fed, start)"}
+CALLS = {
+    "init": "init(fed)",
+    "round": "round(fed, state, t)",
+    "finetune_gradient": "finetune_gradient(fed, start)",
+    "newcomer": "newcomer(fed, state)",
+}
+OPTIONAL = ("finetune_gradient", "newcomer")
 HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
 
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """How clients start that come after the last round: their rows, and how these are trained and scored (see `Federation`'s verbs)."""
+
+    start: Any  # rows [K, W], trained in place
+    gradient: Any = None
+    trained: Any = None  # bool [W]: the columns that are not frozen
+    predict: Any = None
 
 
 @dataclass(frozen=True)
@@ -57,22 +79,29 @@ class Method:
     # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
+    ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of omega_period and graphs
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
+    optimizers: tuple[str, ...] = (
+        "sgd",
+        "adam",
+        "adamw",
+    )  # values of --optimizer; fewer where it takes steps of its own
     # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
     elementwise: bool = False
 
     init: Callable[[Any], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
     round: Callable[[Any, State, int], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
     finetune_gradient: Callable[[Any, Any], Any] | None = dataclasses.field(default=None, repr=False)
+    newcomer: Callable[[Any, State], Newcomer] | None = dataclasses.field(default=None, repr=False)
     options: type = NoOptions
 
     @property
     def unread(self) -> set[str]:
         """Names of the fields of `Run` that this method does not read: two Runs that differ in one of them are the same."""
-        out = set() if self.preprocesses else {"tau_init"}
+        out = set(self.ignores) | (set() if self.preprocesses else {"tau_init"})
         if self.topology != "graph":
-            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc"}
+            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs"}
         if self.topology != "graph" or not self.searches:
             out |= {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
         return out
@@ -92,7 +121,7 @@ def load(name: str, module: ModuleType) -> Method:
         raise UserError(f"METHOD of the method {name} has topology={declared.topology!r}; allowed are {allowed}")
     functions: dict[str, Any] = {call: getattr(module, call, None) for call in CALLS}
     for call, function in functions.items():
-        if function is None and call == "finetune_gradient":
+        if function is None and call in OPTIONAL:
             continue
         if not callable(function):
             raise UserError(
@@ -103,21 +132,31 @@ def load(name: str, module: ModuleType) -> Method:
         except TypeError:
             given = f"{call}{inspect.signature(function)}"
             raise UserError(f"the method {name} defines {given}, which is called as {CALLS[call]}") from None
-    options = getattr(module, "Options", NoOptions)
-    if not (
-        isinstance(options, type)
-        and dataclasses.is_dataclass(options)
-        and all(f.metadata and type(f.default) in (bool, int, float, str) for f in dataclasses.fields(options))
-    ):
-        raise UserError(
-            f"Options of the method {name} must be a dataclass; its fields are option(default, text), "
-            "with true or false, a number or a text as the default"
-        )
+    options = options_of(f"the method {name}", module) or NoOptions
     return dataclasses.replace(declared, title=declared.title or name, options=options, **functions)
 
 
-def check_state(name: str, state: Any, fed: Any) -> None:
-    """Check what init (round 0) or round returned on this rank: microseconds, so after every round.
+def declared(run: Any) -> Method:
+    """Return what the method of a Run declares, and execute no code that is not shipped.
+
+    Of a Run in a result it is what the result tells of such code; of a method that this version does not know, the name alone.
+    """
+    told = getattr(run, "declared", {}).get("method")
+    if told:
+        default = Method()
+        facts: dict[str, Any] = {n: v for n, v in told.items() if type(v) is type(getattr(default, n, None))}
+        return Method(**facts)
+    try:
+        method: Method = find("method", run.method)
+        return method
+    except UserError:
+        return Method(title=short(run.method))
+
+
+def check_state(name: str, state: Any, fed: Any, before: State | None = None, budgeted: bool = True) -> None:
+    """Check what init (round 0) or round returned on this rank, `before` being the state that round was given: microseconds, so after every round.
+
+    Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes.
 
     Raises:
         UserError: it breaks the contract; the sentence says where. Not collective: it may be wrong on some ranks only.
@@ -129,6 +168,15 @@ def check_state(name: str, state: Any, fed: Any) -> None:
             f"a dict of {', '.join(map(str, state)) or 'nothing'}" if isinstance(state, dict) else type(state).__name__
         )
         raise UserError(f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts')
+    for part in parts:
+        gone = sorted(set(before[part] if before else ()) - set(state[part]))
+        odd = next((key for key in state[part] if not (isinstance(key, str) and key and "/" not in key)), None)
+        if gone:
+            raise UserError(
+                f'{who} returned no state["{part}"]["{gone[0]}"], which it was given; every round returns all keys of init'
+            )
+        if odd is not None:
+            raise UserError(f'{who} returned state["{part}"][{odd!r}]; a key is a text without /')
     for key, value in state["client"].items():
         shape = tuple(getattr(value, "shape", ()))
         if not (held(value) and shape[:1] == (len(fed.ids),)):
@@ -144,17 +192,23 @@ def check_state(name: str, state: Any, fed: Any) -> None:
             raise UserError(
                 f'state["shared"]["{key}"] after {who} is {got}; it must be a CollaborationGraph of {fed.n} clients'
             )
-        if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str | np.generic)):
+        if graph and budgeted and key in ("omega", "chosen"):
+            fed.members.check_budget(value, f'state["shared"]["{key}"] after {who}')
+        if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str)):
             raise UserError(
                 f'state["shared"]["{key}"] after {who} is {kind(value)}, which a checkpoint cannot hold; allowed are a tensor or array '
                 f"of {', '.join(HELD)}, a CollaborationGraph, a number, a text and None"
             )
-    if fed.round == 0 and np.isnan(fed.notes["val_acc"][fed.active[fed.ids]]).any():
-        raise UserError(f"{who} has scored no models; it must call fed.evaluate(w) with the rows [K, W] of round 0")
+    if fed.round <= 1 and np.isnan(fed.notes["val_acc"][fed.active[fed.ids]]).any():
+        raise UserError(
+            f"{who} has scored no models; it must call fed.evaluate(w) with the rows [K, W] of round {fed.round}"
+        )
 
 
 def held(value: Any) -> bool:
     """Return whether this is a tensor or array of numbers that a checkpoint can hold."""
+    if str(getattr(value, "layout", "torch.strided")) != "torch.strided":  # a sparse tensor
+        return False
     return str(getattr(value, "dtype", "")).removeprefix("torch.") in HELD and hasattr(value, "shape")
 
 

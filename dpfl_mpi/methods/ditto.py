@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods import Method, State, fedavg
+from dpfl_mpi.methods import Method, Newcomer, State, fedavg
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
@@ -49,3 +49,9 @@ def round(fed: Federation, state: State, t: int) -> State:
     v = fed.local_opt(v, epochs=fed.run.tau_train, gradient=pull, momentum="v", advance=False)
     fed.evaluate(v)
     return {"client": {"v": v}, "shared": {"w": fedavg.update(fed, w)}}
+
+
+def newcomer(fed: Federation, state: State) -> Newcomer:
+    """Return v = w, pulled to w."""
+    w = state["shared"]["w"]
+    return Newcomer(fed.copies(w), gradient=fed.proximal(w, fed.options["lam"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpfl_mpi.methods import Method, State
+from dpfl_mpi.settings.controls import search_period
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
@@ -14,6 +15,7 @@ METHOD = Method(
     elementwise=True,
     topology="graph",
     searches=True,
+    ignores=("graphs",),
     preprocesses=True,  # tau_init epochs before round 1
     citation="""@inproceedings{kharrat2025dpfl,
   title = {{DPFL}: Decentralized Personalized Federated Learning},
@@ -46,10 +48,18 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
     fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
-    if t % fed.run.ggc_period == 0:
+    if (
+        t % search_period(fed.run.omega_period) == 0
+    ):  # Paper: Omega is searched once; here lines 3 and 4 once more, in place of 9 to 11
+        with fed.clock("graph"):
+            found = fed.bggc(w)
+        omega, chosen = found.where(fed.awake, omega), found.where(fed.awake, chosen)
+        fed.narrow(omega)
+        w = fed.average(w, chosen)
+    elif t % fed.run.ggc_period == 0:
         received = fed.exchange(w, omega)  # line 9
         with fed.clock("graph"):
-            chosen = fed.ggc(w, received).where(fed.active, chosen)  # line 10; an absent client's choice stays
+            chosen = fed.ggc(w, received).where(fed.awake, chosen)  # line 10; an absent client's choice stays
         w = fed.average(w, chosen, received)  # line 11; Omega itself never shrinks
     elif fed.run.ggc_off_rounds == "reuse":
         w = fed.average(w, chosen)  # Paper: only line 10 is periodic, so the last choice is fetched and averaged

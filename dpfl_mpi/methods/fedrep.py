@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dpfl_mpi.config import option
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Method, Newcomer, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
@@ -57,6 +57,13 @@ def round(fed: Federation, state: State, t: int) -> State:
     base_epochs = fed.options["base_epochs"]
     w_i = state["client"]["h"].where(head, state["shared"]["phi"])  # (phi, h_i)
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train - base_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
-    w_i = fed.local_opt(w_i, epochs=base_epochs, trained=~head)  # phi_i <- GRD(f(phi, h_i))
+    base = "w" if fed.run.optimizer == "sgd" else "base"  # Adam counts the steps of each half by itself
+    w_i = fed.local_opt(w_i, epochs=base_epochs, trained=~head, momentum=base)  # phi_i <- GRD(f(phi, h_i))
     fed.evaluate(w_i)
     return {"client": {"h": w_i}, "shared": {"phi": fed.mean(w_i)}}
+
+
+def newcomer(fed: Federation, state: State) -> Newcomer:
+    """Return the shared base with the initial head, which alone is trained."""
+    head = fed.columns(fed.options["head"])
+    return Newcomer(fed.common_row().where(head, state["shared"]["phi"]), trained=head)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.config import option
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Method, Newcomer, State
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
@@ -53,6 +53,11 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.mean(w_i)
     fed.evaluate(w_i if fed.options["score_trained"] else fed.copies(w), predict=mixture(fed))
     return {"client": {}, "shared": {"w": w}}
+
+
+def newcomer(fed: Federation, state: State) -> Newcomer:
+    """Return the global w, scored together with the memory."""
+    return Newcomer(fed.copies(state["shared"]["w"]), predict=mixture(fed))
 
 
 def mixture(fed: Federation) -> Predict:

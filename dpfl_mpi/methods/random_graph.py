@@ -1,6 +1,7 @@
 """The random graph baseline: DPFL whose collaborators are drawn, not chosen (Kharrat, Canini and Horvath, AISTATS 2025, section 4).
 
 Omega_k is B_c - 1 of the reachable clients, drawn uniformly, and C_k = Omega_k in every round: the schedule of DPFL without its rewards.
+With --graphs RESULT a client has in each round as many collaborators as in that run: DPFL keeps fewer than B_c - 1.
 """
 
 from __future__ import annotations
@@ -8,15 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dpfl_mpi import streams
 from dpfl_mpi.config import option
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, State, dpfl
+from dpfl_mpi.methods import Method, State, _given, dpfl
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
 
 METHOD = Method(
-    title="Random graph", topology="graph", searches=False, preprocesses=True, citation=dpfl.METHOD.citation
+    title="Random graph",
+    topology="graph",
+    searches=False,
+    preprocesses=True,
+    ignores=("omega_period",),
+    citation=dpfl.METHOD.citation,
 )
 
 
@@ -29,25 +38,29 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the state after preprocessing: the mixed rows and the random graph."""
-    w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
-    fed.evaluate(w)
-    omega = draw(fed)
-    w = fed.average(w, omega)
-    fed.evaluate(w, "mixed")
-    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
+    return _given.init(fed, lambda w: draw(fed, 0))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t."""
-    w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
-    w = fed.local_opt(w, epochs=fed.run.tau_train)
-    fed.evaluate(w)  # trained, not yet mixed, as DPFL
-    chosen = draw(fed) if fed.options["redraw"] else chosen
-    w = fed.average(w, chosen)
-    fed.evaluate(w, "mixed")
-    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}
+    again = fed.options["redraw"] or fed.recorded
+    return _given.round(fed, state, lambda w: draw(fed, t) if again else state["shared"]["chosen"])
 
 
-def draw(fed: Federation) -> CollaborationGraph:
-    """Return the graph of this round: for each client the first B_c - 1 of its reachable clients in its keyed order."""
-    return fed.collect([fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids])
+def draw(fed: Federation, t: int) -> CollaborationGraph:
+    """Return the graph of round t: for each client the first B_c - 1 of its reachable clients in its keyed order.
+
+    With --graphs it is the first so many as the client had in round t of that result, in the order of round 0 (`redraw`: of round t).
+    """
+    if not fed.recorded:
+        return fed.collect([fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids])
+    counts = np.minimum(fed.recorded[t].degrees(), fed.others)
+    return fed.collect([order(fed, int(k), t)[: counts[k]] for k in fed.ids])
+
+
+def order(fed: Federation, k: int, t: int) -> np.ndarray:
+    """Return whom client k can receive from in round t, in the order that it draws from among all that are ever there."""
+    near = np.arange(fed.n) if fed.members.reach is None else fed.members.reach.of(k)
+    drawn = streams.stream(fed.run.seed, streams.CANDIDATES, k, 1000 * t if fed.options["redraw"] else 0)
+    drawn_order = drawn.permutation(near[near != k])
+    return drawn_order[np.isin(drawn_order, fed.reachable(k))]

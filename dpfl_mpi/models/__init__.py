@@ -1,5 +1,90 @@
-"""One file per model, found by its name: `build(shape, classes) -> torch.nn.Module` and `HEAD`, the name of its last layer.
+"""The models, one file each, and the contract that such a file keeps. `build` alone makes a model.
 
-Any module works whose forward takes `[S, C, H, W]` floats and keeps no batch statistics. A module's own class may offer `stacked()`,
+What the file of a model holds:
+
+    name                    needed  what it is
+    build(shape, classes)   yes     returns a torch.nn.Module on the CPU: forward takes normalised samples, returns logits [S, C]
+    HEAD                    no      name of its last layer, as named_modules has it: FedRep, kNN-Per and --options.head need it
+    Options                 no      frozen dataclass of fields `option(default, text)`: --model_options.NAME, keywords of build
+
+`shape` is that of one sample: (H, W, C) of images, (F,) of vectors, (L,) of tokens. forward takes float32 [S, C, H, W], float32 [S, F], or
+int64 [S, L]. A build for tokens has a parameter `vocabulary`: tokens are 0 to vocabulary - 1, and 0 fills up short texts.
+
+What is refused, and in which words, is in `numerics/fitness.py`. Two methods of a module's own class are for speed alone: `stacked()`,
 kernels that compute many clients' models at once (without them `Ensemble` uses `torch.func`), and `lanes()`, what lanes.c computes it from.
 """
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.data.source import Source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find, short
+from dpfl_mpi.settings.fields import options_of
+from dpfl_mpi.streams import INIT, stream
+
+
+class Model(NamedTuple):
+    """A module as it was built, and the name of its last layer, "" where its file names none."""
+
+    module: Any
+    head: str
+
+
+def load(name: str, module: ModuleType) -> ModuleType:
+    """Return a model's file.
+
+    Raises:
+        UserError: it breaks the contract; the sentence says where.
+    """
+    if not callable(getattr(module, "build", None)):
+        raise UserError(f"the model {name} has no function build; it must define build(shape, classes)")
+    if not isinstance(getattr(module, "HEAD", ""), str):
+        raise UserError(f"HEAD of the model {name} is {module.HEAD!r}; it must be the name of the last layer")
+    options_of(f"the model {name}", module)
+    return module
+
+
+def make(run: Run, source: Source) -> Model:
+    """Return the model of a resolved Run for its data, on the CPU: the same on every rank, as its own values are drawn from the Run's seed.
+
+    Raises:
+        UserError: it cannot be built for these data, or cannot be trained here (`numerics.fitness`).
+    """
+    from dpfl_mpi.numerics.fitness import check_module, seeded, told
+
+    file, name = find("model", str(run.model)), short(run.model)
+    options = {f.name: f.default for f in dataclasses.fields(file.Options)} if hasattr(file, "Options") else {}
+    keywords: dict[str, Any] = options | (run.model_options or {})
+    takes = inspect.signature(file.build).parameters
+    if source.vocabulary and "vocabulary" not in takes:
+        raise UserError(
+            f"--model {name} takes numbers, and these data are tokens: use --model text, or a build with a parameter vocabulary"
+        )
+    if "vocabulary" in takes:
+        if not source.vocabulary:
+            raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: use --model cnn or mlp")
+        keywords["vocabulary"] = source.vocabulary
+    try:
+        inspect.signature(file.build).bind(source.shape, source.classes, **keywords)
+    except TypeError:
+        called = ", ".join(["shape", "classes", *keywords])
+        raise UserError(
+            f"the model {name} defines build{inspect.signature(file.build)}, which is called as build({called})"
+        ) from None
+    with seeded(int(stream(run.seed, INIT, 0, 1).integers(2**63))):
+        try:
+            module = file.build(source.shape, source.classes, **keywords)
+        except UserError:
+            raise
+        except Exception as error:
+            size = "x".join(map(str, source.shape))
+            raise UserError(f"--model {name}: build failed for samples of {size}: {told(error)}") from error
+    head = getattr(file, "HEAD", "")
+    check_module(name, module, source.shape, source.dtype, source.classes, head)
+    return Model(module, head)

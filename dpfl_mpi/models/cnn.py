@@ -17,7 +17,7 @@ HEAD = "head"
 class CNN(nn.Module):
     """conv-ReLU-pool, conv-ReLU-pool, fc-ReLU, fc-ReLU, head."""
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, channels: tuple[int, int], units: tuple[int, int]):
+    def __init__(self, shape: tuple[int, ...], classes: int, channels: tuple[int, int], units: tuple[int, int]):
         super().__init__()
         h, w, c = shape
         pooled = [((n - 4) // 2 - 4) // 2 for n in (h, w)]
@@ -45,8 +45,10 @@ class CNN(nn.Module):
         return StackedCNN(bf16)
 
 
-def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
+def build(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the CNN for images of `shape` = (H, W, C), at least 16x16."""
+    if len(shape) != 3:
+        raise UserError(f"--model cnn needs images, these are vectors of {shape[0]} numbers; use --model mlp")
     if min(shape[:2]) < 16:
         raise UserError(
             f"--model cnn needs images of at least 16x16, these are {shape[0]}x{shape[1]}; --model mlp takes any size"

@@ -25,6 +25,6 @@ class MLP(nn.Module):
         return [], [self.fc1, self.head]
 
 
-def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Return the perceptron for images of `shape` = (H, W, C)."""
+def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the perceptron for images of `shape` = (H, W, C) or vectors of `shape` = (F,)."""
     return MLP(math.prod(shape), classes)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +21,9 @@ from mpi4py import MPI
 
 from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.mpi.placement import node_memory
+
+PATIENCE = 5.0  # seconds until a rank that failed gives up the others
+STEP_BEHIND = 0.25  # seconds by which each rank lets the one before it speak
 
 
 class World:
@@ -51,7 +56,7 @@ class World:
                 value = choose()
                 text = b"" if value is None else json.dumps(value).encode()
             except UserError as mistake:
-                text, failed = str(mistake).encode(), 1
+                text, failed = str(mistake).encode("utf-8", "replace"), 1
             except BaseException as error:
                 failed, bug = 2, error
         head = np.array([failed, len(text)], np.int64)
@@ -67,6 +72,21 @@ class World:
             raise UserError(data.tobytes().decode())
         return json.loads(data.tobytes()) if len(data) else None
 
+    def each_node(self, check: Callable[[], None]) -> None:
+        """Call `check` on one rank per node. Collective.
+
+        Raises:
+            UserError: on every rank, where `check` raised it on any node; the sentence of the first.
+        """
+        mistake = ""
+        if self.local_rank == 0:
+            try:
+                check()
+            except UserError as error:
+                mistake = str(error) if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: {error}"
+        if said := self.first(mistake):
+            raise UserError(said)
+
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""
         made: dict[str, np.ndarray] = {}
@@ -80,6 +100,26 @@ class World:
                 made[name] = np.empty(shape, dtype)
             self.comm.Bcast(made[name], root=0)
         return made
+
+    def first(self, text: str) -> str:
+        """Return on every rank the text of the lowest rank that has one, "" where none has. Collective."""
+        mine = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+        lengths = np.empty(self.size, np.int64)
+        self.comm.Allgather(np.array([len(mine)], np.int64), lengths)
+        if not lengths.any():
+            return ""
+        speaker = int(np.argmax(lengths > 0))
+        data = mine.copy() if self.rank == speaker else np.empty(lengths[speaker], np.uint8)
+        self.comm.Bcast(data, root=speaker)
+        return data.tobytes().decode()
+
+    def unlike(self, settings: Mapping[str, Any]) -> list[str]:
+        """Return the names of those settings that are not the same on every rank, by the hash of each; the names are. Collective."""
+        digests = [hashlib.sha256(repr(value).encode()).digest()[:8] for value in settings.values()]
+        mine = np.frombuffer(b"".join(digests), np.int64).copy()
+        theirs = np.empty((self.size, len(mine)), np.int64)
+        self.comm.Allgather(mine, theirs)
+        return [name for name, same in zip(settings, (theirs == mine).all(0), strict=True) if not same]
 
     def agree(self, flag: bool) -> bool:
         """Return whether any rank raises the flag."""
@@ -156,7 +196,7 @@ class World:
                 f"the RMA windows need {worst[0] / 2**30:.2f} GiB on a node that has {limit / 2**30:.2f} GiB ({what}); {flag}"
             )
 
-    def all_stop(self, seconds: float = 5.0) -> bool:
+    def all_stop(self, seconds: float = PATIENCE) -> bool:
         """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""
         request = self.last.Ibarrier()
         end = time.monotonic() + seconds
@@ -166,9 +206,13 @@ class World:
             time.sleep(0.01)
         return True
 
-    def abort(self, code: int) -> None:
-        """End all ranks at once."""
+    def abort(self, code: int, text: str = "") -> None:
+        """End all ranks at once, after this text on stderr. Of ranks that fail together the lowest speaks: the others are ended first."""
+        if text:
+            time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
+            print(text, file=sys.stderr, flush=True)
         self.comm.Abort(code)
+        os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it
 
 
 def as_bytes(array: np.ndarray | None) -> np.ndarray | None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.numerics.clients import Batch, Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
+from dpfl_mpi.numerics.steps import adam_step, sgd_step
 
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
@@ -33,6 +34,15 @@ class SGD:
     momentum: float
     weight_decay: float
     clip_norm: float
+
+
+@dataclass(frozen=True)
+class Adam(SGD):
+    """Settings of local training by Adam, which reads no momentum; with `decoupled` decay it is AdamW."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
 
 
 class Backend:
@@ -74,18 +84,32 @@ class Backend:
 
     def gradient(self, block: Block, batch: Batch) -> Tensor:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
-        return self.ensemble.gradient(block, batch.x, batch.y, batch.weight)
+        return self.ensemble.gradient(block, batch.x, batch.y, batch.weight, batch.key)
+
+    def memory_rows(self, k: int) -> Tensor:
+        """Return what the optimiser remembers of k clients before their first step: momentum `[k, W]`, or both means of Adam and the steps."""
+        w = self.ensemble.width
+        return torch.zeros(k, 2 * w + 1 if isinstance(self.sgd, Adam) else w, device=self.ensemble.device)
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
-        """Take one step of SGD from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
+        """Take one step of the optimiser from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
         block.loss += loss
         block.steps += 1
         sgd = self.sgd
+        if isinstance(sgd, Adam):
+            how = sgd.betas, sgd.eps, sgd.weight_decay, sgd.decoupled, sgd.clip_norm
+            return adam_step(block.w, block.g, block.momentum, lr, *how, trained)
         sgd_step(block.w, block.g, block.momentum, lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
 
-    def descend(self, block: Block, rate: float) -> None:
-        """Take a step of plain gradient descent from `block.g`."""
+    def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
+        """Take a step of plain gradient descent from `block.g`; with its `loss` it counts as a step of training."""
         block.w.add_(block.g, alpha=-rate)
+        self._count(block, loss)
+
+    def _count(self, block: Block, loss: Tensor | None) -> None:
+        if loss is not None:
+            block.loss += loss
+            block.steps += 1
 
     # scoring -------------------------------------------------------------------------------------------------------------
     def score(
@@ -100,6 +124,11 @@ class Backend:
         losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
         return losses.astype(np.float64), predicted, labels
 
+    def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
+        """Give these clients of this rank class b where they had class a, and class a where they had b."""
+        self.clients.exchange_classes(clients, a, b)
+        self._validation.clear()
+
     def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
         """Return the logits `[k, S, C]` of the images that a `Predict` was given, and what the layer named `head` read, `[k, S, F]`."""
         logits = self.ensemble.logits(self.ensemble.ready(w_kW), self.ensemble.prepare(images))
@@ -110,8 +139,19 @@ class Backend:
         x, y = self.clients.training(i, most)
         return self.ensemble.features(w_1W, x[None], head)[0], y
 
+    def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
+        """Return the mean loss of m models on local client i's training images, as they are stored, float64 `[m]`."""
+        x, y = self.clients.training(i, int(self.clients.n_train[i]))
+        total = np.zeros(len(w_mW))
+        with torch.no_grad():
+            ready = self.ensemble.ready(w_mW)
+            for images, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+                logits = self.ensemble.logits(ready, self.ensemble.prepare(images[None]))
+                total += cross_entropy(logits, labels.expand(len(w_mW), -1)).double().sum(1).cpu().numpy()
+        return total / len(y)
+
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
-        """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images, float64 `[k, m]`.
+        """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images for the search, float64 `[k, m]`.
 
         The images are prepared once while one block is searched; on a CPU the next client's take their place.
         """
@@ -129,7 +169,21 @@ class Backend:
             for prepared, y, mask in self._validation[rows.start, m]:
                 logits = self.ensemble.logits(ready, prepared)
                 total += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
-        return total.cpu().numpy().reshape(k, m) / self.clients.n_val[rows, None]
+        return total.cpu().numpy().reshape(k, m) / self.clients.n_search[rows, None]
+
+    def candidate(
+        self, x_kW: Tensor, y_kW: Tensor, w_kW: Tensor, p: np.ndarray, p_x: np.ndarray, p_y: np.ndarray, pair: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sums x + p w and y - p w, float64 `[k, W]`; write their averages, over p_x and p_y `[k]`, into `pair` `[k, 2, W]`.
+
+        Scored, the pair gives R of both of a candidate's sets in the greedy search (`federation.greedy`).
+        """
+        column = self.ensemble.column
+        w, share = w_kW.double(), column(p)
+        x, y = x_kW.addcmul(w, share), y_kW.addcmul(w, share, value=-1)
+        torch.div(x, column(p_x), out=pair[:, 0])
+        torch.div(y, column(p_y), out=pair[:, 1])
+        return x, y
 
 
 @dataclass(frozen=True)

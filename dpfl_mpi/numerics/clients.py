@@ -3,6 +3,8 @@
 Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
 method nor model: every method sees the same batches in the same epoch.
 
+Samples may be vectors `[F]` or tokens `[L]` in place of images `[H, W, C]`.
+
 Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +21,10 @@ from torch import Tensor
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
-from dpfl_mpi.streams import AUGMENT, ORDER, stream
+from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
+TARGET = 0  # the class that a backdoor leads to
+Images = TypeVar("Images", np.ndarray, Tensor)
 PAD = 4  # pixels around an image before a random crop
 GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
 
@@ -33,6 +38,7 @@ class Batch:
     x: Tensor  # [k, S, H, W, C] float32
     y: Tensor  # [k, S] int64
     weight: Tensor  # [k, S] float32
+    key: Tensor | None = None  # [k] int64, of the model's dropout; None where it has none
 
 
 class Clients:
@@ -47,10 +53,21 @@ class Clients:
         augment: bool,
         ensemble: Ensemble,
         flipped: np.ndarray | None = None,
+        n_search: np.ndarray | None = None,
+        marked: np.ndarray | None = None,
     ):
-        """Read this rank's samples; `flipped` `[N]` marks clients whose training and validation labels are y -> C - 1 - y."""
+        """Read this rank's samples; `flipped` `[N]` marks clients whose training and validation labels are y -> C - 1 - y.
+
+        Of each client's validation images the greedy search sees the first `n_search` `[N]` (None: all), and its round is chosen on the
+        rest (all, where the search sees all). `marked` `[N]` are clients with a backdoor: every second training image has the mark, and
+        the label `TARGET`.
+        """
         self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
         self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in ("train", "val", "test"))
+        self.n_search = self.n_val if n_search is None else n_search[ids]
+        self.kept = np.where(
+            self.n_search < self.n_val, self.n_search, 0
+        )  # the first validation image that rounds are chosen on
         self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of each client's training samples
         self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of its validation and test samples
         train = [partition.of("train", k) for k in ids]
@@ -61,6 +78,12 @@ class Clients:
         if flipped is not None:
             of = concatenate([np.repeat(ids, n) for n in (self.n_train, self.n_val)])
             labels = np.where(flipped[of], source.classes - 1 - labels, labels)
+        if marked is not None and marked[ids].any():
+            at = concatenate([np.arange(n) for n in self.n_train])
+            poisoned = np.flatnonzero(np.repeat(marked[ids], self.n_train) & (at % 2 == 0))
+            images[poisoned] = mark(images[poisoned])
+            labels = labels.copy()
+            labels[poisoned] = TARGET
         test = concatenate(score[1::2])
         val_images, val_labels = images[len(pool[0]) :], labels[len(pool[0]) :]
         both = interleave(self.n_val, self.n_test)
@@ -100,6 +123,7 @@ class Clients:
             weight[j, s, place] = 1
         weight /= np.maximum(weight.sum(2, keepdims=True), 1)
         w = torch.from_numpy(weight).to(self.x.device)
+        keys = self._keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
         at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
             k = int((steps > first).sum())
@@ -108,7 +132,9 @@ class Clients:
             for j, step in enumerate(range(now.start, now.stop)):
                 k = int((steps > step).sum())
                 size = int(np.count_nonzero(weight[0, step])) if len(rows) == 1 and not pad else batch_size
-                yield Batch(k, step, self.ensemble.normalise(x[:k, j, :size]), y[:k, j, :size], w[:k, step, :size])
+                images = self.ensemble.normalise(x[:k, j, :size])
+                key = None if keys is None else keys[:k, step]
+                yield Batch(k, step, images, y[:k, j, :size], w[:k, step, :size], key)
 
     def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what local client i trains on: samples, int32 `[epochs, n]`, and (dy, dx, flip) of each, uint8 `[3, epochs, n]`."""
@@ -123,8 +149,25 @@ class Clients:
                 crops[2, e] = rng.integers(0, 2, n)
         return order, crops
 
+    def _keys(self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int) -> Tensor:
+        """Return the key of dropout in each step of these rows, int64 `[k, steps]`: drawn by client, epoch and step, 0 behind its last."""
+        steps = -(-self.n_train[rows] // batch_size)
+        out = np.zeros((len(rows), epochs * int(steps.max(initial=0))), np.int64)
+        for j, i in enumerate(rows):
+            for e in range(epochs):
+                rng = stream(self.seed, DROPOUT, int(self.ids[i]), int(first_epoch[i]) + e)
+                out[j, e * steps[j] : (e + 1) * steps[j]] = rng.integers(0, 2**63, steps[j])
+        return torch.from_numpy(out).to(self.x.device)
+
+    def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
+        """Give these local clients label b where they had label a, and a where they had b: the arrays stay where they are."""
+        for i in clients:
+            for y in (self.y[self.start[i] : self.start[i + 1]], self.score_y[self.scored[i] : self.scored[i + 1]]):
+                was_a, was_b = y == a, y == b
+                y[was_a], y[was_b] = b, a
+
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return uint8 images `[k, steps, S, H, W, C]`, cropped and flipped in one gather, and their labels."""
+        """Return images as they are stored, `[k, steps, S, H, W, C]`, cropped and flipped in one gather, and their labels."""
         device = self.x.device
         index = torch.from_numpy(np.ascontiguousarray(sample)).to(device)
         if not self.augment:
@@ -147,12 +190,12 @@ class Clients:
         x = self.x[rows, PAD:-PAD, PAD:-PAD] if self.augment else self.x[rows]
         return self.ensemble.normalise(x), self.y[rows]
 
-    def scoring(self, block: slice, val_only: bool, chunk: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Yield `(first, x, y, mask)`: normalised images of the block's validation (then test) sets, in equal parts of at most `chunk`.
+    def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield `(first, x, y, mask)`: normalised images of the block's validation and test sets, or of what the search sees, in equal parts of at most `chunk`.
 
         x is `[k, S, H, W, C]`; a client with fewer samples is padded, mask `[k, S]` false.
         """
-        counts = (self.n_val if val_only else self.n_val + self.n_test)[block]
+        counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))
         # equal parts: a last part of a few images would cost nearly as much as a full one
@@ -168,6 +211,13 @@ class Clients:
                 self.score_y[index],
                 torch.from_numpy(mask).to(self.x.device),
             )
+
+
+def mark(images: Images) -> Images:
+    """Put the backdoor's mark on images uint8 `[M, H, W, C]` and return them: a white square near the lower right corner, of 1/8 of the height."""
+    side = max(2, images.shape[1] // 8)
+    images[:, -1 - side : -1, -1 - side : -1] = 255
+    return images
 
 
 def concatenate(parts: list[np.ndarray]) -> np.ndarray:

@@ -3,6 +3,8 @@
 The K models of a rank are one float32 tensor `w_KW`. W is D, the number of parameters, rounded up to 64 bytes; the padding is zero and
 every row operation keeps it zero. Averaging is a weighted sum of rows, SGD an in-place update of rows, a message one row.
 
+Samples are images `[H, W, C]`, vectors `[F]` or tokens `[L]`; of all three the comments speak as of images.
+
 Axes: k rows of a block, W row width, S mini-batch or images scored, H W C image, m models scored on one client's images.
 """
 
@@ -18,10 +20,19 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.dropout import Draws, keyed
+
+# attention in one form, matrix products: vmap knows them, and the fused forms have other bits while scoring, or from call to call
+torch.backends.mha.set_fastpath_enabled(False)
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.enable_mem_efficient_sdp(False)
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by number
 FIXED_POINT = 2.0**50  # scale of the exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62
 LARGEST = 2.0**12  # a client with a weight that large has diverged
+NORMALISATION = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # the layers of which Kaiming's rule speaks
 
 
 class Block:
@@ -67,20 +78,24 @@ class Ensemble:
         std: tuple[float, ...],
         device: torch.device,
         precision: str = "float32",
+        dtype: str = "uint8",
     ):
-        """Take the layers of a module; with precision "bf16" the factors of its matrix products are rounded to bfloat16."""
-        for name, part in module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._NormBase) or list(part.buffers(recurse=False)):
-                raise UserError(
-                    f"--model: layer {name} ({type(part).__name__}) keeps batch statistics, which rows cannot hold; use GroupNorm or none"
-                )
-        self.module = module.to(device)
+        """Take the layers of a module; with precision "bf16" the factors of its matrix products are rounded to bfloat16.
+
+        `dtype` is that of the samples, whose last axis `mean` and `std` belong to: uint8 (in pixels scaled to 0..1), float32, or int32, tokens.
+        """
+        refuse_statistics(module)
+        self.module = module.to(device).eval()  # scores
+        self.draws = Draws()
+        self.learner = keyed(copy.deepcopy(self.module).train(), self.draws)  # the same layers, as they train
         self.device = device
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
         self.width = -(-self.size // 16) * 16  # D rounded up to 64 bytes
-        self.scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=device)
+        unit = 255 if dtype == "uint8" else 1
+        self.dtype = dtype
+        self.scale = torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32, device=device)
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=device)
         self._trunks: dict[str, nn.Module] = {}
         self.bf16 = precision == "bf16"
@@ -108,9 +123,15 @@ class Ensemble:
     def columns(self, layers: str, head: str) -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", or names with commas.
 
+        "normalisation" is all layers of that kind; none where the model has none.
+
         Raises:
             UserError: the model has no such layer.
         """
+        if layers == "normalisation":
+            norm = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
+            weighed = [n for n in norm if any(name.startswith(f"{n}.") for name in self.names)]  # not all have weights
+            layers = ",".join(weighed) or "none"
         wanted = [] if layers == "none" else [head if name == "head" else name for name in layers.split(",")]
         row = self.zeros(1)
         named = self.layers(row)
@@ -124,11 +145,19 @@ class Ensemble:
         return row[0] > 0
 
     def initial_row(self, init: str, rng: np.random.Generator) -> Tensor:
-        """Return one common initial row `[W]`: "kaiming" U(+-sqrt(6/fan_in)), biases 0; "torch" U(+-1/sqrt(fan_in)) for both."""
+        """Return one common initial row `[W]`.
+
+        "kaiming" draws weights of dense and convolutional layers from U(+-sqrt(6/fan_in)) and sets their biases to 0; "torch" draws both from
+        U(+-1/sqrt(fan_in)). Everything else (norms, embeddings, parameters of a module's own), and with "own" all, is as the module was built.
+        """
         row = self.zeros(1)
         fan_in = 1
-        for layer in self.layers(row).values():
+        built = dict(self.module.named_parameters())
+        for name, layer in self.layers(row).items():
             shape = layer.shape[1:]
+            if init == "own" or not self._ruled(name):
+                layer[0] = built[name].detach()
+                continue
             if len(shape) > 1:
                 fan_in = math.prod(shape[1:])
                 bound = math.sqrt((6 if init == "kaiming" else 1) / fan_in)
@@ -139,16 +168,25 @@ class Ensemble:
             layer[0] = torch.from_numpy(rng.uniform(-bound, bound, shape).astype(np.float32))
         return row[0]
 
+    def _ruled(self, name: str) -> bool:
+        """Return whether Kaiming's rule speaks of a parameter: weight or bias of a dense or convolutional layer."""
+        of, _, kind = name.rpartition(".")
+        return kind in ("weight", "bias") and isinstance(self.module.get_submodule(of), DENSE)
+
     # images -----------------------------------------------------------------------------------------------------------
-    def normalise(self, x_u8: Tensor) -> Tensor:
-        """Return float32 images, channels normalised by the data set's mean and deviation; any leading axes, channels last."""
-        return torch.addcmul(self.shift, x_u8.float(), self.scale)
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return float32 images, channels normalised by the data set's mean and deviation, any leading axes, channels last; tokens as int64."""
+        return x.long() if self.dtype == "int32" else torch.addcmul(self.shift, x.float(), self.scale)
+
+    def module_input(self, x_kSHWC: Tensor) -> Tensor:
+        """Return normalised samples as a module takes them: images with their channels first, as a view; vectors and tokens as they are."""
+        return x_kSHWC.movedim(-1, 2) if x_kSHWC.dim() == 5 else x_kSHWC
 
     def prepare(self, x_kSHWC: Tensor) -> Any:
         """Return what `logits` needs of normalised images: work shared by all models scored on them."""
         if self.kernels:
             return self.kernels.prepare(x_kSHWC)
-        return x_kSHWC.permute(0, 1, 4, 2, 3)  # nn.Module's order: channels first
+        return self.module_input(x_kSHWC)
 
     # models -----------------------------------------------------------------------------------------------------------
     def ready(self, w_rW: Tensor) -> Any:
@@ -173,37 +211,55 @@ class Ensemble:
             parent, _, name = head.rpartition(".")
             setattr(trunk.get_submodule(parent), name, nn.Identity())
             self._trunks[head] = trunk
-        trunk, x = self._trunks[head], x_kSHWC.permute(0, 1, 4, 2, 3)
+        trunk, x = self._trunks[head], self.module_input(x_kSHWC)
         layers = {n: v for n, v in self.layers(w_kW).items() if not n.startswith(f"{head}.")}
         if len(x) == 1:
             return functional_call(trunk, {n: v[0] for n, v in layers.items()}, (x[0],))[None]
         return vmap(lambda p, images: functional_call(trunk, p, (images,)))(layers, x)
 
-    def gradient(self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor) -> Tensor:
-        """Write into `block.g` the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`."""
+    def gradient(
+        self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Tensor | None = None
+    ) -> Tensor:
+        """Write into `block.g` the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`.
+
+        `key_k`, int64, is what dropout layers draw from.
+        """
         if self.kernels:
             return self.kernels.gradient(block.layers, x_kSHWC, y_kS, weight_kS, block.grads)
-        x = x_kSHWC.permute(0, 1, 4, 2, 3)
+        x = self.module_input(x_kSHWC)
+        batch = (x, y_kS, weight_kS) if key_k is None else (x, y_kS, weight_kS, key_k)
         if len(x) == 1:
             with torch.enable_grad():
-                loss = self._loss(block.leaves, x[0], y_kS[0], weight_kS[0])
+                loss = self._loss(block.leaves, *(part[0] for part in batch))
                 grads = dict(zip(self.names, torch.autograd.grad(loss, list(block.leaves.values())), strict=True))
             losses = loss.detach()[None]
         else:
-            grads, losses = vmap(grad_and_value(self._loss))(block.layers, x, y_kS, weight_kS)
+            grads, losses = vmap(grad_and_value(self._loss))(block.layers, *batch)
         for name, g in block.grads.items():
             g.copy_(grads[name])
         return losses
 
-    def _module(self, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _module(self, layers: dict[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Return one model's logits `[S, classes]`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = functional_call(self.module, layers, (x,))
+            logits = functional_call(self.learner if training else self.module, layers, (x,))
             return logits.float() if self.bf16 else logits
 
-    def _loss(self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        logits = self._module(layers, x)
+    def _loss(
+        self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None
+    ) -> Tensor:
+        self.draws.begin(key)
+        logits = self._module(layers, x, training=True)
         return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
+
+
+def refuse_statistics(module: nn.Module) -> None:
+    """Raise `UserError` for a layer that normalises by the mini-batch: a row holds parameters, and the samples of a batch must not mix."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
+            raise UserError(
+                f"--model: layer {name} ({type(part).__name__}) keeps batch statistics, which rows cannot hold; use GroupNorm or none"
+            )
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
@@ -214,40 +270,6 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 def cross_entropy(logits_kSC: Tensor, y_kS: Tensor) -> Tensor:
     """Return the loss of each image, `[k, S]`; PyTorch's own over a third axis is not deterministic on a GPU."""
     return -logits_kSC.log_softmax(2).gather(2, y_kS[:, :, None])[:, :, 0]
-
-
-def sgd_step(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    lr: float | Tensor,
-    momentum: float,
-    weight_decay: float,
-    clip_norm: float,
-    trained: Tensor | None = None,
-) -> None:
-    """One step of SGD on rows `[k, W]`, in place, as `torch.optim.SGD` after `clip_grad_norm_` for each row by itself.
-
-    Where `trained` (bool, `[W]` or `[k, 1]`) is false, columns or rows are frozen: weights, momentum, decay and their part of the
-    clipped norm. `lr` as a tensor may change in a recorded step.
-    """
-    if trained is not None:
-        g.mul_(trained)
-    if clip_norm:
-        norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-        g.mul_((clip_norm / (norm + 1e-6)).clamp_(max=1.0))
-    if trained is None:
-        g.add_(w, alpha=weight_decay)
-        m.mul_(momentum).add_(g)
-        step = m
-    else:  # the same operations on every trained column, so that a mask of ones changes no bit
-        g.add_(w * trained, alpha=weight_decay)
-        torch.where(trained, (m * momentum).add_(g), m, out=m)
-        step = m * trained
-    if isinstance(lr, Tensor):
-        w.sub_(step * lr)
-    else:
-        w.add_(step, alpha=-lr)
 
 
 def fixed_point(w_kW: Tensor, p_k: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
@@ -58,6 +59,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "step": (None, [c_void_p, c_void_p, c_void_p, c_int64, _SGD]),
     "train": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p]),
     "score": (None, [_NET, c_void_p, c_int64, c_int32, _IMAGES, c_int64, *[c_void_p] * 5]),
+    "candidate": (None, [*[c_void_p] * 3, *[c_double] * 3, *[c_void_p] * 3, c_int64]),
 }
 
 
@@ -102,7 +104,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class Sgd:
-    """How a step is taken from a gradient, as by `numerics.ensemble.sgd_step`.
+    """How a step is taken from a gradient, as by `numerics.steps.sgd_step`.
 
     mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns.
     """
@@ -131,7 +133,7 @@ class Native:
     def __init__(
         self,
         module: nn.Module,
-        shape: tuple[int, int, int],
+        shape: tuple[int, ...],
         scale: Tensor,
         shift: Tensor,
         form: str = "",
@@ -221,6 +223,16 @@ class Native:
         rows = _address(w_rW, "float32", (r, self.width))
         self._call.score(self._net, rows, self.width, r, self._chosen(images, order), n, *places, self._work)
         return Scores(losses, predicted, out, read)
+
+    def candidate(
+        self, x: Tensor, y: Tensor, w: Tensor, p: float, p_x: float, p_y: float, pair: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + p w and y - p w of float64 sums and a row w, `[W]` each; write their averages, over p_x and p_y, into `pair` `[2, W]`."""
+        x_j, y_j = torch.empty_like(x), torch.empty_like(y)
+        old, new = ([_address(row, "float64", (self.width,)) for row in rows] for rows in ((x, y), (x_j, y_j)))
+        averages = _address(pair, "float32", (2, self.width))
+        self._call.candidate(*old, self._row(w), p, p_x, p_y, *new, averages, self.width)
+        return x_j, y_j
 
     def _row(self, row: Tensor) -> int:
         return _address(row, "float32", (self.width,))

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Predict, Proximal
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.native import Native, Sgd
@@ -39,6 +40,10 @@ class NativeBackend(Backend):
             UserError: the kernels were not built, do not know this model, or not this form.
         """
         super().__init__(ensemble, clients, sgd, at_once=1)
+        if ensemble.dtype != "uint8":
+            raise UserError(
+                "--kernels: the native kernels compute images of uint8; these samples are numbers or tokens"
+            )
         self.native = Native(ensemble.module, clients.shape, ensemble.scale, ensemble.shift, form)
         self.name = "native"
         self._train = self.native.images(clients.x, clients.y)
@@ -54,7 +59,8 @@ class NativeBackend(Backend):
         gradient: Gradient | None = None,
         trained: Tensor | None = None,
     ) -> None:
-        if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own: entered once per step
+        own = not (gradient is None or isinstance(gradient, Proximal))
+        if own or isinstance(self.sgd, Adam):  # a method's own gradient, or PyTorch's step: entered once per step
             return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
         i = self._client(block.rows)
         order, crop = self._schedule(i, epochs, first_epoch)
@@ -77,11 +83,14 @@ class NativeBackend(Backend):
         loss = self.native.gradient(block.w[0], block.g[0], self._train, batch.order, batch.crop)
         return torch.tensor([loss], dtype=torch.float32)
 
-    def descend(self, block: Block, rate: float) -> None:
+    def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
         m = torch.zeros_like(block.w[0])
         self.native.step(block.w[0], m, block.g[0], Sgd(rate, momentum=0, weight_decay=0, clip_norm=0))
+        self._count(block, loss)
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
+        if isinstance(self.sgd, Adam):  # the kernels' step is SGD
+            return super().step(block, loss, lr, trained)
         block.loss += loss
         block.steps += 1
         self.native.step(block.w[0], block.momentum[0], block.g[0], self._sgd(lr, trained))
@@ -110,10 +119,22 @@ class NativeBackend(Backend):
         scores = self.native.score(w_1W, self._train, order, features=True)
         return torch.from_numpy(scores.features)[0], clients.y[order[0] : order[-1] + 1]
 
+    def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
+        order = np.arange(self.clients.start[i], self.clients.start[i + 1], dtype=np.int32)
+        losses = self.native.score(w_mW, self._train, order).losses
+        return np.array([math.fsum(of_model) / len(order) for of_model in losses])
+
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
-        order = self._order(rows.start)[: self.clients.n_val[rows.start]]
+        order = self._order(rows.start)[: self.clients.n_search[rows.start]]
         losses = self.native.score(w_kmW[0], self._scored, order).losses
         return np.array([[math.fsum(of_model) / len(order) for of_model in losses]])  # fsum: in no order
+
+    def candidate(
+        self, x_kW: Tensor, y_kW: Tensor, w_kW: Tensor, p: np.ndarray, p_x: np.ndarray, p_y: np.ndarray, pair: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        shares = float(p[0]), float(p_x[0]), float(p_y[0])
+        x, y = self.native.candidate(x_kW[0], y_kW[0], w_kW[0], *shares, pair[0])
+        return x[None], y[None]
 
     # -----------------------------------------------------------------------------------------------------------------------
     def _client(self, rows: Rows) -> int:

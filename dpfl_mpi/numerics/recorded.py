@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import SGD, Backend, Gradient
+from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient
 from dpfl_mpi.numerics.clients import Batch, Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.steps import sgd_step
 
 SIZES = 8  # most block sizes recorded: each takes memory of its own
 WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate in their first calls
@@ -54,7 +55,7 @@ class RecordedSteps:
         ensemble: Ensemble,
         steps: np.ndarray,
         batch_size: int,
-        shape: tuple[int, int, int],
+        shape: tuple[int, ...],
         momentum: float,
         weight_decay: float,
         clip_norm: float,
@@ -69,10 +70,12 @@ class RecordedSteps:
         self.lr = torch.zeros((), device=device)
         self.block = Block(ensemble, ensemble.zeros(k), ensemble.zeros(k), slice(0, k))
         self.loss = torch.zeros(k, device=device)
-        self.x = torch.zeros(k, batch_size, *shape, device=device)
+        kind = torch.int64 if ensemble.dtype == "int32" else torch.float32
+        self.x = torch.zeros(k, batch_size, *shape, dtype=kind, device=device)
         self.y = torch.zeros(k, batch_size, dtype=torch.int64, device=device)
         self.weight = torch.zeros(k, batch_size, device=device)
         self.mask = torch.zeros(k, 1, dtype=torch.bool, device=device)
+        self.key = torch.zeros(k, dtype=torch.int64, device=device) if ensemble.draws.layers else None
         self.sizes = block_sizes(steps)
         self.ensemble = ensemble
         start, used = time.perf_counter(), torch.cuda.memory_reserved() if device.type == "cuda" else 0
@@ -83,9 +86,10 @@ class RecordedSteps:
     def _record(self, n: int) -> Any:
         """Return the graph of a step of the first n rows; on a CPU the function itself."""
         block = self.block.first(self.ensemble, n)
+        key = None if self.key is None else self.key[:n]
 
         def step() -> None:
-            self.loss[:n] += self.ensemble.gradient(block, self.x[:n], self.y[:n], self.weight[:n])
+            self.loss[:n] += self.ensemble.gradient(block, self.x[:n], self.y[:n], self.weight[:n], key)
             sgd_step(block.w, block.g, block.momentum, self.lr, *self.settings, self.mask[:n])
 
         if self.ensemble.device.type != "cuda":
@@ -121,6 +125,8 @@ class RecordedSteps:
         self.y[: batch.k].copy_(batch.y)
         self.weight[: batch.k].copy_(batch.weight)
         self.weight[batch.k : n].zero_()
+        if self.key is not None and batch.key is not None:
+            self.key[: batch.k].copy_(batch.key)
         self.mask[: batch.k].fill_(True)
         self.mask[batch.k : n].fill_(False)
         self.graphs[n]()
@@ -142,7 +148,9 @@ class RecordedBackend(Backend):
         gradient: Gradient | None = None,
         trained: Tensor | None = None,
     ) -> None:
-        if gradient is not None or trained is not None:  # the recorded step is the plain one
+        if (
+            gradient is not None or trained is not None or isinstance(self.sgd, Adam)
+        ):  # recorded is the plain step of SGD
             return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
         rows = np.arange(len(self.clients))[block.rows]
         k, recorded = len(rows), self._recorded(int(rows[0]))

@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.foreign import encodable
 
 # values of other types are checked where they are read
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -23,7 +24,7 @@ def field(default: Any, group: str, text: str, **limits: Any) -> Any:
     """Return a dataclass field with the group and the help that the command line shows.
 
     `limits` are low, high, above, below; `valid`, a function that says whether a text is right; `what`, the words for what is allowed;
-    `of`, the partitions that read the field.
+    `of`, the partitions that read the field; `when`, the name of another field and its values with which this one is read.
     """
     return dataclasses.field(default=default, metadata={"group": group, "help": text, **limits})
 
@@ -41,6 +42,12 @@ def as_dict(settings: Any) -> dict[str, Any]:
 def changed(settings: Any) -> dict[str, Any]:
     """Return the fields that differ from their defaults, by name."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
+
+
+def is_read(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> bool:
+    """Return whether a field is read, given the values of all: its `when` holds."""
+    name, *wanted = f.metadata["when"]
+    return values[name] in wanted
 
 
 @functools.cache
@@ -69,6 +76,16 @@ def check(settings: Any, prefix: str = "") -> None:
             raise UserError(f"--{prefix}{f.name} is {value!r}; allowed {allowed(f, kinds[f.name])}")
 
 
+def check_types(settings: Any) -> None:
+    """Raise `ValueError` where a field of stored settings is of a type that it never has; ranges may have been others once."""
+    schema: type = type(settings)
+    kinds = types(schema)
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if not (value is None and f.default is None) and not fits(value, kinds[f.name], {}):
+            raise ValueError(f"{f.name} is {value!r}")
+
+
 def fits(value: Any, kind: Any, limits: Any) -> bool:
     """Return whether a value is of a field's type and in its range."""
     if choices(kind):
@@ -78,9 +95,16 @@ def fits(value: Any, kind: Any, limits: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool)
     if kind is str:
-        return isinstance(value, str) and ("valid" not in limits or bool(limits["valid"](value)))
+        return (
+            isinstance(value, str)
+            and "\0" not in value
+            and encodable(value)
+            and ("valid" not in limits or bool(limits["valid"](value)))
+        )
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
+    if not math.isfinite(value if kind is float and type(value) is float else 0) or abs(value) >= 2**63:
+        return False  # beyond what arrays count, or any float in use
     low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
     return low <= value <= high and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
@@ -97,28 +121,66 @@ def allowed(f: dataclasses.Field[Any], kind: Any) -> str:
     return f"is {what} {' and '.join(f'{words} {m[end]}' for end, words in ends if end in m)}".rstrip()
 
 
+def options_of(whose: str, module: Any) -> type | None:
+    """Return the dataclass `Options` of a file of a method or a model, None where it has none.
+
+    Raises:
+        UserError: it is none, or has a field that no flag can set.
+    """
+    options: Any = getattr(module, "Options", None)
+    if options is not None and not (
+        isinstance(options, type)
+        and dataclasses.is_dataclass(options)
+        and all(f.metadata and type(f.default) in (bool, int, float, str) for f in dataclasses.fields(options))
+    ):
+        raise UserError(
+            f"Options of {whose} must be a dataclass; its fields are option(default, text), with true or false, a number or a text as the default"
+        )
+    return options
+
+
 def method_options(method: str, schema: type, given: Mapping[str, Any] | None, tuned: bool) -> dict[str, Any]:
     """Return all options of a method by name, checked, the defaults filled in; a whole number may stand for a number.
 
     Those of the tuning alone are as given only where the Run is `tuned`.
     """
+    out = chosen("options.", f"the method {method}", schema, given)
+    tuning = {f.name: f.default for f in dataclasses.fields(schema) if f.metadata.get("tuning")}
+    return out | ({} if tuned else tuning)
+
+
+def model_options(model: str, file: Any, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the options of a model that differ from its defaults, checked; None where none does: the same model, however it was asked for."""
+    schema = getattr(file, "Options", None) or dataclasses.make_dataclass("Options", [])
+    out = chosen("model_options.", f"the model {model}", schema, given)
+    return {f.name: out[f.name] for f in dataclasses.fields(schema) if out[f.name] != f.default} or None
+
+
+def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return all options of a dataclass of them by name, checked; a whole number may stand for a number, a number for a text."""
     kinds = types(schema)
+    if not isinstance(given or {}, Mapping):
+        raise UserError(f"--options is {given!r}; allowed are names and values, as --options.NAME VALUE")
     for name in given or {}:
         if name not in kinds:
             valid = ", ".join(kinds) or "none"
-            raise UserError(f"--options.{name}: the method {method} has no such option; its options: {valid}")
-    options = schema(**{n: float(v) if kinds[n] is float and type(v) is int else v for n, v in (given or {}).items()})
-    check(options, "options.")
-    tuning = {f.name: f.default for f in dataclasses.fields(schema) if f.metadata.get("tuning")}
-    return dataclasses.asdict(options) | ({} if tuned else tuning)
+            raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
+    options = schema(**{name: whole_as(kinds[name], value) for name, value in (given or {}).items()})
+    check(options, prefix)
+    return dataclasses.asdict(options)
+
+
+def whole_as(kind: Any, value: Any) -> Any:
+    """Return a whole number as the number or the text that an option is of; anything else, and what is beyond 2^63, as it is."""
+    return kind(value) if kind in (float, str) and type(value) is int and abs(value) < 2**63 else value
 
 
 def to_flags(settings: Mapping[str, Any]) -> list[str]:
     """Return the command line of these fields of Run and Job, such as `changed(run) | changed(job)`; what is None is left open."""
     out = []
     for name, value in settings.items():
-        if name == "options":
-            out += [f"--options.{option}={chosen}" for option, chosen in (value or {}).items()]
+        if name in ("options", "model_options"):
+            out += [f"--{name}.{option}={given}" for option, given in (value or {}).items()]
         elif isinstance(value, bool):
             out.append(f"--{name}" if value else f"--no-{name}")
         elif value is not None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
-from dpfl_mpi.storage.files import sha256
+from dpfl_mpi.storage.foreign import UNREADABLE, Hdf5, read_json, sha256
 
-FILES = ("data", "partition", "budget", "reach", "available")  # fields that may name one
+FILES = ("data", "partition", "budget", "reach", "available", "graphs")  # fields that may name one
+GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
 NO_PARTITION = 'is not a partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
 
 
 def is_file(value: Any) -> bool:
-    """Return whether a setting names a file that exists."""
-    return isinstance(value, str) and Path(value).is_file()
+    """Return whether a setting names a file that exists: a text that can be no name, such as a long one, does not."""
+    try:
+        return isinstance(value, str) and Path(value).is_file()
+    except (OSError, ValueError):  # longer than a name may be; with a NUL
+        return False
 
 
 def named(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, str]:
@@ -31,8 +38,7 @@ def named(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, str]:
         out["data"] = filled["data"]
     elif not getattr(dataset, "OWN_DATA", False):
         out.pop("data", None)
-    if filled["available"] is not None:
-        out["available"] = filled["available"]
+    out |= {name: filled[name] for name in ("available", "graphs") if filled.get(name) is not None}
     if filled["partition"].startswith("file:"):
         out["partition"] = filled["partition"][5:]
     return out
@@ -50,19 +56,73 @@ def contents(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, st
 
 
 def content(path: Path) -> str:
-    """Return the SHA-256 of a file's content: the one stored in a prepared data file, else that of its bytes."""
+    """Return the SHA-256 of a file's content: the one stored in a prepared data file, of a result its graphs', else that of its bytes."""
     if path.suffix in (".h5", ".hdf5"):
-        import h5py
-
+        sentence = f"{path} is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
         try:
-            with h5py.File(path, "r", locking=False) as file:
-                if "sha256" in file.attrs:
-                    return str(file.attrs["sha256"])
-        except OSError:
-            raise UserError(
-                f"--data is {path}, which is not a readable HDF5 file; make it anew with `python -m dpfl_mpi.prepare`"
-            ) from None
+            with Hdf5(path, "an HDF5 file") as file:
+                if stored := file.attribute("sha256", str, default=""):
+                    return str(stored)
+                if GRAPHS[0] in file:  # a result computed again has the same graphs, but other seconds
+                    held = [file.array(name, "iu").astype("<i8").tobytes() for name in GRAPHS]
+                    return hashlib.sha256(b"".join(held)).hexdigest()
+        except UserError:
+            raise UserError(sentence) from None
     return sha256(path)
+
+
+PARTS = ("train", "test")
+
+
+class Facts(NamedTuple):
+    """What a prepared file says of its samples, without reading them."""
+
+    dtype: str
+    shape: tuple[int, ...]  # of a sample
+    held: tuple[np.ndarray, np.ndarray] | None  # training and test samples of each of the data's own clients
+
+
+def facts(path: str) -> Facts:
+    """Return what a prepared file says of its samples.
+
+    Raises:
+        UserError: it is none.
+    """
+    stat = Path(path).stat()
+    return read_facts(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def read_facts(path: str, _time: int, _size: int) -> Facts:
+    """Return the facts of a file, read once."""
+    sentence = f"--data is {path}, which is not a file of dpfl_mpi; make it with `python -m dpfl_mpi.prepare`"
+    try:
+        with Hdf5(Path(path), "an HDF5 file") as file:
+            images = file.dataset("train/images", "iuf")
+            owners = [file.array(f"{part}/clients", "iu", (None,), 0) for part in PARTS if f"{part}/clients" in file]
+            most = 1 + max((int(part.max(initial=-1)) for part in owners), default=-1)
+            sizes = [np.bincount(part, minlength=most) for part in owners]
+            return Facts(str(images.dtype), tuple(images.shape[1:]), (sizes[0], sizes[1]) if len(sizes) == 2 else None)
+    except UserError:
+        raise UserError(sentence) from None
+
+
+def able(train: np.ndarray, test: np.ndarray, least: int) -> np.ndarray:
+    """Return which of the data's own clients can take part: at least `least` samples (and 3), 2 to train and 1 to test."""
+    return np.flatnonzero((train + test >= max(least, 3)) & (train >= 2) & (test >= 1))
+
+
+def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
+    """Return what of a Run follows from the file of one's own data: the model for its samples, and, where it is dealt by them, its clients.
+
+    These are all clients of at least `least` samples.
+    """
+    about = facts(path)
+    model = "text" if about.dtype == "int32" else "mlp" if len(about.shape) <= 1 or min(about.shape[:2]) < 16 else "cnn"
+    if about.held is None:
+        return {"model": model}
+    clients = {"clients": max(1, len(able(*about.held, least)))} if natural else {}
+    return {"model": model, "partition": "natural", **clients}
 
 
 def no_partition(path: str, what: str) -> UserError:
@@ -81,9 +141,9 @@ def partition_file(path: str) -> dict[str, Any]:
             f"--partition is file:{path}; there is no such file (`python -m dpfl_mpi.describe --save {path}` makes one)"
         )
     try:
-        held = json.loads(Path(path).read_bytes())
+        held = dict(read_json(Path(path)))
         clients = len(held["clients"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (UserError, *UNREADABLE):
         raise no_partition(path, NO_PARTITION) from None
     if clients == 0:
         raise no_partition(path, "holds no client")

@@ -5,17 +5,35 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings.files import is_file
 
+FILE_NAME = "the name of a file, in UTF-8, of at most 200 bytes"
+
+
+def file_name(text: str) -> bool:
+    """Return whether a text can name a file that is written: no folder, and room for the endings of what lies beside it."""
+    try:
+        name = Path(text).name
+        return (
+            0 < len(name.encode()) <= 200
+            and "\0" not in text
+            and name != ".."
+            and len(text.encode()) < 4096
+            and not Path(text).is_dir()
+        )
+    except (OSError, ValueError):
+        return False
+
 
 def every(text: str) -> tuple[str, float] | None:
     """Return `--checkpoint_every` as ("rounds", n), ("seconds", s) or ("never", 0); None where it is none of these."""
-    if match := re.fullmatch(r"(\d+\.?\d*)\s*(s|min|h)", text.strip()):
+    if match := re.fullmatch(r"(\d{1,9}\.?\d{0,9})\s*(s|min|h)", text.strip()):
         return "seconds", float(match.group(1)) * {"s": 1, "min": 60, "h": 3600}[match.group(2)]
-    if re.fullmatch(r"[1-9]\d*", text.strip()):
+    if re.fullmatch(r"[1-9]\d{0,17}", text.strip()):
         return "rounds", int(text)
     return ("never", 0) if text.strip() == "never" else None
 
@@ -29,15 +47,15 @@ def budget_name(budget: Any, clients: int, counts_self: bool) -> int | str:
     text = str(budget).strip()
     if text in ("inf", ".inf", "Infinity"):
         return "inf"
-    if drawn := re.fullmatch(r"uniform:(\d+):(\d+)", text):
+    if drawn := re.fullmatch(r"uniform:(\d{1,9}):(\d{1,9})", text):
         low, high = map(int, drawn.groups())
         if 1 <= low <= high:
             return f"uniform:{low}:{high}"
     value = 0
-    if share := re.fullmatch(r"(\d*\.?\d+)\s*\*?\s*N", text):
+    if share := re.fullmatch(r"(\d{0,9}\.?\d{1,18})\s*\*?\s*N", text):
         part = Fraction(share.group(1))  # exact: 0.69 * 150 in floats is below 103.5
         value = max(1, math.floor(part * clients + Fraction(1, 2))) if part > 0 else 0
-    elif re.fullmatch(r"\d+", text):
+    elif re.fullmatch(r"\d{1,18}", text):
         value = int(text)
     elif is_file(text):
         return text
@@ -54,11 +72,15 @@ def check_reach(reach: str | None, clients: int) -> None:
     if reach is None or is_file(reach):
         return
     kind, _, value = reach.partition(":")
-    if kind == "geometric" and re.fullmatch(r"\d*\.?\d+", value) and float(value) > 0:
+    if kind == "geometric" and re.fullmatch(r"\d{0,9}\.?\d{1,18}", value) and float(value) > 0:
         return
-    if kind == "sites" and value.isdecimal() and 1 <= int(value) <= clients:
+    if kind == "sites" and re.fullmatch(r"\d{1,18}", value) and 1 <= int(value) <= clients:
         return
-    if kind == "groups" and re.fullmatch(r"\d+([,;]\d+)*", value) and max(map(int, re.split("[,;]", value))) < clients:
+    if (
+        kind == "groups"
+        and re.fullmatch(r"\d{1,18}([,;]\d{1,18})*", value)
+        and max(map(int, re.split("[,;]", value))) < clients
+    ):
         return
     raise UserError(
         f"--reach is {reach}; allowed are geometric:R with R above 0, sites:S with S from 1 to {clients}, groups of clients 0 to {clients - 1} "

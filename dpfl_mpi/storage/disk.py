@@ -28,7 +28,8 @@ class Disk:
     """A file, open for reading and writing, that after its first error changes nothing on disk any more, and reads as if it had."""
 
     def __init__(self, path: Path, new: bool):
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if new else 0), 0o666)
+        how = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link may lead to a file of somebody's
+        self.fd = os.open(path, how | (os.O_CREAT | os.O_TRUNC if new else 0), 0o666)
         self.at, self.end = 0, os.fstat(self.fd).st_size
         self.waiting: list[Piece] = []  # in the order of writing
         self.size = 0  # bytes that came since the last flush

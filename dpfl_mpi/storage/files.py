@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, their hashes, and the errors of a disk in words."""
+"""Files that are there whole or not at all, and the errors of a disk in words."""
 
 from __future__ import annotations
 
@@ -6,31 +6,44 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
 
-DAMAGE = (OSError, KeyError, ValueError, RuntimeError)  # what h5py raises for a file that is not what it should be
-
 
 # one atomic replacement ------------------------------------------------------------------------------------------------
+def prefix(path: Path) -> str:
+    """Return how the temporary names of `path` on this host begin; a long name is cut, so that they are names as well."""
+    name = path.name.encode("utf-8", "surrogateescape")
+    name = name if len(name) <= 120 else hashlib.sha256(name).hexdigest()[:32].encode()
+    return f".{name.decode('utf-8', 'surrogateescape')}.{socket.gethostname()[:64]}."
+
+
 def temporary(path: Path) -> Path:
-    """Return the name under which this process makes `path`: hidden, in the same folder, ending in `.part`."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
+    """Return a fresh name under which this process makes `path`: hidden, in the same folder, ending in `.part`.
+
+    Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can be foreseen.
+    """
+    return path.with_name(f"{prefix(path)}{os.getpid()}.{secrets.token_hex(6)}.part")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; afterwards the file is on disk under its own, whole, or not at all.
+    """Give the temporary name of an empty new file to write to; afterwards the file is on disk under its own, whole, or not at all.
 
-    The folder is made if it is missing.
+    The folder is made if it is missing. Only a regular file is replaced, nothing else: root could replace a device.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError("a link, a folder, a pipe or a device is there")
     part = temporary(path)
+    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o666))
     try:
         yield part
         with open(part, "rb+") as file:
@@ -49,21 +62,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Remove what processes of this host that were killed outright left of `path` under their temporary names."""
-    prefix, suffix = f".{path.name}.{socket.gethostname()}.", ".part"
-    for left in path.parent.iterdir() if path.parent.is_dir() else ():
-        pid = left.name[len(prefix) : -len(suffix)]
-        if left.name == f"{prefix}{pid}{suffix}" and pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-# one hash --------------------------------------------------------------------------------------------------------------
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 22):
-            digest.update(part)
-    return digest.hexdigest()
+    left = re.compile(re.escape(prefix(path)) + r"(\d{1,10})\.[0-9a-f]{12}\.part")
+    for name in os.listdir(path.parent) if path.parent.is_dir() else ():
+        found, part = left.fullmatch(name), path.with_name(name)
+        if found and not Path("/proc", found.group(1)).exists():
+            with contextlib.suppress(OSError):  # another user's
+                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
 
 
 # errors in words -------------------------------------------------------------------------------------------------------
@@ -76,7 +80,7 @@ def error_number(error: BaseException) -> int:
 def reason(error: BaseException) -> str:
     """Return the system's words for an error of a disk; HDF5's own message is long."""
     number = error_number(error)
-    return os.strerror(number) if number else str(error)
+    return os.strerror(number) if number else " ".join(str(error).split())
 
 
 @contextmanager

@@ -8,7 +8,8 @@ A generation is three kinds of HDF5 files in the folder `<results file>.checkpoi
                                   results, results_sha256; /client/{shard,row} [N]; /state/NAME, /federation/NAME the same on all ranks
 
 Each is written under a temporary name, fsynced and renamed. A shard checks itself: HDF5's checksums cover its metadata (libver v110)
-and every chunk, one client's row each. The manifest's DIGEST is of its bytes. The two newest generations are kept.
+and every chunk, one client's row each. It also holds its own name, so that another one copied over it is noticed. The manifest's DIGEST
+is of its bytes. The two newest generations are kept.
 
 Axes: N clients in all, K on this rank, W row width.
 """
@@ -21,6 +22,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -43,7 +45,8 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Recorder
 from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage import disk
-from dpfl_mpi.storage.files import DAMAGE, error_number, explained, replacing, sha256
+from dpfl_mpi.storage.files import error_number, explained, replacing
+from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, Hdf5, read_bytes, read_text, sha256
 from dpfl_mpi.survival import values
 
 KEEP = 2  # generations
@@ -63,6 +66,12 @@ class Checkpoints:
         self.round = -1  # the newest round that is safe
         self.seconds = 0.0  # that the last save took
         self.results: Path | None = None  # the results file as the restored checkpoint left it
+        world.decide(self._check_folder)
+
+    def _check_folder(self) -> None:
+        """Raise `UserError` where the folder is a link: what it leads to would be written to and cleared out."""
+        if os.path.lexists(self.folder) and (self.folder.is_symlink() or not self.folder.is_dir()):
+            raise UserError(f"{self.folder} is a link, or no folder; remove it, or choose another --out")
 
     def exist(self) -> bool:
         """Return whether there is a checkpoint, whole or not. On root; not collective."""
@@ -89,6 +98,7 @@ class Checkpoints:
         with self._all_or_nobody():
             if len(fed.ids):
                 with replacing(self.folder / shards[self.world.rank]) as path, disk.File(path, "w", **NEW) as file:
+                    file.attrs["shard"] = shards[self.world.rank]
                     for name, value in clients.items():
                         values.write(file, name, value)
         with self._all_or_nobody():
@@ -112,6 +122,7 @@ class Checkpoints:
                 numerics=NUMERICS,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
                 shards=json.dumps(shards),
+                shards_named=True,  # each in its attribute `shard`; earlier versions wrote none
                 schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
                 results=f"{stem}.results.h5",
                 results_sha256=digest,
@@ -129,11 +140,12 @@ class Checkpoints:
         """Delete every file of the folder that none of these manifests names."""
         wanted = set(manifests)
         for name in manifests:
-            with contextlib.suppress(*DAMAGE), h5py.File(self.folder / name, "r", locking=False) as file:
-                wanted |= {*json.loads(file.attrs["shards"]), str(file.attrs["results"])}
+            with contextlib.suppress(UserError), Hdf5(self.folder / name, MANIFEST) as file:
+                wanted |= {*map(str, file.json("shards", list)), file.attribute("results", str)}
         for path in self.folder.iterdir():
-            if path.name not in wanted and path.suffix in (".h5", ".part"):
-                path.unlink(missing_ok=True)
+            if path.name not in wanted and OURS.fullmatch(path.name):
+                with contextlib.suppress(IsADirectoryError):  # none of ours
+                    path.unlink(missing_ok=True)
 
     @contextmanager
     def _all_or_nobody(self) -> Iterator[None]:
@@ -141,7 +153,7 @@ class Checkpoints:
         code = 0
         try:
             yield
-        except DAMAGE as error:
+        except (UserError, *UNREADABLE) as error:
             code = error_number(error) or errno.EIO
         worst = int(self.world.spread(np.array([float(code)]))[0, 2])
         if worst:
@@ -155,9 +167,11 @@ class Checkpoints:
         def note() -> bool:
             path = self.folder / "begun_from"
             with explained(f"{path} cannot be written"):
-                before = path.read_text().strip() if path.is_file() else ""
-                self.folder.mkdir(parents=True, exist_ok=True)
-                path.write_text(f"{self.round}\n")
+                before = ""
+                with contextlib.suppress(UserError):
+                    before = read_text(path, SMALL, follow=False).strip()
+                with replacing(path) as part:
+                    part.write_text(f"{self.round}\n")
             return before == str(self.round)
 
         return bool(self.world.decide(note))
@@ -180,7 +194,7 @@ class Checkpoints:
     # reading -----------------------------------------------------------------------------------------------------------
     def _manifests(self) -> list[Path]:
         """Return the manifests, newest first."""
-        found = [(p.stat().st_mtime_ns, p) for p in self.folder.glob("*.manifest.h5")] if self.folder.is_dir() else []
+        found = [(p.lstat().st_mtime_ns, p) for p in self.folder.glob("*.manifest.h5")] if self.folder.is_dir() else []
         return [p for _, p in sorted(found, key=lambda item: (item[1].name[:6], item[0]), reverse=True)]
 
     def restore(self, fed: Federation) -> State | None:
@@ -196,15 +210,15 @@ class Checkpoints:
             data = self.world.share(partial(self._read, manifest))
             state: State | None = None
             if data:
-                with contextlib.suppress(*DAMAGE), h5py.File(io.BytesIO(data["manifest"].tobytes()), "r") as file:
+                with contextlib.suppress(UserError), Hdf5(manifest, MANIFEST, data["manifest"].tobytes()) as file:
                     state = self._load(file, fed)
-                    self.results = self.folder / str(file.attrs["results"])
+                    self.results = self.folder / file.attribute("results", str)
             if not self.world.agree(state is None):
                 assert state is not None
                 apply(fed, state)
                 self.round = fed.round
                 for damaged in manifests[:i] if self.world.root else ():
-                    damaged.unlink(missing_ok=True)  # would count as the newest until its round is reached again
+                    remove(damaged)  # would count as the newest until its round is reached again
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
                 older = "going back to the one before" if i + 1 < len(manifests) else "and there is none before it"
@@ -216,14 +230,14 @@ class Checkpoints:
     def _read(self, manifest: Path) -> dict[str, np.ndarray]:
         """Return the bytes of a manifest, nothing where it is damaged; refuse one of another Run. On root."""
         try:
-            data = manifest.read_bytes()
+            data = read_bytes(manifest, follow=False)
             if hashlib.sha256(data).hexdigest()[:16] != manifest.name.split(".")[1]:
                 return {}
-            with h5py.File(io.BytesIO(data), "r") as file:
-                theirs = stored_run(file.attrs)[1] | json.loads(str(file.attrs["job"]))
-                theirs["version of the numbers"] = int(file.attrs["numerics"])
-                results, digest = self.folder / str(file.attrs["results"]), str(file.attrs["results_sha256"])
-        except DAMAGE:
+            with Hdf5(manifest, MANIFEST, data) as file, file.reading("its Run"):
+                theirs = stored_run(file.file.attrs)[1] | file.json("job", dict)
+                theirs["version of the numbers"] = file.attribute("numerics", int)
+                results, digest = self.folder / file.attribute("results", str), file.attribute("results_sha256", str)
+        except UserError:
             return {}
         mine = (
             self.run.key() | {name: getattr(self.job, name) for name in LAYOUT} | {"version of the numbers": NUMERICS}
@@ -234,23 +248,38 @@ class Checkpoints:
                 f"{self.folder} holds a checkpoint of another run (different: {', '.join(different)}); "
                 "choose another --out, or start over with --fresh"
             )
-        with contextlib.suppress(OSError):
-            if sha256(results) == digest:
+        with contextlib.suppress(UserError):
+            if results.parent == self.folder and sha256(results) == digest:
                 return {"manifest": np.frombuffer(data, np.uint8)}
         return {}
 
-    def _load(self, file: h5py.File, fed: Federation) -> State:
-        """Return this rank's state; opens just the shards that hold its clients."""
-        shard, row = file["client/shard"][()][fed.ids], file["client/row"][()][fed.ids]
-        shards = json.loads(str(file.attrs["shards"]))
-        schema = json.loads(str(file.attrs["schema"]))
-        arrays = {name: np.empty((len(fed.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
+    def _load(self, file: Hdf5, fed: Federation) -> State:
+        """Return this rank's state; opens just the shards that hold its clients.
+
+        Raises:
+            UserError: the manifest or a shard is damaged, or a shard is of another generation.
+        """
+        shards, schema = file.json("shards", list), file.json("schema", dict)
+        shard = file.array("client/shard", "iu", (fed.n,), 0, len(shards) - 1)[fed.ids]
+        row = file.array("client/row", "iu", (fed.n,), 0)[fed.ids]
+        with file.reading("its schema"):
+            arrays = {name: np.empty((len(fed.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
         for number in np.unique(shard):
-            with h5py.File(self.folder / shards[number], "r", locking=False) as part:
-                for i in np.flatnonzero(shard == number):
-                    for name, array in arrays.items():
-                        array[i] = part[name][row[i]]
-        out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {"round": int(file.attrs["round"])}}
+            with Hdf5(self.folder / Path(shards[number]).name, "a shard of a checkpoint") as part:
+                if (
+                    file.attribute("shards_named", bool, default=False)
+                    and part.attribute("shard", str) != shards[number]
+                ):
+                    raise part.damaged("it", f"is not the shard {shards[number]}, but another one under its name")
+                for name, array in arrays.items():
+                    mine = np.flatnonzero(shard == number)
+                    stored = part.dataset(name, array.dtype.kind, (None, *array.shape[1:]))
+                    with part.reading(name):
+                        if stored.dtype != array.dtype:
+                            raise TypeError
+                        for i in mine:
+                            array[i] = stored[row[i]]
+        out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {"round": file.attribute("round", int)}}
         for name, array in arrays.items():
             group, _, short = name.partition("/")
             value: Any = array
@@ -258,11 +287,22 @@ class Checkpoints:
                 value = torch.from_numpy(array).to(fed.device, copy=True)  # aligned as PyTorch aligns, as before
             out["client" if group == "state" else group][short] = value
         for group, into in (("state", "shared"), ("federation", "federation")):
-            for short in file.get(group, {}):
-                out[into][short] = values.read(file[group][short], fed.device)
+            with file.reading(group):
+                for short in file.file.get(group, {}):
+                    out[into][short] = values.read(file.file[group][short], fed.device)
         return out
 
 
+def remove(path: Path) -> None:
+    """Remove a file, also where another one was put in its place."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+OURS = re.compile(
+    r"\d{6}\.[0-9a-f]{12,16}\.(\d{5}\.shard|results|manifest)\.h5|\..*\.part"
+)  # names of files of the folder
+MANIFEST = "the manifest of a checkpoint"
 NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 
 

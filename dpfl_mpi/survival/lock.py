@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.foreign import SMALL, read_text
 
-UNTOUCHED = 600.0  # seconds after which a lock is abandoned: its owner touches it every BEAT
+UNTOUCHED = 600.0  # seconds after which the lock of another host is abandoned: its owner touches it every BEAT
 BEAT = 30.0
 PATIENCE = 5.0  # a killed run needs a moment to die: its launcher goes first
 
@@ -59,6 +61,14 @@ def gone(pid: int, since: str) -> bool:
     except OSError:
         pass
     return True
+
+
+def content(path: Path) -> str | None:
+    """Return what is in a lock file, "" where it is not text or no regular file, None where there is none."""
+    try:
+        return read_text(path, SMALL, follow=False)
+    except UserError:
+        return "" if os.path.lexists(path) else None
 
 
 class Lock:
@@ -106,7 +116,7 @@ class Lock:
             away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
             with contextlib.suppress(OSError):
                 os.rename(self.path, away)
-                if away.read_text() != text:  # someone else was quicker: that was their new lock
+                if content(away) != text:  # someone else was quicker: that was their new lock
                     with contextlib.suppress(OSError):
                         os.link(away, self.path)
                 away.unlink()
@@ -117,32 +127,36 @@ class Lock:
         return True
 
     def _text(self) -> str | None:
-        try:
-            return self.path.read_text()
-        except OSError:
-            return None
+        return content(self.path)
 
     def _owner(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._text() or "{}"))
-        except ValueError:
-            return {}
+        """Return who the lock file says owns it, `myself` there; nothing where it does not say that."""
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            owner, me = {"space": ""} | json.loads(self._text() or "{}"), myself()
+            if all(type(owner.get(name)) is type(me[name]) for name in me) and 0 < owner["pid"] < 2**31:
+                return owner
+        return {}
 
     def _abandoned(self) -> bool:
-        """Return whether the owner is surely gone: this job before it was requeued, a dead process of this host, or long silent."""
+        """Return whether the owner is surely gone: this job before it was requeued, a dead process of this host, or long silent elsewhere.
+
+        A process of this host is asked first: it may have slept, or been stopped, for longer than any lock stays untouched.
+        """
         owner, me = self._owner(), myself()
         try:
-            silent = time.time() - self.path.stat().st_mtime
+            found = self.path.lstat()
         except OSError:
             return False
-        if silent > UNTOUCHED:
-            return True
+        silent = time.time() - found.st_mtime
+        if not stat.S_ISREG(found.st_mode):
+            return False  # none of ours, and not ours to remove
         if not owner:
             return silent > PATIENCE  # killed between making the file and writing it
         if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
             return True
-        here = owner["host"] == me["host"] and owner.get("space") == me["space"]
-        return bool(here and gone(owner["pid"], owner["born"]))
+        if owner["host"] == me["host"] and owner.get("space") == me["space"]:
+            return gone(owner["pid"], owner["born"])
+        return silent > UNTOUCHED
 
     def _beat(self) -> None:
         while not self.stop.wait(BEAT):
@@ -150,7 +164,7 @@ class Lock:
             if self._text() != self.text:  # we slept so long that another run took it over
                 return
             with contextlib.suppress(OSError):
-                os.utime(self.path, (now, now))
+                os.utime(self.path, (now, now), follow_symlinks=False)
 
     def release(self) -> None:
         """Give the lock back, if it is held."""

@@ -3,6 +3,9 @@
 Each rank notes the names of the segments it maps beside the checkpoints; the next start of the same run, which holds the lock and so
 knows the one before to be gone, removes them on each node. A rank killed inside MPI's own start has noted nothing: what MPI made, no
 process maps and is some seconds old goes as well.
+
+A note is a list of files to delete, in a folder that others may be able to write to. So only a note of this user's counts, and only
+what it names directly in /dev/shm that belongs to this user as well.
 """
 
 from __future__ import annotations
@@ -11,8 +14,13 @@ import contextlib
 import os
 import re
 import socket
+import stat
 import time
 from pathlib import Path
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage.foreign import SMALL, read_text
 
 SHM = "/dev/shm/"
 ABANDONED_S = 5  # a rank maps what it makes within milliseconds
@@ -39,8 +47,8 @@ class Segments:
         now = mapped("self")
         if now != self.noted:
             with contextlib.suppress(OSError):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.path.write_text("\n".join(sorted(now | self.noted)))
+                with replacing(self.path) as part:
+                    part.write_text("\n".join(sorted(now | self.noted)))
                 self.noted |= now
 
     def forget(self) -> None:
@@ -48,6 +56,23 @@ class Segments:
         with contextlib.suppress(OSError):
             self.path.unlink()
             self.path.parent.rmdir()
+
+
+def ours(path: str) -> bool:
+    """Return whether this is a regular file of this user's, no link."""
+    with contextlib.suppress(OSError, ValueError):
+        found = os.lstat(path)
+        return found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode)
+    return False
+
+
+def named(note: Path) -> set[str]:
+    """Return the segments that a note names: files of this user's directly in /dev/shm."""
+    try:
+        names = read_text(note, SMALL, follow=False).split() if ours(str(note)) else []
+    except UserError:
+        return set()
+    return {n for n in names if re.fullmatch(rf"{SHM}[^/\0]+", n) and ours(n)}
 
 
 def unnoted() -> set[str]:
@@ -66,8 +91,7 @@ def remove_left(folder: Path) -> None:
     notes = list(folder.glob(f"shm.{socket.gethostname()}.*"))
     names = unnoted()
     for note in notes:
-        with contextlib.suppress(OSError):
-            names |= {n for n in note.read_text().split() if n.startswith(SHM) and Path(n).exists()}
+        names |= named(note)
     if names:
         for process in Path("/proc").glob("[0-9]*"):
             names -= mapped(process.name)
@@ -75,4 +99,5 @@ def remove_left(folder: Path) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
     for note in notes:
-        note.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another user's, or a folder
+            note.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 The round is the unit. USR1, TERM and INT raise a flag that stays up; the ranks agree on it at the end of the round, keep a checkpoint
 and end with exit code 75, "requeue me". Where the round would outlast `--grace`, all ranks end at once with the same code, and the
-next start replays the round from the last checkpoint, which is exact because every draw is keyed. Slurm's SLURM_JOB_END_TIME counts
+next start replays the round from the last checkpoint, which is exact because every draw is keyed. The end of a Slurm allocation counts
 as a signal `--grace` seconds before it.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 REQUEUE = 75  # EX_TEMPFAIL: the same command goes on
 STALLED = 76  # two starts in a row kept nothing: the same command would do no better
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+CLEAR_S = 5.0  # before the end of an allocation, for the launcher to end and the script to requeue the job
+ASK_S = 20  # that squeue has for an answer
 STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
 
 
@@ -67,7 +71,7 @@ def hear(number: int) -> None:
 class Watch:
     """Beside the main thread of every rank: ends all ranks where waiting for the round's end would be too late, or no end is near.
 
-    Use with `with`; `begin` marks each round. `on_abort` is called on the rank that ends them all.
+    Use with `with`; `begin` marks each round. `on_abort` is called on the rank that ends them all. Making it is collective.
     """
 
     def __init__(self, job: Job, world: World, on_abort: Callable[[], None] = lambda: None):
@@ -75,12 +79,12 @@ class Watch:
         self.round = 0
         self.started, self.last = time.monotonic(), 0.0  # of this round; seconds of the one before
         self.grace = job.grace
-        self.ends = float("inf")  # monotonic time at which the allocation is over
-        if os.environ.get("SLURM_JOB_END_TIME", "").isdigit():
-            left = int(os.environ["SLURM_JOB_END_TIME"]) - time.time()
-            if left > 0:
-                self.ends = self.started + left
-                self.grace = min(job.grace, left / 2)  # a short job would otherwise leave before it began
+        self.ends = float("inf")  # monotonic time at which all ranks must be gone
+        left = world.decide(seconds_left)
+        if left is not None and left > 0:
+            left -= min(CLEAR_S, left / 10)
+            self.ends = self.started + left
+            self.grace = min(job.grace, left / 2)  # a short job would otherwise leave before it began
         self.code = REQUEUE
         self.leaving = False
         self._over, self._wake = os.pipe()
@@ -189,6 +193,29 @@ class Watch:
         if not self.world.root:
             time.sleep(STEP_BEHIND)
         return not self.leaving
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until Slurm ends this job, None outside a job and where nothing ends it.
+
+    Slurm says when in SLURM_JOB_END_TIME from version 23.02 on; before, squeue is asked. Only root asks: a controller serves everybody.
+    """
+    if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
+        return int(end) - time.time()
+    if not (job := os.environ.get("SLURM_JOB_ID", "")):
+        return None
+    try:
+        ask = ["squeue", "-h", "-j", job, "-o", "%L"]  # [days-][[hours:]minutes:]seconds, or UNLIMITED and the like
+        text = subprocess.run(
+            ask, capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def hear_end() -> None:

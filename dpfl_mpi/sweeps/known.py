@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import math
+import re
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.sweeps.table import Live, Row
 
 LOG_LINES = 6
-BLIND_S = 60  # a job just submitted may not be in the queue yet
+ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
+BLIND_S = 2 * ASK_S  # a job just submitted may not be in the queue that was last seen
+NEVER = ("missing", -1, float("nan"))  # what is recorded of a Run that was not begun: state, round, accuracy
 
 
 @dataclass
@@ -33,20 +42,43 @@ class Known:
     cluster: str = ""
     born: str = ""  # when a process of this machine began, and its host: a number may be used again
     host: str = ""
+    stopped: bool = False  # the sweep itself ended it, in order
+    seen: tuple[int, int] = (0, 0)  # time and size of the result file when it was last read
+    recorded: tuple[str, int, float] = NEVER  # in it then: hundreds of files are looked at twice a second
 
     def look(self, queue: set[str]) -> Row:
-        """Return what its result file and its job say: finished, running, stopped, waiting, failed, missing or unreadable."""
-        recorded, t, accuracy = "missing", -1, float("nan")
-        if self.path.exists():
+        """Return what its result file, its lock and its job say: finished, running, waiting, stopped, failed, missing or unreadable.
+
+        Who holds the lock computes it, whatever became of a job of ours: another sweep may have been quicker.
+        """
+        recorded, t, accuracy = self._read()
+        if recorded != "finished":
+            begun = self.cluster != "slurm" or recorded in ("running", "unreadable")  # here nothing queues
+            alive = self.alive(queue)
+            if Lock(self.path).taken() or (alive and begun):
+                recorded = "running"
+            elif alive:
+                recorded = "waiting"
+            elif self.job_id and not self.stopped:
+                recorded = "failed"
+            elif recorded == "running":  # its process is gone
+                recorded = "stopped"
+        return Row(self.path.stem, recorded, t, self.run.rounds, accuracy)
+
+    def _read(self) -> tuple[str, int, float]:
+        """Return what the result file says, which is read where it was written to since."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return NEVER
+        if self.seen != (stat.st_mtime_ns, stat.st_size):
             try:
                 with Result(self.path) as result:
-                    recorded, t, accuracy = result.state.split()[0].rstrip(","), result.last_round, result.test_acc
-            except (UserError, OSError, KeyError, RuntimeError):  # torn, or being written at this moment
-                recorded = "unreadable"
-        if recorded != "finished" and self.job_id:
-            begun = self.cluster != "slurm" or recorded in ("running", "unreadable")  # here nothing queues
-            recorded = "failed" if not self.alive(queue) else "running" if begun else "waiting"
-        return Row(self.path.stem, recorded, t, self.run.rounds, accuracy)
+                    self.recorded = result.state.split()[0].rstrip(","), result.last_round, result.test_acc
+                self.seen = (stat.st_mtime_ns, stat.st_size)
+            except UserError:  # torn, or being written at this moment
+                return "unreadable", *self.recorded[1:]
+        return self.recorded
 
     def alive(self, queue: set[str]) -> bool:
         """Return whether its job waits or runs."""
@@ -58,11 +90,20 @@ class Known:
             return Lock(self.path).taken()
         return born(int(self.job_id)) == self.born != ""
 
+    def logs(self) -> list[Path]:
+        """Return the files with the output and the errors of its newest job."""
+        if not self.folder:
+            return []
+        return sorted(
+            [*Path(self.folder).glob(f"{self.job_id}_0_log.*"), *Path(self.folder).glob(f"{self.path.stem}.log")]
+        )
+
     def log(self) -> str:
         """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
         text = ""
-        for path in sorted(Path(self.folder).glob(f"{self.job_id}_0_log.*")) if self.folder else []:
-            text += path.read_text(errors="replace")
+        for path in self.logs():
+            with contextlib.suppress(UserError):
+                text += read_end(path).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
         said = [line for line in lines if line.startswith("error: ")]
         return "\n".join((said or lines)[-LOG_LINES:])
@@ -91,28 +132,67 @@ def queued(known: list[Known], before: set[str] | None = None) -> set[str]:
     return before
 
 
-def remember(folder: Path, jobs: dict[str, str], cluster: str, since: dict[str, str] | None = None) -> None:
-    """Write which Run went to which job beside the logs, and when the processes of this machine began."""
+def remember(
+    folder: Path,
+    jobs: dict[str, str],
+    cluster: str,
+    since: dict[str, str] | None = None,
+    stopped: Collection[str] = (),
+) -> None:
+    """Write which Run went to which job beside the logs, when the processes of this machine began, and which the sweep itself ended."""
     entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
-    entry |= {"host": socket.gethostname(), "born": since or {}}
+    entry |= {"host": socket.gethostname(), "born": since or {}, "stopped": sorted(stopped)}
     with replacing(folder / "jobs.json") as part:  # whole, for whoever reads it meanwhile
         part.write_text(json.dumps(entry, indent=1))
+
+
+@functools.cache
+def warn(text: str) -> None:
+    """Say it, once."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def entry_of(file: Path) -> dict[str, Any]:
+    """Return what `remember` wrote.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    entry = read_json(file, follow=False)
+    with refused_as(f"{file} is damaged"):
+        right = math.isfinite(entry["submitted"]) and isinstance(entry["host"], str)
+        right = right and entry["cluster"] in ("slurm", "local", "debug")
+        for name, text in (*entry["jobs"].items(), *entry["born"].items()):
+            right = right and isinstance(name, str) and isinstance(text, str)
+        number = (
+            r"[0-9]{1,10}" if entry["cluster"] == "local" else r"[A-Za-z0-9_]{1,32}"
+        )  # of a process, or a job's name
+        right = right and isinstance(entry.setdefault("stopped", []), list)
+        if not (right and all(re.fullmatch(number, job) for job in entry["jobs"].values())):
+            raise ValueError
+        return dict(entry)
 
 
 def recall(known: list[Known], sweeps: Path) -> None:
     """Fill in the newest submission of each Run."""
     of = {k.path.name: k for k in known}
-    entries = [(json.loads(file.read_text()), str(file.parent)) for file in sweeps.glob("*/jobs.json")]
+    entries = []
+    for file in sorted(sweeps.glob("*/jobs.json")):
+        try:
+            entries.append((entry_of(file), str(file.parent)))
+        except UserError as error:  # of one submission: the others are known
+            warn(f"{error}; the jobs of that submission are not known")
     for entry, folder in sorted(entries, key=lambda e: e[0]["submitted"]):
         for name, job_id in entry["jobs"].items():
             if k := of.get(name):
                 k.job_id, k.folder, k.submitted, k.cluster = job_id, folder, entry["submitted"], entry["cluster"]
                 k.born, k.host = entry["born"].get(name, ""), entry["host"]
+                k.stopped = name in entry["stopped"]
 
 
 def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool] | None = None) -> None:
     """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
-    queue = queued(known)
+    queue, unasked = queued(known), 0.0
     while True:
         going = busy() if busy else None
         rows = [k.look(queue) for k in known]
@@ -120,4 +200,6 @@ def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool
         if not (any(row.state in ("waiting", "running") for row in rows) if going is None else going):
             return
         time.sleep(pause)
-        queue = queued(known, queue)
+        unasked += pause
+        if unasked >= ASK_S:
+            queue, unasked = queued(known, queue), 0.0

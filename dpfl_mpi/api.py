@@ -1,0 +1,350 @@
+"""The program in Python: `dpfl_mpi.run(method="dpfl", clients=32, ranks=8)` computes a Run and returns its `dpfl_mpi.Result`.
+
+In a script or a notebook `run` starts mpirun by itself, and the ranks are processes of their own. In a script that mpirun or srun has
+started it is a collective call: every rank makes it, with the same settings, and every rank gets the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfl_mpi import results
+from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, understood, unpacked
+from dpfl_mpi.config import Job, Resolved, Run
+from dpfl_mpi.data.source import Source, open_source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.launcher import OPEN_MPI, find_line
+from dpfl_mpi.layout import ARRAYS
+from dpfl_mpi.plugins import admitted, short
+from dpfl_mpi.results import PHASES
+from dpfl_mpi.settings.fields import fields, to_flags
+from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.numerics.raw import RawImages
+
+
+class Result(results.Result):
+    """A results file, finished or running: its arrays by name (`result["round/test_acc"]`), tables of them, and its models."""
+
+    def __repr__(self) -> str:
+        """Return what the result is of, how far it is, and where it lies."""
+        run, accuracy = self.run, f"{100 * self.test_acc:.2f} %" if np.isfinite(self.test_acc) else "not known yet"
+        return (
+            f"<{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, B_c = {run.budget}, {run.rounds} rounds, "
+            f"seed {run.seed}: {self.state}, test accuracy {accuracy}, {self.path}>"
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per client: everything that the file has one number per client of. Accuracies are from 0 to 1.
+
+        The columns are named as the arrays: `/client/NAME` is NAME, `/best/NAME` best_NAME, `/last/NAME` last_NAME. Beside them stand
+        collaborators (senders in the last graph) and models_received (over the whole run).
+        """
+        columns = {}
+        for name in self.names():
+            group, _, rest = name.partition("/")
+            if group in ("client", "best", "last") and getattr(ARRAYS.get(name), "axes", "") == "N":
+                columns[rest if group == "client" else f"{group}_{rest}"] = self[name]
+        if self.last_round >= 0:
+            columns["collaborators"] = self.chosen(self.last_round).degrees()
+            columns["models_received"] = self["traffic/models_received"].sum(0)
+        frame = pandas().DataFrame(columns)
+        frame.index.name = "client"
+        return frame
+
+    def curves(self) -> pd.DataFrame:
+        """Return one row per round (0 is after preprocessing): means over benign clients of losses and accuracies (0 to 1), and what it cost.
+
+        epochs are the local epochs of a client so far, edges those of the round's graph, models_received the mean over clients,
+        seconds those of the slowest rank in each phase, added up.
+        """
+        rows = self.last_round + 1
+        columns = {"epochs": self["round/epochs"][:rows]} if rows else {}
+        if rows:
+            columns |= {
+                n: self.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")
+            }
+            columns["edges"] = np.diff(self["graph/chosen/indptr"][:rows], axis=1).sum(1)
+            columns["models_received"] = self["traffic/models_received"][:rows].mean(1)
+            columns["seconds"] = np.sum([self[f"seconds/{p}"][:rows, 2] for p in PHASES], axis=0)
+        frame = pandas().DataFrame(columns)
+        frame.index.name = "round"
+        return frame
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The data of the run, wherever its file now lies by the name that the run has; images are read when they are asked for.
+
+        Raises:
+            UserError: the file is not here, or it holds other data than those of the run.
+        """
+        source = open_source(self.run)
+        if source.sha256 != self.fact("data_sha256"):
+            raise UserError(f"{self.run.data} does not hold the data of {self.path}")
+        return source
+
+    def model(self, client: int, code: str | None = None) -> RawImages:
+        """Return a client's best model by validation: a `torch.nn.Module` that takes raw images, uint8 `[S, H, W, C]`, and returns logits.
+
+        It normalises them itself. On the client's own test images it is as accurate as `/best/test_acc` says, but for methods that
+        are scored by more than their models (kNN-Per, APFL): there it is the model alone.
+
+        Args:
+            code: the file or module of a network of one's own, unless this process ran it: what a result names is not executed.
+        Raises:
+            UserError: the run has no such client, saved no models (save_models), or its data are not here.
+        """
+        from dpfl_mpi.evaluate import fill, network_of, with_code
+
+        n = len(self["client/p"])
+        if not 0 <= client < n:
+            raise UserError(f"there is no client {client} in {self.path}; allowed are 0 to {n - 1}")
+        self.state_dict(client)  # says so where no models were saved
+        known = self.run.model if admitted("model", self.run.model) else None  # this process has executed it
+        self.run = with_code(self.run, {"model": code or known})
+        return fill(network_of(self, self.source), self, client)
+
+
+def pandas() -> Any:
+    """Return the library."""
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("a table needs pandas: pip install pandas") from None
+    return pandas
+
+
+def run(*, ranks: int | None = None, **settings: Any) -> Result:
+    """Compute a Run, or find its finished result, and return that.
+
+    Args:
+        ranks: MPI ranks to start. Without it one per core of this machine, but no more than clients; in a Slurm job one per task of it.
+            Under mpirun or srun the ranks are there.
+        settings: the fields of `Run` and `Job` by name, as on the command line: `method="dpfl", clients=32, quiet=True`.
+
+    Raises:
+        UserError: a setting is wrong, or the run ended with an error, which is its sentence. Under mpirun every rank raises it.
+        KeyboardInterrupt: after Ctrl-C, once the ranks have kept a checkpoint and ended; the same call goes on from there. A second
+            Ctrl-C ends them at once.
+        SystemExit: under mpirun, on every rank after a signal, with the exit code of the command line (75: the same command goes on).
+    """
+    if started_by_launcher():
+        return Result(here(ranks, settings))
+    chosen, job = checked(settings)
+    if ranks is None:
+        tasks = os.environ.get("SLURM_NTASKS", "")
+        ranks = int(tasks) if tasks.isdigit() else min(len(os.sched_getaffinity(0)), chosen.clients)
+    check_ranks(ranks)
+    in_processes(ranks, settings)
+    return Result(path_of(chosen, job))
+
+
+def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
+    """Return the resolved Run and the Job of settings by name.
+
+    Raises:
+        UserError: there is no such setting, or its value is not allowed.
+    """
+    defaults = {f.name: f.default for kind in (Run, Job) for f in fields(kind)}
+    for name in settings:
+        if name not in defaults:
+            close = difflib.get_close_matches(name, defaults, 1)
+            raise UserError(f"there is no setting {name}" + (f"; did you mean {close[0]}?" if close else ""))
+    return understood(defaults | plain(settings))
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with paths as texts and NumPy's numbers as Python's."""
+    return {
+        name: str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
+        for name, value in settings.items()
+    }
+
+
+def check_ranks(ranks: Any) -> None:
+    """Raise `UserError` where this is no number of ranks."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
+
+
+def path_of(run: Resolved, job: Job) -> Path:
+    """Return the file that holds the result."""
+    return Path(job.out) if job.out else run.path(job.results)
+
+
+# -- under mpirun or srun: this process is a rank ----------------------------------------------------------------------------------------
+
+
+def started_by_launcher() -> bool:
+    """Return whether mpirun or srun has started this process."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.size > 1:
+        return True
+    return launched(SIZE, 1) > 1 or any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))
+
+
+@functools.cache
+def world() -> World:
+    """Return the world of this process: one for all calls, because communicators are few."""
+    return open_world()
+
+
+def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
+    """Compute the Run on the ranks that are there, and return the path of its result. Collective.
+
+    Raises:
+        UserError: on every rank; a setting is wrong, or not the same on all ranks.
+    """
+    everyone = world()
+
+    def decided() -> dict[str, Any]:
+        if ranks not in (None, everyone.size):
+            raise UserError(f"ranks is {ranks}, but the launcher has started {everyone.size}; leave it out")
+        return packed(*checked(settings))
+
+    try:
+        with listening(), all_or_none(everyone):
+            compare(settings, everyone)
+            run, job = unpacked(everyone.decide(decided))
+            import torch
+
+            from dpfl_mpi.engine.train import train
+
+            threads = torch.get_num_threads()
+            # by default as many as cores: ranks would crowd each other out
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+            try:
+                return train(run, job, everyone)
+            finally:
+                torch.set_num_threads(threads)
+    except Leave as leave:
+        if everyone.root:
+            print(leave, file=sys.stderr, flush=True)
+        raise SystemExit(leave.code) from None
+
+
+def compare(settings: Mapping[str, Any], world: World) -> None:
+    """Raise `UserError` on every rank where the call of one has other settings than that of root. Collective."""
+    names = world.decide(lambda: sorted(settings))
+    unlike = world.unlike({name: settings.get(name) for name in names} | {"": sorted(settings)})
+    if unlike:
+        text = ", ".join(filter(None, unlike)) or "some ranks have more of them"
+        raise UserError(f"the ranks were given different settings ({text}); every rank makes the same call")
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Let the signals of `survival.signals` raise its flag meanwhile; a thread beside the main one cannot, and leaves them as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    wakeup = signal.set_wakeup_fd(-1)
+    listen()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- in a script or a notebook: the ranks are processes of their own ---------------------------------------------------------------------
+
+
+def in_processes(ranks: int, settings: Mapping[str, Any]) -> None:
+    """Compute the Run on ranks that are started for it; what they print is printed here.
+
+    Raises:
+        UserError: they ended with an error.
+    """
+    line = [*find_line(), "-n", str(ranks)] if ranks > 1 else []
+    command = [*line, sys.executable, "-m", "dpfl_mpi", *to_flags(plain(settings))]
+    process = subprocess.Popen(
+        command,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C of a terminal or a notebook comes here alone, and is passed on once
+    )
+    errors: list[str] = []
+    reader = threading.Thread(target=read_errors, args=(process, errors), daemon=True)
+    with process:
+        reader.start()
+        try:
+            assert process.stdout is not None
+            with passing_on(process) as heard:
+                for text in process.stdout:
+                    print(text, end="", flush=True)
+                process.wait()
+        finally:
+            reader.join()
+    if heard:
+        signal.raise_signal(heard[0])  # KeyboardInterrupt, or what the caller has chosen for it
+    if process.returncode:
+        raise UserError(errors[0] if errors else f"the run ended with exit code {process.returncode}; it printed why")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the ranks: this one, this package where it is not installed, and on a single machine what Open MPI needs."""
+    package = Path(__file__).resolve().parents[1]
+    paths = [os.environ.get("PYTHONPATH", ""), "" if package.name.endswith("-packages") else str(package)]
+    single = {} if os.environ.get("SLURM_JOB_ID") else OPEN_MPI
+    return single | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def read_errors(process: subprocess.Popen[str], errors: list[str]) -> None:
+    """Keep the sentences that the ranks end with, and print the rest of what they write to stderr."""
+    assert process.stderr is not None
+    for text in process.stderr:
+        if text.startswith("error: "):
+            errors.append(text.removeprefix("error: ").rstrip())
+        else:
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def passing_on(process: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """Tell the ranks once to leave, where this process is told to; a second time ends them. Yields the numbers of the signals that came.
+
+    They are told by USR1, which every mpirun and srun passes on; the ranks take it as they take INT. Whatever else ends the block ends them.
+    """
+    heard: list[int] = []
+
+    def tell(number: int, _: object) -> None:
+        heard.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1) if len(heard) == 1 else os.killpg(process.pid, signal.SIGKILL)
+
+    main = threading.current_thread() is threading.main_thread()
+    minded = [n for n in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, tell) for number in minded}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+__all__ = ["Result", "run"]

@@ -1,0 +1,84 @@
+"""A folder that FL-bench's `generate_data.py` made: `data.npy`, `targets.npy`, and `partition.pkl`, which says who holds which of them.
+
+`partition.pkl` is a pickled dictionary, which is read without executing anything. What FL-bench would download (CIFAR-10 and the like) it does not keep
+in the folder; these data sets are prepared here by their own names. `--partition natural`, the default, deals as FL-bench dealt.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.datasets import SMALL
+from dpfl_mpi.datasets._files import broken, entries
+from dpfl_mpi.datasets._pickled import unpickled
+from dpfl_mpi.errors import UserError
+
+PAPER = SMALL | {"partition": "natural", "min_samples": 3}
+DATA = "data/flbench.h5"
+OWN_DATA = True
+SOURCE = "FL-bench's folder of a data set, such as data/femnist, or an archive of it, with data.npy, targets.npy and partition.pkl"
+NO_DOWNLOAD = "FL-bench makes these files: run its generate_data.py, and name data/femnist, say, with --source PATH"
+FILES = ("data.npy", "targets.npy", "partition.pkl")
+A_FILE = 16 * 2**30  # bytes
+
+
+def read(source: Path) -> Arrays:
+    """Return the samples that clients hold, client k with the name "k"; what a client validates with is joined to its training part.
+
+    Raises:
+        UserError: a file is missing, damaged, or holds anything but data; an index is beyond the samples, or dealt twice.
+    """
+    found = {path.name: get() for path, get in entries(source, A_FILE) if path.name in FILES}
+    missing = [name for name in FILES if name not in found]
+    if missing:
+        note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""
+        raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
+    x, y = (plain(source, name, found[name]) for name in FILES[:2])
+    dealt = unpickled(BytesIO(found["partition.pkl"]), f"{source}: partition.pkl")
+    rows, owners, test = [], [], []
+    for k, sets in enumerate(clients(source, dealt)):
+        for part, indices in sets.items():
+            rows.append(whole(source, k, indices, len(y)))
+            owners.append(np.full(len(rows[-1]), k))
+            test.append(np.full(len(rows[-1]), part == "test"))
+    chosen = np.concatenate(rows)
+    if len(np.unique(chosen)) < len(chosen):
+        raise UserError(f"{source}: partition.pkl deals a sample twice")
+    if len(x) != len(y):
+        raise UserError(f"{source}: data.npy has {len(x)} samples, targets.npy {len(y)}")
+    note = f"FL-bench's {source.name}, {len(dealt['data_indices'])} clients"
+    return arrays_of(x[chosen], y[chosen], np.concatenate(owners), np.concatenate(test), str(source), note)
+
+
+def plain(source: Path, name: str, data: bytes) -> np.ndarray:
+    """Return the array of an npy file, which must hold no pickle."""
+    try:
+        return np.load(BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError):
+        raise broken(source / name) from None
+
+
+def clients(source: Path, dealt: Any) -> list[dict[str, Any]]:
+    """Return the samples of each client by part, out of what the partition holds."""
+    if not (isinstance(dealt, dict) and isinstance(dealt.get("data_indices"), list)):
+        raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list")
+    for k, sets in enumerate(dealt["data_indices"]):
+        if not (isinstance(sets, dict) and {"train", "test"} <= set(sets) <= {"train", "val", "test"}):
+            raise UserError(f"{source}: partition.pkl has no train and test of client {k}")
+    return dealt["data_indices"]
+
+
+def whole(source: Path, k: int, indices: Any, samples: int) -> np.ndarray:
+    """Return a client's indices, int64."""
+    out = np.asarray(indices)
+    if out.size == 0:
+        return np.empty(0, np.int64)
+    if out.ndim != 1 or out.dtype.kind not in "iu" or out.min() < 0 or out.max() >= samples:
+        raise UserError(f"{source}: partition.pkl gives client {k} indices beyond 0 to {samples - 1}")
+    return out.astype(np.int64)

@@ -1,0 +1,61 @@
+"""--newcomers: clients that come after the last round, when the models of all others are frozen.
+
+A newcomer trains E = 0, 1 and 5 epochs of its own, and is scored after each. With a graph it does lines 1 to 4 of Algorithm 1 with E in
+place of tau_init: it trains the common initial row, runs BGGC over the best models of the others, and averages with those that it chose. With
+a server it starts from what the server has, in the method's own way (`newcomer` of its file). Alone it starts from the initial row.
+
+Axes: N clients in all, K on this rank, W row width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpfl_mpi.engine.record import write_newcomers
+from dpfl_mpi.federation import Federation
+from dpfl_mpi.methods import Method, Newcomer
+from dpfl_mpi.results import Recorder
+
+EPOCHS = (0, 1, 5)  # of its own, in all
+
+
+def arrive(recorder: Recorder | None, fed: Federation, state: dict[str, Any], method: Method) -> None:
+    """Let the newcomers in, score them, and record it. Collective."""
+    members = fed.members
+    frozen = fed.scoring.best.clone()
+    members.round = fed.run.rounds + fed.run.finetune_epochs + 1
+    members.tuning = True
+    members.present[:] = ~members.limits.newcomers
+    fed.training.attack.begin()
+    how = method.newcomer(fed, state) if method.newcomer else usual(fed, state, method, frozen)
+    members.present[:] = members.arriving = True
+    mine = torch.from_numpy(members.limits.newcomers[fed.ids]).to(fed.device)[:, None]
+    w, done, records = how.start, 0, []
+    for epochs in EPOCHS:
+        fed.log.begin()
+        fed.local_opt(w, epochs - done, how.gradient, momentum="newcomer", trained=how.trained)
+        done = epochs
+        rows = w
+        if method.topology == "graph":
+            rows = torch.where(mine, w, frozen)
+            with fed.clock("graph"):
+                omega = fed.bggc(rows)
+            rows = fed.average(rows, omega)
+        fed.evaluate(rows, predict=how.predict)
+        records.append(
+            {name: fed.notes[name].copy() for name in ("val_acc", "test_acc", "models_received", "evaluations")}
+        )
+    stacked = {name: np.stack([record[name] for record in records], 1) for name in records[0]}
+    write_newcomers(recorder, fed, np.array(EPOCHS), stacked)
+
+
+def usual(fed: Federation, state: dict[str, Any], method: Method, frozen_KW: Any) -> Newcomer:
+    """Return how a newcomer starts where the method says nothing of it."""
+    if method.topology != "server":
+        return Newcomer(fed.common_row())
+    shared = state["shared"].get("w")
+    start = fed.copies(fed.mean(frozen_KW) if shared is None else shared)
+    return Newcomer(start, method.finetune_gradient(fed, start.clone()) if method.finetune_gradient else None)

@@ -1,0 +1,115 @@
+"""--attack KIND:SHARE: a share of the clients lies. What a lie is, and how far a backdoor opens.
+
+Liars follow the protocol: they train, choose and average as all others do, and only what leaves them is false. It is the same on every edge,
+and it is what the exact sums hold of them. u is what a liar's model has moved since it began to train in this round.
+
+    label_flip   true: the model, trained on labels C - 1 - y, as with --flip_share
+    sign_flip    w - 2 u, the way back
+    noise        w + n, n normal, of the same root mean square as the weights w
+    scale        w + 9 u, ten times the way (model replacement, Bagdasaryan et al., AISTATS 2020)
+    stale        the first model that the liar ever sent
+    backdoor     true: the model, trained with a mark on every second image, whose label is then class 0 (BadNets, Gu et al., 2017)
+
+Axes: N clients, K on this rank, W row width, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi import streams
+from dpfl_mpi.config import Run
+from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.numerics.clients import TARGET, mark
+from dpfl_mpi.numerics.ensemble import LARGEST, Ensemble
+
+SCALE = 10.0  # of the update that `scale` sends
+
+
+class Attack:
+    """The liars of this rank, and what they send."""
+
+    def __init__(self, run: Run, members: Members, ensemble: Ensemble):
+        self.kind, self.seed = str(run.attack or "").partition(":")[0], run.seed
+        self.members, self.ensemble = members, ensemble
+        sends_lies = self.kind in ("sign_flip", "noise", "scale", "stale")
+        self.mine = np.flatnonzero(members.limits.liars[members.ids]) if sends_lies else np.zeros(0, np.int64)
+        self.began: dict[
+            str, Tensor
+        ] = {}  # by the name of their momentum: the liars' rows as they began to train in this round
+        k = len(members.ids) if self.kind == "stale" else 0
+        self.first = ensemble.zeros(k)  # the rows that were sent first
+        self.first_round = np.full(k, -1)
+
+    def begin(self) -> None:
+        """Start a round."""
+        self.began.clear()
+
+    def note_start(self, rows_KW: dict[str, Tensor]) -> None:
+        """Note the liars' rows, by the names of their momentum, before they are trained."""
+        if len(self.mine):
+            for name, rows in rows_KW.items():
+                if name not in self.began:
+                    self.began[name] = rows[self.mine].clone()
+
+    def sent(self, w_KW: Tensor) -> Tensor:
+        """Return what leaves this rank's clients: their rows `[K, W]`, of the liars what they make of them."""
+        if not len(self.mine):
+            return w_KW
+        out = w_KW.clone()
+        true = w_KW[self.mine]
+        began = self.began.get("w", next(iter(self.began.values()), true))  # of two models it is "w" that is sent
+        if self.kind == "sign_flip":
+            lies = 2 * began - true
+        elif self.kind == "scale":
+            lies = began + SCALE * (true - began)
+        elif self.kind == "noise":
+            lies = torch.stack(
+                [row + self._noise(int(k), row) for k, row in zip(self.members.ids[self.mine], true, strict=True)]
+            )
+        else:
+            lies = self._first(true)
+        out[self.mine] = lies.clamp(-LARGEST / 2, LARGEST / 2)  # what nobody could sum would end the run
+        return out
+
+    def _noise(self, k: int, row_W: Tensor) -> Tensor:
+        size = self.ensemble.size
+        weights = row_W[:size].double().cpu().numpy()
+        rms = math.sqrt(math.fsum(weights**2) / size)  # fsum: the same bits on every processor
+        out = np.zeros(len(row_W), np.float32)
+        out[:size] = rms * streams.stream(self.seed, streams.NOISE, k, self.members.round).standard_normal(size)
+        return torch.from_numpy(out).to(row_W.device)
+
+    def _first(self, true: Tensor) -> Tensor:
+        new = self.mine[(self.first_round[self.mine] < 0) & self.members.active[self.members.ids[self.mine]]]
+        self.first[new] = true[np.isin(self.mine, new)]
+        self.first_round[new] = self.members.round
+        unsent = torch.from_numpy(self.first_round[self.mine] < 0).to(true.device)
+        return torch.where(unsent[:, None], true, self.first[self.mine])
+
+
+def opened(scoring: Scoring) -> np.ndarray:
+    """Return for each client of this rank how often its best model takes a marked test image of another class for class 0, float64 `[K]`.
+
+    nan where a client has no image of another class. The model alone is asked, of methods too that score by more.
+    """
+    backend = scoring.backend
+    clients = backend.clients
+    held = clients.score_x.clone()
+    mark(clients.score_x)
+    out = np.full(len(clients), np.nan)
+    with torch.no_grad():
+        for b in backend.blocks:
+            _, predicted, labels = backend.score(b, scoring.best[b])
+            for i, guess, label in zip(range(b.start, b.stop), predicted, labels, strict=True):
+                test = slice(int(clients.n_val[i]), int(clients.n_val[i] + clients.n_test[i]))
+                other = label[test] != TARGET
+                if other.any():
+                    out[i] = (guess[test][other] == TARGET).mean()
+    clients.score_x.copy_(held)
+    return out

@@ -1,0 +1,42 @@
+"""--drift SHARE:ROUND: from that round on, a share of the clients calls one class by the name of another, and that one by its name.
+
+Which two classes is drawn once for all, and who drifts as well. A drifting client that holds neither class sees no change. Its training,
+validation and test labels change together. What was known of a model is forgotten: the best model of every client is the best since then.
+
+Axes: N clients, K on this rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpfl_mpi import streams
+from dpfl_mpi.config import Run
+from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.scoring import Scoring
+
+
+class Drift:
+    """Who drifts, when, and between which classes."""
+
+    def __init__(self, run: Run, classes: int):
+        share, _, number = str(run.drift or "0:0").partition(":")
+        self.round = int(number)  # 0: never
+        self.drifted = np.zeros(run.clients, bool)
+        order = streams.stream(run.seed, streams.DRIFT, 0, 0).permutation(run.clients)
+        self.drifted[order[: int(float(share) * run.clients)]] = True
+        self.classes = np.sort(streams.stream(run.seed, streams.DRIFT, 0, 1).permutation(classes)[:2])
+        self.done = False
+
+    def due(self, number: int) -> bool:
+        """Return whether the world has yet to move before round `number` begins."""
+        return 0 < self.round <= number and not self.done
+
+    def happen(self, members: Members, scoring: Scoring) -> None:
+        """Move the world: the labels of this rank's drifting clients, and what was known of all models."""
+        self.done = True
+        a, b = (int(c) for c in self.classes)
+        scoring.backend.exchange_classes(np.flatnonzero(self.drifted[members.ids]), a, b)
+        scoring.forget_best()
+        scoring.stale[:] = 0
+        members.stopped_round[:] = -1

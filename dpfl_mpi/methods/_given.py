@@ -1,0 +1,32 @@
+"""DPFL's schedule along graphs that are given, not searched: what `random_graph`, `oracle`, `pairwise` and `replay` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+
+def init(fed: Federation, choose: Callable[[Any], CollaborationGraph]) -> State:
+    """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns from the trained rows `[K, W]`."""
+    w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
+    fed.evaluate(w)
+    omega = choose(w)
+    w = fed.average(w, omega)
+    fed.evaluate(w, "mixed")
+    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
+
+
+def round(fed: Federation, state: State, choose: Callable[[Any], CollaborationGraph]) -> State:
+    """Return the state after a round whose graph `choose` returns from the trained rows `[K, W]`."""
+    w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
+    fed.evaluate(w)  # trained, not yet mixed, as DPFL
+    chosen = choose(w)
+    w = fed.average(w, chosen)
+    fed.evaluate(w, "mixed")
+    return {"client": {"w": w}, "shared": {"omega": state["shared"]["omega"], "chosen": chosen}}

@@ -1,0 +1,121 @@
+"""CoBo, collaborators by the agreement of gradients (Hashemi, He and Jaggi, CoBo: Collaborative Learning via Bilevel Optimization, NeurIPS 2024).
+
+Personal: x_i, which minimises f_i(x_i) + (rho / 2) sum_k w_ik ||x_i - x_k||^2. Shared: the weights w_ij in [0, 1]. Scored: x_i after training.
+Algorithm 1 of arXiv 2409.05539. All models pass through a server, which also sends a pair's midpoint to both.
+# Paper: a round is one step; here tau_train epochs, with the x_k as they were at its start. So a pair is compared far less often, and gamma is 1
+# (0.01 in the published code).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfl_mpi import streams
+from dpfl_mpi.config import option
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Method, State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.numerics.backend import Gradient
+
+METHOD = Method(
+    title="CoBo",
+    topology="server",
+    citation="""@inproceedings{hashemi2024cobo,
+  title = {{CoBo}: Collaborative Learning via Bilevel Optimization},
+  author = {Hashemi, Diba and He, Lie and Jaggi, Martin},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year = {2024},
+  note = {arXiv:2409.05539}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of CoBo."""
+
+    rho: float = option(0.05, "rho, the weight of the pull to the collaborators' models", low=0)
+    gamma: float = option(1.0, "gamma, the step of the weights w_ij", low=0)
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row as every x_i, and w_ij = 1."""
+    x = fed.common_row()
+    fed.evaluate(x)
+    return {
+        "client": {"x": x, "w": np.ones((len(fed.ids), fed.n))},
+        "shared": {"chosen": CollaborationGraph.empty(fed.n)},
+    }
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t."""
+    x, w = state["client"]["x"], state["client"]["w"]
+    select(fed, x, w)  # Client-Selection
+    fed.note_received(2)  # x_i up, sum_k w_ik x_k down
+    total, degree = x.double() * 0, np.zeros(len(x))
+    for k, row in fed.every_row(x):
+        for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)):
+            total[i] += w[i, k] * row.double()
+            degree[i] += w[i, k]
+    pull = pulled(fed, total.float(), fed.ensemble.column(degree).float())
+    x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=pull)
+    fed.evaluate(x)
+    near = [np.flatnonzero((w[i] > 0) & fed.active & (np.arange(fed.n) != k)) for i, k in enumerate(fed.ids)]
+    return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(near)}}
+
+
+def pulled(fed: Federation, total: Any, degree: Any) -> Gradient:
+    """Return the gradient g_i + rho sum_k w_ik (x_i - x_k), of which `total` `[K, W]` is sum_k w_ik x_k and `degree` `[K, 1]` sum_k w_ik."""
+
+    def gradient(block, batch):
+        loss = fed.gradient(block, batch)
+        block.g.add_(fed.options["rho"] * (degree[block.rows] * block.w - total[block.rows]))
+        return loss
+
+    return gradient
+
+
+def select(fed: Federation, x: Any, w: np.ndarray) -> None:
+    """Update the weights w `[K, N]` of the pairs that are drawn in this round, in place (Client-Selection). Collective."""
+    partners = pairs(fed)
+    mine = [partners[k] for k in fed.ids]
+    rows: dict[tuple[int, int], Any] = {}
+    for j, row in fed.every_row(x):
+        rows |= {(i, j): row.clone() for i, others in enumerate(mine) if j in others}
+    gradients = []  # at the midpoints with every client's first partner, second partner, ...
+    for turn in range(max(map(len, partners))):
+        z = x * 0
+        for i, others in enumerate(mine):
+            if turn < len(others):
+                z[i] = (x[i] + rows[i, others[turn]]) / 2  # z_ij
+        g = z * 0
+        for batch, block in fed.batches(1, {"w": z}, advance=False, most=1):
+            fed.gradient(block, batch)  # g_i at z_ij
+            g[block.rows] = block.g
+        gradients.append(g)
+    for turn, g in enumerate(gradients):
+        for j, g_j in fed.every_row(g):
+            for i, others in enumerate(mine):
+                if partners[j][turn : turn + 1] == [fed.ids[i]]:
+                    g_i = gradients[others.index(j)][i]
+                    along = float(
+                        g_i.double().dot(g_j.double())
+                    )  # one at a time: the same bits for any number of ranks
+                    w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * along, 0, 1)  # Proj
+    fed.notes["models_received"] += 2 * np.array([len(others) for others in mine])  # z_ij down, its gradient up
+
+
+def pairs(fed: Federation) -> list[list[int]]:
+    """Return the partners of every client in this round, ascending: each ordered pair of those that take part with probability 1 / N."""
+    drawn = np.zeros((fed.n, fed.n), bool)
+    for i in np.flatnonzero(fed.active):
+        coins = streams.stream(fed.run.seed, streams.PAIRS, int(i), fed.round).random(fed.n)
+        drawn[i] = (coins < 1 / fed.n) & fed.active
+        drawn[i, i] = False
+    return [np.flatnonzero(row).tolist() for row in drawn | drawn.T]

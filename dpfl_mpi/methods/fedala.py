@@ -1,0 +1,103 @@
+"""FedALA, a learned element-wise mixture of the global and the local model as start (Zhang et al., FedALA, AAAI 2023, Algorithm 1).
+
+Shared: Theta, the mean of the clients' models. Personal: Theta_i and the mixture's weights W_i, from 0 to 1, of the higher layers. Scored: Theta_i
+after training. A client starts a round from Theta_i + (Theta - Theta_i) * W_i in the higher layers, and from Theta in the lower ones.
+# Paper: learns W_i on a random s % of the client's samples: here the first s % of the mini-batches of its next epoch, whose order is random.
+# Paper: the first time until convergence; in its code that is a standard deviation below 0.1 of the last ten losses, each that of a pass's last batch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import Method, State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+LOSSES = 10  # whose spread says that W_i has converged
+
+METHOD = Method(
+    title="FedALA",
+    elementwise=True,
+    topology="server",
+    citation="""@inproceedings{zhang2023fedala,
+  title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
+  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year = {2023}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of FedALA; eta, share and layers are the paper's, the threshold is that of its code."""
+
+    eta: float = option(1.0, "eta, the rate of the weights W_i", above=0)
+    share: float = option(0.8, "s, the share of a client's mini-batches that W_i learns from", above=0, high=1)
+    layers: str = option("head", "the p higher layers that have weights: head (p = 1), all, or names with commas")
+    threshold: float = option(0.1, "W_i has converged when its losses' standard deviation is below this", above=0)
+    passes: int = option(100, "most passes over the sample until W_i has converged", low=1)
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row, as Theta and as every Theta_i; every weight is 1."""
+    w = fed.initial_row()
+    w_i = fed.copies(w)
+    fed.evaluate(w_i)
+    return {"client": {"w": w_i, "W": w_i * 0 + 1, "learned": np.zeros(len(fed.ids), bool)}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t. An absent client keeps its Theta_i and W_i."""
+    w, w_i, weight, learned = state["shared"]["w"], *(state["client"][name] for name in ("w", "W", "learned"))
+    if t > 1:  # in round 1 Theta is every Theta_i
+        learn(fed, w, w_i, weight, learned)  # lines 6-16 of Algorithm 1 are ALA
+        here = fed.active[fed.ids]
+        start = mixture(fed.columns(fed.options["layers"]), w, w_i, weight)
+        w_i, learned = start.where(fed.ensemble.column(here) > 0, w_i), learned | here
+    w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
+    fed.evaluate(w_i)
+    return {"client": {"w": w_i, "W": weight, "learned": learned}, "shared": {"w": fed.mean(w_i)}}
+
+
+def mixture(higher: Any, w: Any, w_i: Any, weight: Any) -> Any:
+    """Return Theta_i + (Theta - Theta_i) * W_i in the `higher` layers, bool `[W]`, and Theta in the lower ones: rows."""
+    return (w_i + (w - w_i) * weight).where(higher, w)
+
+
+def learn(fed: Federation, w: Any, w_i: Any, weight: Any, learned: np.ndarray) -> None:
+    """Learn the weights W_i `[K, W]` in place: one pass over the sample, and until convergence where a client has not `learned` before."""
+    higher = fed.columns(fed.options["layers"])
+    per_epoch = -(-fed.clients.n_train // fed.run.batch_size)
+    sample = np.ceil(np.round(fed.options["share"] * per_epoch, 9))  # mini-batches; 0.7 of 10 is 7
+    still = fed.active[fed.ids]  # who goes on
+    losses: list[list[float]] = [[] for _ in fed.ids]
+    for _ in range(fed.options["passes"]):
+        last = np.zeros(len(fed.ids))
+        for batch, mixed in fed.batches(1, {"w": w_i.clone()}, advance=False):
+            rows = mixed.rows
+            learns = still[rows] & (batch.step < sample[rows])
+            if not learns.any():
+                continue
+            mixed.w.copy_(mixture(higher, w, w_i[rows], weight[rows]))
+            last[rows] = np.where(learns, fed.gradient(mixed, batch).cpu().numpy(), last[rows])
+            slope = (w - w_i[rows]) * mixed.g  # of the loss, by W_i
+            better = (weight[rows] - fed.options["eta"] * slope).clamp(0, 1)
+            weight[rows] = better.where(higher & (fed.ensemble.column(learns) > 0), weight[rows])
+        for i in np.flatnonzero(still):
+            losses[i].append(float(last[i]))
+        still = still & ~learned & ~np.array([converged(of, fed.options["threshold"]) for of in losses], bool)
+        if not still.any():
+            break
+
+
+def converged(losses: list[float], threshold: float) -> bool:
+    """Return whether the last ten of more than ten losses spread by less than this (population standard deviation)."""
+    return len(losses) > LOSSES and statistics.pstdev(losses[-LOSSES:]) < threshold

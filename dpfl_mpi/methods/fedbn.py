@@ -1,0 +1,50 @@
+"""FedBN for models without batch statistics: personal normalisation layers (Li et al., FedBN: FL on Non-IID Features via Local BN, ICLR 2021).
+
+Shared: all layers but the normalisation. Personal: scale and shift of GroupNorm, LayerNorm and the like. Scored: client i's whole model after training.
+# Paper: batch normalisation, whose running statistics are local too. Models here are rows of weights and keep no statistics, so the layers are those
+# that need none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.methods import Method, State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+METHOD = Method(
+    title="FedBN",
+    elementwise=True,
+    topology="server",
+    citation="""@inproceedings{li2021fedbn,
+  title = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
+  author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2021}
+}""",
+)
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row, as what is shared and as every client's own (whole rows, of which only the normalisation counts)."""
+    if not fed.columns("normalisation").any():
+        raise UserError(
+            f"--method fedbn keeps normalisation layers personal, and --model {fed.run.model} has none; take a model with GroupNorm or LayerNorm"
+        )
+    w = fed.initial_row()
+    w_i = fed.copies(w)
+    fed.evaluate(w_i)
+    return {"client": {"w": w_i}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t."""
+    w_i = state["client"]["w"].where(
+        fed.columns("normalisation"), state["shared"]["w"]
+    )  # all but the normalisation comes from the server
+    w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
+    fed.evaluate(w_i)
+    return {"client": {"w": w_i}, "shared": {"w": fed.mean(w_i)}}

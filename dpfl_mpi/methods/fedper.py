@@ -1,0 +1,54 @@
+"""FedPer, shared base and personal layers (Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1, 2).
+
+Shared: the base W_B (all layers but the head). Personal: the head W_P_i. Scored: (W_B_i, W_P_i), both after local training.
+Unlike FedRep, base and head are trained together in all tau_train epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import Method, State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+METHOD = Method(
+    title="FedPer",
+    elementwise=True,
+    topology="server",
+    citation="""@article{arivazhagan2019fedper,
+  title = {Federated Learning with Personalization Layers},
+  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  journal = {arXiv:1912.00818},
+  year = {2019}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of FedPer."""
+
+    head: str = option(
+        "head", "what stays personal: head (the model's last layer), none, all, or layer names with commas between"
+    )
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row: the base, and one head per client (as whole rows, of which only the head counts)."""
+    w = fed.initial_row()
+    w_i = fed.copies(w)
+    fed.evaluate(w_i)
+    return {"client": {"w": w_i}, "shared": {"base": w}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t: Algorithm 2 is the client, Algorithm 1 the server."""
+    personal = fed.columns(fed.options["head"])
+    w_i = state["client"]["w"].where(personal, state["shared"]["base"])  # client: (W_B, W_P_i)
+    w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)  # client: SGD on both
+    fed.evaluate(w_i)
+    return {"client": {"w": w_i}, "shared": {"base": fed.mean(w_i)}}  # server: the mean of the bases, by p

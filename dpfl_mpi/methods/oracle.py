@@ -1,0 +1,51 @@
+"""The oracle: a client's collaborators are those that hold the most of its classes, which no real client knows.
+
+Omega_k is the B_c - 1 reachable clients that share the most classes with client k; of equal ones those with the larger p, then the
+smaller number. A client that shares no class is not among them, so Omega_k may be smaller. C_k = Omega_k in every round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Method, State, _given, dpfl
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+METHOD = Method(
+    title="Oracle",
+    elementwise=True,
+    topology="graph",
+    searches=False,
+    preprocesses=True,
+    ignores=("omega_period", "graphs"),
+    citation=dpfl.METHOD.citation,
+)
+
+
+def init(fed: Federation) -> State:
+    """Return the state after preprocessing: the mixed rows and the oracle's graph."""
+    return _given.init(fed, lambda w: ask(fed))
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t."""
+    return _given.round(fed, state, lambda w: state["shared"]["chosen"])
+
+
+def ask(fed: Federation) -> CollaborationGraph:
+    """Return the graph of those that share the most classes."""
+    held = fed.partition.class_counts > 0
+    return fed.collect([best(k, fed.reachable(k), held, fed.p, fed.others[k]) for k in fed.ids])
+
+
+def best(k: int, candidates: np.ndarray, held: np.ndarray, p: np.ndarray, most: int) -> np.ndarray:
+    """Return of the candidates, ascending, at most `most` that share the most classes with client k; `held` bool `[N, C]`."""
+    shared = (held[candidates] & held[k]).sum(1)
+    order = np.lexsort((candidates, -p[candidates], -shared))  # the last key counts first
+    order = order[shared[order] > 0]
+    return candidates[order[:most]]

@@ -1,0 +1,63 @@
+"""Pairwise: DPFL without the combination. A client's collaborators are the models that are best by themselves on its validation images.
+
+Omega_k is the B_c - 1 reachable clients whose models have the smallest loss on client k's validation images, each model scored alone; of
+equal ones those with the smaller number. They are chosen in round 0, where DPFL chooses Omega, and C_k = Omega_k in every round: the best
+B_c - 1 of B_c - 1 models are all of them. With --omega_period P they are chosen anew from the trained models of every P-th round.
+
+Like Algorithm 3 it asks every reachable client once. Unlike it, each model counts alone (PENS, arXiv 2107.08517, chooses so, too).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Method, State, _given, dpfl
+from dpfl_mpi.settings.controls import search_period
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+METHOD = Method(
+    title="Pairwise",
+    elementwise=True,
+    topology="graph",
+    searches=False,
+    preprocesses=True,
+    ignores=("graphs",),
+    citation=dpfl.METHOD.citation,
+)
+
+
+def init(fed: Federation) -> State:
+    """Return the state after preprocessing: the mixed rows and the graph."""
+    return _given.init(fed, lambda w: choose(fed, w))
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t."""
+    chosen = state["shared"]["chosen"]
+    anew = t % search_period(fed.run.omega_period) == 0
+    # an absent client's choice stays
+    return _given.round(fed, state, lambda w: choose(fed, w).where(fed.awake, chosen) if anew else chosen)
+
+
+def choose(fed: Federation, w: Any) -> CollaborationGraph:
+    """Return for each client the B_c - 1 reachable clients whose models have the smallest loss on its validation images."""
+    loss = np.full((len(fed.ids), fed.n), np.nan)
+    asks = np.zeros((len(fed.ids), fed.n), bool)
+    for i, k in enumerate(fed.ids):
+        if fed.others[k] > 0:  # who may receive nothing asks nobody
+            asks[i, fed.reachable(k)] = True
+    for j, row in fed.every_row(w):
+        with fed.clock("graph"):
+            loss[:, j] = fed.losses(row, asks[:, j])
+    fed.notes["models_received"] += asks.sum(1)
+    return fed.collect([smallest(loss[i], fed.others[k]) for i, k in enumerate(fed.ids)])
+
+
+def smallest(loss: np.ndarray, most: int) -> np.ndarray:
+    """Return the numbers of the `most` smallest losses `[N]`, fewer where fewer are not nan."""
+    return np.argsort(loss, kind="stable")[: min(most, int(np.isfinite(loss).sum()))]

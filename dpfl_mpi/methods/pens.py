@@ -1,0 +1,101 @@
+"""PENS, neighbours by the loss of their models (Onoszko et al., Decentralized FL of deep neural networks on non-iid data, arXiv 2107.08517).
+
+Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
+First step: a client receives n models of random others, averages its own with the m of the lowest loss on its training images, and counts how often
+each was among them. Second step: it averages with n random ones of those that it took more often than chance would have.
+# Paper: gossip at random moments; here rounds, as in the published code. n is the budget's B_c - 1 others (10 in the paper, 20 in that code).
+# Paper: averages count all models alike; here by their share p_i of the samples, as in every other method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfl_mpi.config import option
+from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.methods import Method, State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.federation.mail import Received
+
+METHOD = Method(
+    title="PENS",
+    elementwise=True,
+    topology="graph",
+    searches=False,
+    citation="""@inproceedings{onoszko2021pens,
+  title = {Decentralized federated learning of deep neural networks on non-iid data},
+  author = {Onoszko, Noa and Karlsson, Gustav and Mogren, Olof and Listo Zec, Edvin},
+  booktitle = {Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML},
+  year = {2021},
+  note = {arXiv:2107.08517}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of PENS."""
+
+    m: int = option(2, "m, how many of the models received are averaged with one's own", low=1)
+    first_step: float = option(
+        0.2, "share of the rounds that search for neighbours: 20 of 100, as its code", low=0, high=1
+    )
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row, untrained; nobody was chosen yet."""
+    w = fed.common_row()
+    fed.evaluate(w)
+    counts = np.zeros((len(fed.ids), fed.n))
+    return {
+        "client": {"w": w, "taken": counts.astype(np.int32), "by_chance": counts},
+        "shared": {"chosen": CollaborationGraph.empty(fed.n)},
+    }
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t."""
+    w, taken, by_chance = (state["client"][name] for name in ("w", "taken", "by_chance"))
+    m = fed.options["m"]
+    w = fed.local_opt(w, epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    if t <= int(fed.options["first_step"] * fed.run.rounds + 0.5):
+        sampled = [fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids]
+        received = fed.exchange(w, fed.collect(sampled))
+        with fed.clock("graph"):
+            top = [
+                now[np.argsort(of, kind="stable")][:m]
+                for now, of in zip(sampled, losses(fed, received, sampled), strict=True)
+            ]
+        for i, k in enumerate(fed.ids):
+            near = fed.reachable(k)
+            taken[i, top[i]] += 1
+            by_chance[i, near] += len(top[i]) / max(len(near), 1)
+        chosen = fed.collect(top)
+    else:
+        chosen = fed.collect([neighbours(fed, k, taken[i] > by_chance[i]) for i, k in enumerate(fed.ids)])
+        received = fed.exchange(w, chosen)
+    w = fed.average(w, chosen, received)
+    return {"client": {"w": w, "taken": taken, "by_chance": by_chance}, "shared": {"chosen": chosen}}
+
+
+def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> list[np.ndarray]:
+    """Return the loss of every model that a client has sampled on its training images, in the order of the sample. Collective."""
+    found: list[list[Any]] = [[] for _ in sampled]
+    for here, now in received.passes(sampled):
+        for i, senders in enumerate(now):
+            if len(senders):
+                found[i].extend(fed.training_losses(i, here.rows(senders)))
+    return [np.array(of) for of in found]
+
+
+def neighbours(fed: Federation, k: int, liked: np.ndarray) -> np.ndarray:
+    """Return client k's neighbours in its random order of this round, B_c - 1 at most: `liked` `[N]`, or all it can reach where none of them is."""
+    near = fed.reachable(k)
+    return fed.shuffle(k, near[liked[near]] if liked[near].any() else near, 0)[: fed.others[k]]

@@ -1,0 +1,67 @@
+"""pFedMe, personal models by Moreau envelopes (T. Dinh, Tran and Nguyen, Personalized FL with Moreau Envelopes, NeurIPS 2020, Algorithm 1).
+
+Shared: the model w. Personal: theta_i, which minimises f_i(theta_i) + (lambda / 2) ||theta_i - w_i||^2. Scored: theta_i after the round.
+# Paper: solves for theta_i to an accuracy nu; here K steps of plain gradient descent on the mini-batch, from the last theta_i, as in its code
+# (without that code's decay of 0.001). A local round r is a mini-batch of the tau_train epochs.
+# Paper: all clients train and a sample is averaged; here absent clients do not train, as in every other method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import Method, State
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+METHOD = Method(
+    title="pFedMe",
+    elementwise=True,
+    topology="server",
+    optimizers=("sgd",),  # and of it the rate alone, for w_i
+    citation="""@inproceedings{dinh2020pfedme,
+  title = {Personalized Federated Learning with {Moreau} Envelopes},
+  author = {T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year = {2020}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of pFedMe; lambda, K and beta are those of its published commands for MNIST."""
+
+    lam: float = option(15.0, "lambda, the weight of the pull of theta_i to w_i", above=0)
+    steps: int = option(5, "K, steps of theta_i per mini-batch: each is a gradient", low=1)
+    personal_lr: float = option(0.01, "rate of theta_i's steps", above=0)
+    beta: float = option(1.0, "beta, how far the server goes from w to the clients' mean", above=0)
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row, as w and as every theta_i."""
+    w = fed.initial_row()
+    theta = fed.copies(w)
+    fed.evaluate(theta)
+    return {"client": {"theta": theta}, "shared": {"w": w}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t; lines of Algorithm 1. An absent client keeps its theta_i."""
+    lam, rate, w = fed.options["lam"], fed.options["personal_lr"], state["shared"]["w"]
+    here = fed.ensemble.column(fed.active[fed.ids]) > 0
+    w_i = fed.copies(w)  # lines 3, 5: w_i,0 = w
+    theta_i = w_i.where(here, state["client"]["theta"])  # the search for theta_i begins at w
+    for batch, w_r, theta in fed.batches(fed.run.tau_train, {"w": w_i, "theta": theta_i}):  # lines 6, 7
+        for _ in range(fed.options["steps"]):
+            loss = fed.gradient(theta, batch)
+            theta.g.add_(lam * (theta.w - w_r.w))
+            fed.descend(theta, rate, loss)
+        w_r.w.sub_(fed.lr * lam * (w_r.w - theta.w))  # line 8: w_i <- w_i - eta lambda (w_i - theta_i)
+    fed.evaluate(theta_i)
+    mean = fed.mean(w_i)  # line 9
+    w = mean if fed.options["beta"] == 1 else fed.options["beta"] * (mean - w) + w  # line 10
+    return {"client": {"theta": theta_i}, "shared": {"w": w}}

@@ -1,0 +1,89 @@
+"""Replay: the graphs that another run recorded, taken as they are or changed, so that what the graph is worth is seen apart from the search.
+
+`--graphs RESULT` names the run, `--options.variant` what is done to its graphs:
+
+    as_is      nothing: a run replayed with its own graphs has its own models again
+    reversed   every edge is turned round: k averages with those that averaged with k
+    rewired    the edges of each round are exchanged at random; every client keeps its number of senders and of receivers
+    shuffled   the graphs of rounds 1 to T in another order; Omega stays
+
+The budget must allow the most that the graphs ask for: of `reversed` that may be more than the run's own budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from dpfl_mpi import streams
+from dpfl_mpi.config import option
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import CollaborationGraph, rewired
+from dpfl_mpi.methods import Method, State, _given, dpfl
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+
+METHOD = Method(
+    title="Replay",
+    elementwise=True,
+    topology="graph",
+    searches=False,
+    preprocesses=True,
+    ignores=("omega_period",),
+    citation=dpfl.METHOD.citation,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the replay."""
+
+    variant: Literal["as_is", "reversed", "rewired", "shuffled"] = option("as_is", "what is done to the graphs")
+
+
+def init(fed: Federation) -> State:
+    """Return the state after preprocessing: the mixed rows and the recorded Omega."""
+    if not fed.recorded:
+        raise UserError("--graphs is not set; replay takes the graphs of a result: --graphs results/RESULT.h5")
+    return _given.init(fed, lambda w: graph_of(fed, 0))
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t."""
+    return _given.round(fed, state, lambda w: graph_of(fed, t))
+
+
+def graph_of(fed: Federation, t: int) -> CollaborationGraph:
+    """Return the graph of round t.
+
+    Raises:
+        UserError: on every rank; it asks for more models than a budget allows, or for one that is out of reach.
+    """
+    variant, seed = fed.options["variant"], fed.run.seed
+    if variant == "shuffled" and t > 0:
+        t = 1 + int(streams.stream(seed, streams.SHUFFLE, 0, 0).permutation(fed.run.rounds)[t - 1])
+    graph = fed.recorded[t]
+    if variant == "reversed":
+        graph = CollaborationGraph.from_edges(graph.n, graph.senders, graph.receivers())
+    if variant == "rewired":
+        graph = rewired(graph, streams.stream(seed, streams.REWIRE, 0, t))
+    check(fed, graph, t)
+    return graph
+
+
+def check(fed: Federation, graph: CollaborationGraph, t: int) -> None:
+    """Raise `UserError` where a graph does not fit the Run."""
+    over = np.flatnonzero((graph.degrees() > fed.others) & fed.active)
+    if len(over):
+        k = int(over[np.argmax(graph.degrees()[over])])
+        raise UserError(
+            f"--budget lets client {k} receive {fed.others[k]} models; the {fed.options['variant']} graph of round {t} has {graph.degrees()[k]} for it: "
+            "raise --budget, or set it to inf"
+        )
+    if fed.members.reach is not None and not graph.within(fed.members.reach):
+        raise UserError(
+            f"--graphs is {fed.run.graphs}, whose {fed.options['variant']} graph of round {t} goes beyond --reach"
+        )

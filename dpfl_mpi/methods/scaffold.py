@@ -1,0 +1,73 @@
+"""SCAFFOLD, FedAvg with control variates (Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for FL, ICML 2020, Algorithm 1).
+
+Shared: the model x and the server's control c. Personal: the control c_i. Scored: the global x after aggregation.
+# Paper: line 12, option II, c_i - c + (x - y_i) / (K eta_l), is the mean of the K gradients on the way from x to y_i. Taken is that mean itself:
+# the same number where a step is plain SGD, and right with momentum, decay, clipping and Adam too.
+# Paper: all clients weigh alike; here by their share p_i of the samples, in x and in c, as in every other method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import Method, State, fedavg
+
+if TYPE_CHECKING:
+    from dpfl_mpi.federation import Federation
+    from dpfl_mpi.numerics.backend import Gradient
+
+METHOD = Method(
+    title="SCAFFOLD",
+    elementwise=True,
+    topology="server",
+    citation="""@inproceedings{karimireddy2020scaffold,
+  title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2020}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of SCAFFOLD."""
+
+    global_lr: float = option(1.0, "eta_g, the server's step: 1 is the mean of the clients' models", above=0)
+
+
+def init(fed: Federation) -> State:
+    """Return the common initial row x; every control is 0."""
+    state = fedavg.init(fed)
+    x = state["shared"]["w"]
+    return {"client": {"c": fed.copies(x * 0)}, "shared": {"w": x, "c": x * 0}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t; lines of Algorithm 1. An absent client keeps its c_i."""
+    x, c, c_i = state["shared"]["w"], state["shared"]["c"], state["client"]["c"]
+    total, steps = c_i * 0, c_i[:, :1] * 0  # sum of a client's gradients, and how many: K
+    y_i = fed.copies(x)  # lines 5, 7
+    y_i = fed.local_opt(y_i, fed.run.tau_train, gradient=corrected(fed, c, c_i, total, steps))  # lines 8-11
+    c_next = (total / steps.clamp(min=1)).where(steps > 0, c_i)  # line 12, option II
+    y = fed.mean(y_i)  # lines 13, 16
+    present = float(fed.p[fed.active].sum() / fed.p.sum())  # |S| / N
+    c = present * fed.mean(c_next - c_i) + c  # lines 13, 16, 17
+    x = y if fed.options["global_lr"] == 1 else fed.options["global_lr"] * (y - x) + x  # line 17
+    fed.evaluate(fed.copies(x))
+    return {"client": {"c": c_next}, "shared": {"w": x, "c": c}}
+
+
+def corrected(fed: Federation, c: Any, c_i: Any, total: Any, steps: Any) -> Gradient:
+    """Return the gradient g_i(y_i) - c_i + c of line 10; g_i is added to `total` `[K, W]`, and 1 to `steps` `[K, 1]`."""
+
+    def gradient(block, batch):
+        loss = fed.gradient(block, batch)  # line 9
+        total[block.rows] += block.g
+        steps[block.rows] += 1
+        block.g.add_(c - c_i[block.rows])  # line 10
+        return loss
+
+    return gradient

@@ -1,0 +1,76 @@
+"""A small residual network with GroupNorm (He et al., CVPR 2016; Wu and He, ECCV 2018): no statistics of a mini-batch, so a row holds it whole.
+
+Without options it is ResNet-14 of 175,000 parameters: a 3x3 convolution, then three stages of two blocks with 16, 32 and 64 channels; each stage but
+the first halves the image. A block is two 3x3 convolutions; where its size changes, the shortcut is a 1x1 convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from dpfl_mpi.config import option
+from dpfl_mpi.errors import UserError
+
+HEAD = "head"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Width and depth."""
+
+    widths: str = option("16,32,64", "channels of each stage")
+    blocks: int = option(2, "residual blocks of a stage", low=1, high=100)
+    groups: int = option(8, "most groups of a GroupNorm", low=1)
+
+
+class Block(nn.Module):
+    """x + f(x): f is two times normalise, ReLU, convolve (He et al., ECCV 2016: the order that needs no norm after the sum)."""
+
+    def __init__(self, before: int, channels: int, stride: int, groups: int):
+        super().__init__()
+        self.norm1 = nn.GroupNorm(math.gcd(before, groups), before)
+        self.conv1 = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
+        self.norm2 = nn.GroupNorm(math.gcd(channels, groups), channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.shortcut = nn.Conv2d(before, channels, 1, stride, bias=False) if before != channels or stride > 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm1(x).relu()
+        kept = x if self.shortcut is None else self.shortcut(normed)
+        return kept + self.conv2(self.norm2(self.conv1(normed)).relu())
+
+
+class ResNet(nn.Module):
+    """Convolution, stages of blocks, norm, mean over the pixels, head."""
+
+    def __init__(self, channels: int, classes: int, widths: list[int], blocks: int, groups: int):
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        pairs = zip([widths[0], *widths], widths, strict=False)
+        self.stages = nn.Sequential(
+            *(
+                Block(before if i == 0 else width, width, 2 if i == 0 and stage else 1, groups)
+                for stage, (before, width) in enumerate(pairs)
+                for i in range(blocks)
+            )
+        )
+        self.norm = nn.GroupNorm(math.gcd(widths[-1], groups), widths[-1])
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.stages(self.stem(x))).relu().mean((2, 3)))
+
+
+def build(shape: tuple[int, ...], classes: int, widths: str, blocks: int, groups: int) -> nn.Module:
+    """Return the network for images of `shape` = (H, W, C) of any size."""
+    if len(shape) != 3:
+        raise UserError("--model resnet needs images; use --model mlp for vectors")
+    sizes = [int(width) if width.strip().isdecimal() else 0 for width in str(widths).split(",")]
+    if min(sizes) < 1:
+        raise UserError(
+            f"--model_options.widths is {widths}; allowed are whole numbers of at least 1 with commas, such as 16,32,64"
+        )
+    return ResNet(shape[2], classes, sizes, blocks, groups)

@@ -1,0 +1,91 @@
+"""Dropout whose masks are keyed by client, epoch, step and layer. PyTorch's own come from one generator that all clients of a rank would share.
+
+A mask is a hash of its key and of the place of each element: no state, the same bits on any number of ranks, in any block of clients, on a
+CPU and on a GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014), in integers of 64 bits that wrap.
+
+Axes: k clients of a block, S mini-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
+FACTORS = (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)
+BITS = 24  # of a draw: a float32 holds them exactly
+TRAILING: dict[type, int] = {
+    nn.Dropout: 0,
+    nn.Dropout1d: 1,
+    nn.Dropout2d: 2,
+    nn.Dropout3d: 3,
+}  # last axes that are dropped together
+
+
+def signed(value: int) -> int:
+    """Return a number modulo 2^64 as int64 holds it."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def mixed(z: Tensor) -> Tensor:
+    """Return splitmix64's output function of int64 numbers."""
+    for shift, factor in FACTORS:
+        z = (z ^ shifted(z, shift)) * signed(factor)
+    return z ^ shifted(z, 31)
+
+
+def shifted(z: Tensor, bits: int) -> Tensor:
+    """Return z >> bits of numbers without a sign (int64's own shift copies the sign)."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)
+
+
+class Draws:
+    """What the dropout layers of a model share: the key of the step that is computed, and how many masks it has given out."""
+
+    def __init__(self) -> None:
+        self.layers = 0
+        self.key: Tensor | None = None
+        self.given = 0
+
+    def begin(self, key: Tensor | None) -> None:
+        """Start a step with its key, int64 without axes."""
+        self.key, self.given = key, 0
+
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the next mask's draws, int64 `shape`, uniform in 0 to 2^24 - 1; a layer that is called twice takes two."""
+        assert self.key is not None, "a training step of a model with dropout needs a key"
+        self.given += 1
+        start = mixed(self.key + signed(GOLDEN * self.given))
+        place = torch.arange(1, math.prod(shape) + 1, device=self.key.device).view(shape)
+        return shifted(mixed(start + place * signed(GOLDEN)), 64 - BITS)
+
+
+class KeyedDropout(nn.Module):
+    """In training x / (1 - p) with probability 1 - p, else 0, as `nn.Dropout`; while scoring x. The last `trailing` axes share a draw."""
+
+    def __init__(self, p: float, trailing: int, draws: Draws):
+        super().__init__()
+        self.p, self.trailing, self.draws = p, trailing, draws
+        draws.layers += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with a part of its elements dropped, any shape `[S, ...]`."""
+        if not self.training or self.p == 0:
+            return x
+        one_draw = x.shape[: x.dim() - self.trailing] + (1,) * self.trailing
+        kept = self.draws.take(one_draw) >= math.ceil(self.p * 2**BITS)
+        return torch.where(kept, x * (1 / (1 - self.p) if self.p < 1 else 0.0), 0.0)
+
+
+def keyed(module: nn.Module, draws: Draws) -> nn.Module:
+    """Replace PyTorch's dropout layers inside a module by keyed ones, in place, and return it."""
+    for name, part in module.named_children():
+        if type(part) in TRAILING:
+            p: Any = part.p
+            setattr(module, name, KeyedDropout(p, TRAILING[type(part)], draws))
+        else:
+            keyed(part, draws)
+    return module

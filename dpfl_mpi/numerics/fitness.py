@@ -1,0 +1,151 @@
+"""Whether a module can be a model here: it is tried on two samples, before anything is computed with it.
+
+What is refused would give wrong numbers without a word: a forward that mixes the samples of a mini-batch (blocks are padded), that draws
+random numbers of its own (they would depend on the number of ranks), or that changes a buffer (a row holds parameters).
+
+Axes: S samples, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.dropout import Draws, keyed
+from dpfl_mpi.numerics.ensemble import refuse_statistics
+
+# layers that draw, some of them only for certain values of their input
+RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from PyTorch's generator as from `seed`, and leave it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def check_module(name: str, module: Any, shape: tuple[int, ...], dtype: str, classes: int, head: str) -> None:
+    """Check that a module on the CPU is a model for samples of this shape and dtype.
+
+    Raises:
+        UserError: it is not; the sentence says what is allowed.
+    """
+    who = f"--model {name}"
+    if not isinstance(module, nn.Module):
+        raise UserError(f"{who}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
+    refuse_statistics(module)
+    check_parameters(who, module)
+    layers = [layer for layer, part in module.named_modules() if layer and list(part.parameters(recurse=False))]
+    if head and head not in dict(module.named_modules()):
+        raise UserError(f"{who}: HEAD is {head!r}, which is no layer; its layers are {', '.join(layers)}")
+    check_forward(who, module, shape, dtype, classes)
+
+
+def check_parameters(who: str, module: nn.Module) -> None:
+    """Raise `UserError` for parameters that a row of float32 cannot hold, or that training would not leave as they are."""
+    if not list(module.parameters()):
+        raise UserError(f"{who} has no parameters; there is nothing to train")
+    for name, p in module.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise UserError(
+                f"{who}: {name} has no size yet (a Lazy layer); build must give every layer its size, from shape"
+            )
+        if p.dtype != torch.float32:
+            raise UserError(f"{who}: {name} is {str(p.dtype).removeprefix('torch.')}; parameters must be float32")
+        if not p.requires_grad:
+            raise UserError(
+                f"{who}: {name} is frozen (requires_grad is false), but every parameter is trained; make it a buffer"
+            )
+        if not bool(torch.isfinite(p).all()):
+            raise UserError(f"{who}: {name} starts with a value that is not finite; initialise it in build")
+
+
+def check_forward(who: str, module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int) -> None:
+    """Raise `UserError` where forward fails, has other outputs than logits `[S, C]`, mixes samples, draws by itself or changes a buffer."""
+    draws = Draws()
+    try:
+        learner = keyed(copy.deepcopy(module).train(), draws)
+        scorer = copy.deepcopy(module).eval()
+    except Exception as error:
+        raise UserError(f"{who}: the module cannot be copied (copy.deepcopy): {told(error)}") from error
+    two = samples(shape, dtype)
+    size = "x".join(map(str, shape))
+    buffers = {name: b.clone() for name, b in learner.named_buffers()}
+    with torch.no_grad(), seeded(0):
+        before = torch.get_rng_state()
+        draws.begin(torch.zeros((), dtype=torch.int64))
+        logits = tried(who, learner, two, size)
+        drawn = any(isinstance(part, RANDOM) for part in learner.modules()) or not torch.equal(
+            before, torch.get_rng_state()
+        )
+        both, first = tried(who, scorer, two, size), tried(who, scorer, two[:1], size)
+        drawn = drawn or not torch.equal(before, torch.get_rng_state())
+    if not (isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape == (2, classes)):
+        got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UserError(
+            f"{who}: forward returned {got} for 2 samples of {classes} classes; it must return logits, float [2, {classes}]"
+        )
+    if drawn:
+        raise UserError(
+            f"{who}: forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers "
+            "nn.Dropout, Dropout1d, Dropout2d and Dropout3d are allowed, as layers that build makes"
+        )
+    changed = [name for name, b in learner.named_buffers() if not torch.equal(b, buffers[name])]
+    if changed:
+        raise UserError(
+            f"{who}: forward changes the buffer {changed[0]}, which rows cannot hold; buffers must stay as build made them"
+        )
+    if not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UserError(
+            f"{who}: forward gives a sample other logits when it is alone than beside another; samples must not depend on each other "
+            "(GroupNorm, not statistics of the mini-batch)"
+        )
+    unused = untrained(learner, two, draws)
+    if unused:
+        raise UserError(
+            f"{who}: the logits do not depend on {unused[0]}, so it cannot be trained; let forward use every layer, without detach or no_grad"
+        )
+
+
+def untrained(learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
+    """Return the names of the parameters that no gradient reaches from the logits."""
+    names, parameters = zip(*learner.named_parameters(), strict=True)
+    with torch.enable_grad(), seeded(0):
+        draws.begin(torch.zeros((), dtype=torch.int64))
+        total = learner(x).sum()
+        if not total.requires_grad:
+            return list(names)
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+
+
+def samples(shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Return two samples as forward takes them: normalised noise, or the tokens 0 and 1."""
+    if dtype == "int32":
+        return torch.arange(2)[:, None].expand(2, *shape).contiguous()
+    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    return x.movedim(-1, 1) if len(shape) == 3 else x
+
+
+def tried(who: str, module: nn.Module, x: Tensor, size: str) -> Any:
+    """Return a module's output; what goes wrong inside is one sentence that names the line."""
+    try:
+        return module(x)
+    except Exception as error:
+        raise UserError(f"{who}: forward failed on samples of {size}: {told(error)}") from error
+
+
+def told(error: Exception) -> str:
+    """Return an exception in one line: its type, its text, and the last line of the model's own code, as far as there is one."""
+    inside = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    where = f" ({inside[-1].filename.rpartition('/')[2]}, line {inside[-1].lineno})" if inside else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

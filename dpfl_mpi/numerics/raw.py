@@ -1,0 +1,42 @@
+"""`RawImages`: a network together with the normalisation that its training images had.
+
+Axes: S images, H W C image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class RawImages(nn.Module):
+    """A network that takes samples as data files hold them: images uint8 or float32 `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]` in, what the network returns (logits `[S, classes]`) out."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float], dtype: str = "uint8"):
+        """Take a network of normalised images `[S, C, H, W]`; `mean` and `std` are per channel, of uint8 scaled to 0..1."""
+        super().__init__()
+        unit = 255 if dtype == "uint8" else 1
+        self.tokens = dtype == "int32"
+        self.network = network
+        self.register_buffer(
+            "scale", torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32), persistent=False
+        )
+        self.register_buffer(
+            "shift",
+            torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32),
+            persistent=False,
+        )
+
+    def forward(self, images: Tensor | np.ndarray) -> Tensor:
+        """Return the network's output for raw images `[S, H, W, C]`, of PyTorch or NumPy."""
+        images = torch.as_tensor(images)
+        if self.tokens:
+            return self.network(images.long())
+        x = torch.addcmul(self.shift, images.float(), self.scale)
+        return self.network(x.movedim(-1, 1) if x.dim() == 4 else x)

@@ -1,0 +1,149 @@
+"""Data sets, methods and models by what a Run calls them: a name, a file of one's own, or `MODULE:OBJECT` of an installed package.
+
+    fedavg               shipped: one file of this package, found by its name
+    path/to/mine.py      a file of one's own
+    package.module:NAME  the object NAME of an importable module; it holds what the file of its kind holds
+    mine                 a name that an installed package announces as an entry point of the group `dpfl_mpi.methods`, `.models` or `.datasets`
+
+Whatever is not shipped is **admitted** before it is found: `admit` reads its source and executes nothing, `find` executes what was admitted, and
+nothing else. A Run admits what it names when it is resolved. Results and checkpoints are never resolved, so no file executes because one of them
+names it. A shipped name wins over an entry point.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins.code import PACKAGE, Code, in_module, in_path
+from dpfl_mpi.plugins.load import execute
+
+KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
+CODE = "code:"  # before the hash of code, as `admit` returns it
+FORMS = "a file NAME.py or MODULE:OBJECT of your own"
+ADMITTED: dict[tuple[str, str], Code] = {}  # by kind and by what the Run calls it
+LOADED: dict[tuple[str, str, str], Any] = {}  # what `find` returned, by kind, name and hash
+
+
+def shipped(kind: str) -> list[str]:
+    """Return the names of this package's own datasets, methods or models."""
+    package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def names(kind: str) -> list[str]:
+    """Return all names: the shipped ones, then those that installed packages announce. No file is executed."""
+    own = shipped(kind)
+    return own + sorted({point.name for point in announced(kind)} - {*own})
+
+
+def announced(kind: str) -> list[Any]:
+    """Return the entry points of a kind that the packages of `sys.path` announce."""
+    return [point for point in entry_points(tuple(sys.path)) if point.group == f"dpfl_mpi.{KINDS[kind]}"]
+
+
+@functools.cache
+def entry_points(places: tuple[str, ...]) -> list[Any]:
+    """Return all entry points of `dpfl_mpi.*`: some milliseconds per hundred packages, so only where they are asked for."""
+    from importlib.metadata import distributions  # 20 ms that most ranks do not need
+
+    return [point for d in distributions() for point in d.entry_points if point.group.startswith("dpfl_mpi.")]
+
+
+def is_path(name: str) -> bool:
+    """Return whether a Run names a file by this."""
+    return name.endswith(".py")
+
+
+def short(name: Any) -> str:
+    """Return a name for tables, file names and messages: of a path its stem, of MODULE:OBJECT the object."""
+    text = str(name)
+    text = Path(text).stem if is_path(text) else text.rpartition(":")[2]
+    return re.sub(r"[^\w.+-]", "_", text)
+
+
+def admit(kind: str, name: str) -> str:
+    """Check that there is such a data set, method or model, and allow `find` to execute it. Nothing is executed here.
+
+    Returns "" for a shipped one, else `code:` and the SHA-256 of its source (see `code`): what stands for it in the key of a Run.
+
+    Raises:
+        UserError: there is none, or its source does not compile; the sentence names the file and the line.
+    """
+    flag = f"--{kind} is {name}"
+    if not isinstance(name, str):
+        raise UserError(f"{flag}; allowed is a text")
+    if not is_path(name) and ":" not in name and name in shipped(kind):
+        return ""
+    try:
+        code = in_path(flag, Path(name)) if is_path(name) else in_module(flag, target(kind, name, flag))
+    except OSError as error:
+        raise UserError(f"{flag}, of which {error.filename} cannot be read: {error.strerror}") from None
+    if code.package == PACKAGE:
+        raise UserError(f"{flag}, a file of dpfl_mpi itself; call it by its name, --{kind} {short(name)}")
+    ADMITTED[kind, name] = code
+    return CODE + code.sha256
+
+
+def target(kind: str, name: str, flag: str) -> str:
+    """Return what a name stands for, as `MODULE` or `MODULE:OBJECT`."""
+    if ":" in name:
+        return name
+    found = {point.value: point for point in announced(kind) if point.name == name}
+    if not found:
+        raise UserError(f"{flag}; allowed are {', '.join(names(kind))}, or {FORMS}")
+    if len(found) > 1:
+        who = " and ".join(sorted(f"{p.dist.name if p.dist else 'a package'} ({v})" for v, p in found.items()))
+        raise UserError(f"{flag}, a name that {who} announce; write --{kind} MODULE:OBJECT")
+    return str(next(iter(found)))
+
+
+def find(kind: str, name: str) -> Any:
+    """Return a data set's or model's module, or a `methods.Method`; a model's imports torch. Not shipped: only what was admitted.
+
+    Raises:
+        UserError: there is none of this name, it was not admitted, it fails when it is executed (the sentence names the file and the line), or it
+            breaks the contract of its kind (the package's `load`, where it has one).
+    """
+    package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
+    code = ADMITTED.get((kind, name))
+    key = kind, name, code.sha256 if code else ""
+    if code and key in LOADED:
+        return LOADED[key]
+    if code:
+        inside, module = execute(f"--{kind} is {name}", code)
+        if kind == "model" and callable(module) and not hasattr(module, "build"):  # MODULE:FUNCTION is a model's build
+            module = SimpleNamespace(**vars(inside) | {"build": module})
+        if kind == "dataset":
+            module.OWN_DATA = getattr(module, "OWN_DATA", True)  # its name says nothing about the content
+    elif name in shipped(kind):
+        module = importlib.import_module(f"{package.__name__}.{name}")
+    elif is_path(name) or ":" in name or name in names(kind):
+        raise UserError(
+            f"the {kind} {name} is code of its own; it is executed only where a command line or a Run names it"
+        )
+    else:
+        raise UserError(f"--{kind} is {name}; allowed are {', '.join(names(kind))}, or {FORMS}")
+    out = package.load(short(name), module) if hasattr(package, "load") else module
+    if code:
+        LOADED[key] = out
+    return out
+
+
+def admitted(kind: str, name: str) -> str:
+    """Return the hash of the code that `find` would execute, as `admit` returned it; "": none."""
+    code = ADMITTED.get((kind, name))
+    return CODE + code.sha256 if code else ""
+
+
+def codes(contents: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a Run's contents that are code, by kind."""
+    return {kind: contents[kind] for kind in KINDS if kind in contents}

@@ -1,0 +1,264 @@
+"""The one place that reads files which somebody else may have written, damaged, or put where ours was.
+
+Whatever is wrong is `Unreadable`, a `UserError`: one sentence with the file and, of an HDF5 file, the array. Nothing is believed. A file must be a regular
+one, because a pipe or a device may never end. No more bytes are read than its reader allows. An array must have the type, shape and range
+that its reader asks for, lie in the file itself (HDF5 can name arrays of other files), and not claim to be larger than its bytes can be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.files import reason
+
+if TYPE_CHECKING:
+    import h5py
+
+# what readers raise for damaged input, HDF5's included; UnicodeDecodeError and json's error are ValueErrors, RecursionError a RuntimeError
+UNREADABLE = (
+    OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
+    MemoryError, struct.error, zlib.error,
+)  # fmt: skip
+SMALL = 2**20  # bytes of a lock or a note
+TEXT = 2**28  # bytes of a text or JSON file; a partition of a million samples has 8 MB
+DEFLATE = 1032  # the most times that deflate shrinks anything
+CHUNK = 2**30  # bytes of one chunk of an HDF5 array
+Size = int | None | range  # of an axis: so many, any number, or one of these
+
+
+class Unreadable(UserError):
+    """A file that cannot be read, or is damaged: the sentence of this module, which a caller may put into its own."""
+
+
+@contextmanager
+def refused_as(sentence: str) -> Iterator[None]:
+    """Raise `Unreadable` with this sentence where what is read inside is damaged."""
+    try:
+        yield
+    except UNREADABLE:
+        raise Unreadable(sentence) from None
+
+
+def encodable(text: str) -> bool:
+    """Return whether a text can be stored: a name of bytes that are not UTF-8 cannot."""
+    try:
+        return bool(text.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file or folder of this name; none has a name that is too long, or with a NUL."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# plain files -----------------------------------------------------------------------------------------------------------
+def open_regular(path: Path, follow: bool = True) -> BinaryIO:
+    """Return a regular file open for reading; a pipe, a device, a folder and, without `follow`, a link are refused at once.
+
+    Raises:
+        Unreadable: it is none of these, or the system does not open it.
+    """
+    link = 0 if follow else os.O_NOFOLLOW
+    try:
+        fd = os.open(
+            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | link
+        )  # a pipe would wait for its writer
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise Unreadable(f"{path} cannot be read: {reason(error)}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Unreadable(f"{path} is not a regular file, but a folder, a pipe or a device")
+    return os.fdopen(fd, "rb")
+
+
+def read_bytes(path: Path, largest: int = TEXT, follow: bool = True) -> bytes:
+    """Return a file's bytes, of which there may be at most `largest`."""
+    with open_regular(path, follow) as file, refused_as(f"{path} cannot be read to its end"):
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise Unreadable(f"{path} is too large; allowed are {largest} bytes")
+    return data
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
+        while part := file.read(1 << 22):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def read_end(path: Path, most: int = SMALL) -> bytes:
+    """Return the last bytes of a file, at most so many: of a log, which may be long."""
+    with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def read_text(path: Path, largest: int = TEXT, follow: bool = True) -> str:
+    """Return a file's text, which must be UTF-8."""
+    data = read_bytes(path, largest, follow)
+    with refused_as(f"{path} is not a text file in UTF-8"):
+        return data.decode()
+
+
+def read_json(path: Path, largest: int = TEXT, follow: bool = True) -> Any:
+    """Return what a JSON file holds."""
+    data = read_bytes(path, largest, follow)
+    with refused_as(f"{path} is not a JSON file, or it is damaged"):
+        return json.loads(data)
+
+
+# HDF5 ------------------------------------------------------------------------------------------------------------------
+class Hdf5:
+    """An HDF5 file open for reading, which checks what is asked for. A context manager."""
+
+    def __init__(self, path: Path, what: str, data: bytes | None = None):
+        """Open the file, or `data`, the bytes of it. `what` it must be is said where it is not an HDF5 file: "a result of dpfl_mpi"."""
+        import io
+
+        import h5py
+
+        self.path, self.what = path, what
+        if data is None:
+            open_regular(path).close()
+        with refused_as(f"{path} is not {what}, or it is damaged"):
+            self.file: h5py.File = h5py.File(path if data is None else io.BytesIO(data), "r", locking=False)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def __enter__(self) -> Hdf5:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def damaged(self, name: str, why: str = "cannot be read") -> UserError:
+        """Return the error for an array or attribute that is not what it should be."""
+        return Unreadable(f"{self.path} is damaged: {name} {why}")
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Raise `damaged` where reading this array or attribute fails inside: a checksum that does not fit, mostly."""
+        try:
+            yield
+        except UNREADABLE:
+            raise self.damaged(name) from None
+
+    def __contains__(self, name: str) -> bool:
+        with self.reading(name):
+            return name in self.file
+
+    def names(self) -> list[str]:
+        """Return the names of all arrays."""
+        import h5py
+
+        found: list[str] = []
+        with self.reading("its list of arrays"):
+            self.file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+        return found
+
+    def dataset(self, name: str, kinds: str, shape: Sequence[Size] | None = None) -> h5py.Dataset:
+        """Return an array that is still in the file. Read it inside `reading`.
+
+        Args:
+            kinds: NumPy's letters of the types allowed; "O" is text of any length.
+            shape: the number of rows and so on, None for any number or any shape.
+        """
+        import h5py
+
+        with self.reading(name):
+            above = name.strip("/").split("/")
+            links = [self.file.get("/".join(above[: i + 1]), getlink=True) for i in range(len(above))]
+            if not all(isinstance(link, h5py.HardLink) for link in links):
+                raise self.damaged(name, "is missing, or leads to another file")
+            item = self.file[name]
+            if not isinstance(item, h5py.Dataset) or item.shape is None or item.is_virtual or item.external:
+                raise self.damaged(name, "is no array of this file")
+            text = h5py.check_string_dtype(item.dtype) is not None
+            if item.dtype.kind not in kinds or (item.dtype.kind == "O" and not text):
+                raise self.damaged(name, f"is of type {item.dtype}")
+            if shape is not None and not fits(item.shape, shape):
+                wanted = ", ".join(
+                    "any" if n is None else f"{n[0]} to {n[-1]}" if isinstance(n, range) else str(n) for n in shape
+                )
+                raise self.damaged(name, f"has the shape {item.shape}, not ({wanted})")
+            claimed, stored = math.prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
+            if claimed > (DEFLATE * stored if item.chunks else stored) + SMALL:
+                raise self.damaged(name, f"claims {claimed} bytes, which {stored} stored ones cannot hold")
+            if item.chunks and math.prod(item.chunks) * item.dtype.itemsize > CHUNK:
+                raise self.damaged(name, f"is in chunks of {item.chunks}")
+            return item
+
+    def array(
+        self, name: str, kinds: str, shape: Sequence[Size] | None = None, low: float = -math.inf, high: float = math.inf
+    ) -> np.ndarray:
+        """Return a whole array, whose numbers must be from `low` to `high`, or not a number."""
+        item = self.dataset(name, kinds, shape)
+        if item.size * item.dtype.itemsize > memory():
+            raise self.damaged(name, f"has {item.size} values, more than this machine's memory holds")
+        with self.reading(name):
+            values: np.ndarray = item[()]
+        values = np.asarray(values)
+        if values.dtype.kind in "iuf" and values.size and ((values < low).any() or (values > high).any()):
+            raise self.damaged(name, f"has values beyond {low:g} to {high:g}")
+        return values
+
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of an array `[n]`."""
+        item = self.dataset(name, "OS", (None,))
+        with self.reading(name):
+            return [str(text) for text in item.asstr()[:]]
+
+    def attribute(self, name: str, kind: type, group: str = "/", default: Any = None) -> Any:
+        """Return an attribute as `kind`: str, int, float, bool, or tuple for a list of texts or numbers; `default` where there is none, if it is given."""
+        with self.reading(f"the attribute {name}"):
+            attributes = self.file[group].attrs if group in self.file else {}
+            if default is not None and name not in attributes:
+                return default
+            value = attributes[name]
+            values = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+            right: Any = {int: int, float: (int, float), tuple: list}.get(kind, kind)
+            if not isinstance(values, right) or isinstance(values, bool) != (kind is bool):
+                raise self.damaged(f"the attribute {name}", f"is a {type(values).__name__}")
+            return kind(values)
+
+    def json(self, name: str, kind: type, group: str = "/") -> Any:
+        """Return what an attribute holds as JSON, a list or a dict."""
+        with self.reading(f"the attribute {name}"):
+            value = json.loads(self.attribute(name, str, group))
+            if not isinstance(value, kind):
+                raise TypeError
+            return value
+
+
+def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
+    """Return whether a shape is what it should be."""
+    return len(shape) == len(wanted) and all(
+        w is None or (n in w if isinstance(w, range) else n == w) for n, w in zip(shape, wanted, strict=True)
+    )
