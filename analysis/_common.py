@@ -7,13 +7,17 @@ rest. Nothing here imports torch or MPI: it runs where there are only the librar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import json
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import _needed  # noqa: F401  # before what it looks for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a laptop has the checkout, not the installed package
 
@@ -30,8 +34,8 @@ from matplotlib.figure import Figure
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Method
-from dpfl_mpi.plugins import find
+from dpfl_mpi.methods import Method, declared
+from dpfl_mpi.plugins import find, shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import changed, to_flags
 
@@ -140,12 +144,14 @@ def main(
         for line in missing:
             print(line, file=sys.stderr)
         if missing:
-            print(f"all of them at once: python -m dpfl_mpi.sweep analysis/{name}.py", file=sys.stderr)
+            print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
         results = [r for r in results if has_rounds(r)]
         if not results:
             raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
         with plt.rc_context(STYLE):
             drawing = draw(results, **{flag: getattr(args, flag) for flag in options or {}})
+            if not isinstance(drawing, Drawing):
+                raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
             paths = save(drawing, name, Path(args.out))
         if drawing.text:
             print(drawing.text)
@@ -195,8 +201,8 @@ def has_rounds(result: Result) -> bool:
 
 
 def has_graph(result: Result) -> bool:
-    """Return whether the method has a collaboration graph at all."""
-    return len(result.omega().senders) > 0
+    """Return whether any client has chosen whose model it receives: before round 1, or in a round."""
+    return len(result["graph/chosen/senders"]) > 0
 
 
 def graphs(results: Sequence[Result]) -> list[Result]:
@@ -212,11 +218,8 @@ def graphs(results: Sequence[Result]) -> list[Result]:
 
 
 def method_of(run: Run) -> Method:
-    """Return what a run's method declares; of a method that this checkout does not have, its name alone."""
-    try:
-        return find("method", run.method)
-    except UserError:
-        return Method(title=run.method)
+    """Return what a run's method declares; of code that is not shipped what the result tells, which executes nothing."""
+    return declared(run)
 
 
 def has_budget(run: Run) -> bool:
@@ -239,13 +242,22 @@ def label(run: Run) -> str:
     return method_name(run) + (f" ({budget_label(run)})" if has_budget(run) else "")
 
 
+def data_name(run: Run) -> str:
+    """Return the name of the data. That of one's own data ends in the start of their hash: two of them never share a column of a table."""
+    name = short(run.dataset)
+    own = getattr(run, "declared", {}).get("dataset", {}).get("data_sha256", "")
+    if not own and run.dataset in shipped("dataset") and getattr(find("dataset", run.dataset), "OWN_DATA", False):
+        name, own = Path(str(run.data)).stem, getattr(run, "contents", {}).get("data", "")
+    return f"{name} [{own[:6]}]" if own else DATASETS.get(name, name)
+
+
 def setting(run: Run) -> str:
     """Return the name of the data and the way they are dealt, such as "CIFAR-10 Patho(3)"."""
     dealt = {
         "pathological": f"Patho({run.classes_per_client})",
         "dirichlet": f"Dir({run.dirichlet_alpha})",
     }.get(run.partition, Path(run.partition.removeprefix("file:")).stem)
-    return f"{DATASETS.get(run.dataset, run.dataset)} {dealt}"
+    return f"{data_name(run)} {dealt}"
 
 
 def budget_order(run: Run) -> float:
@@ -260,12 +272,11 @@ def budget_order(run: Run) -> float:
 
 
 def class_names(result: Result) -> list[str]:
-    """Return the names of the classes, or their numbers where the data set does not name them."""
+    """Return the names of the classes, or their numbers where neither the result nor the data set names them."""
     classes = result["client/class_counts"].shape[1]
-    try:
-        names = getattr(find("dataset", result.run.dataset), "CLASSES", None)
-    except UserError:  # a data set of another version, or of someone's own checkout
-        names = None
+    names = list(map(str, json.loads(str(result.file["meta"].attrs.get("class_names", "[]")))))
+    with contextlib.suppress(UserError):  # a data set of another version, or code of its own
+        names = names or getattr(find("dataset", result.run.dataset), "CLASSES", None)
     return list(names) if names and len(names) == classes else [str(c) for c in range(classes)]
 
 
@@ -287,9 +298,33 @@ def curve(axes: Axes, x: np.ndarray, mean: np.ndarray, spread: np.ndarray, **loo
         axes.fill_between(x, mean - spread, mean + spread, color=look.get("color"), alpha=0.18, lw=0)
 
 
+def legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], place: str, **look: Any) -> None:
+    """Draw a legend outside the axes, in as many columns as fit beside one another: it does not leave the picture.
+
+    The figure grows by the height of the rows that it takes beyond two, so that the axes keep theirs.
+    """
+    if not handles:
+        return
+    how = {"columnspacing": 1.0, "handlelength": 2.0, **look}
+    width, height = figure.get_size_inches()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    for columns in range(min(len(handles), 6), 0, -1):
+        drawn = figure.legend(handles, names, loc=place, ncols=columns, **how)
+        if columns == 1 or drawn.get_window_extent(renderer).width <= 0.98 * width * figure.dpi:
+            break
+        drawn.remove()
+    rows = -(-len(handles) // columns)
+    figure.set_size_inches(width, height + max(rows - 2, 0) * 0.14)
+
+
 def text_label(name: str) -> str:
     """Return a row's or a curve's name for mathtext."""
     return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", r"\infty"), name)
+
+
+def plain(name: str) -> str:
+    """Return a name of mathtext as plain text: "B_c = inf"."""
+    return name.replace("$", "").replace(r"\infty", "inf")
 
 
 def dominant_class(result: Result) -> np.ndarray:
@@ -305,9 +340,9 @@ def client_order(result: Result) -> np.ndarray:
     return np.lexsort(np.where(held, ranked, -1).T[::-1])
 
 
-def accuracy(result: Result) -> np.ndarray:
-    """Return each client's test accuracy, 0 to 1, `[N]`: that of its best model by validation.
+def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
+    """Return each client's test accuracy, or another of `metrics.METRICS`, 0 to 1, `[N]`: that of its best model by validation.
 
     Fine-tuned where the run tunes; nan for clients with flipped labels, which no average is over.
     """
-    return np.where(result.benign, result["best/test_acc"], np.nan)
+    return np.where(result.benign, result.score(metric), np.nan)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpfl_mpi.config import NUMERICS, Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find
+from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.files import is_file
@@ -28,7 +28,7 @@ def found(run: Run, folder: str | Path) -> Path | None:
     except UserError as error:
         reason = error
     paths = []
-    for path in sorted(Path(folder).glob(f"{run.dataset}-*-{run.method}-*-s{run.seed}-*.h5")):
+    for path in sorted(Path(folder).glob(f"{short(run.dataset)}-*-{short(run.method)}-*-s{run.seed}-*.h5")):
         with contextlib.suppress(UserError), Result(path) as result:
             paths += [path] if answers(result, run) else []
     if len(paths) > 1:
@@ -53,4 +53,4 @@ def answers(result: Result, run: Run) -> bool:
         return False
     if "partition" in gone:
         asked["clients"] = asked["clients"] or mine["clients"]
-    return Run(**asked).resolve(gone).key() == result.key and result.file["meta"].attrs["numerics"] == NUMERICS
+    return Run(**asked).resolve(gone).key() == result.key and result.fact("numerics") == str(NUMERICS)

@@ -6,18 +6,20 @@ of the same partition under two methods, the mean over repetitions on one partit
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from _common import accuracy, budget_order, has_budget, method_name, setting
+
 import numpy as np
 import pandas as pd
-from _common import accuracy, budget_order, has_budget, method_name, setting
 from scipy.special import stdtrit
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.plugins import CODE, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict
 
@@ -37,7 +39,7 @@ def fields(result: Result) -> dict[str, Any]:
     """Return the settings in which repetitions do not differ; files are named by their content."""
     settings = as_dict(result.run) | result.run.contents
     out = {k: v for k, v in settings.items() if k not in SEEDS_AND_FILES}
-    return {**out, "data_sha256": str(result.file["meta"].attrs["data_sha256"])}
+    return {**out, "data_sha256": result.fact("data_sha256")}
 
 
 def repetitions(results: Iterable[Result]) -> list[Group]:
@@ -71,28 +73,35 @@ def named(groups: Sequence[Group], name: Callable[[Run], str] = row_name) -> lis
         run = group[0].run
         rivals = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]
         values = [fields(r) for r in rivals]
-        differ = [
-            f for f in values[0] if len({json.dumps(v.get(f)) for v in values}) > 1 and f not in ("method", "budget")
-        ]
-        extra = ", ".join(f"{f} {getattr(run, f, 'other')}" for f in differ)
+        differ = [f for f in values[0] if len({json.dumps(v.get(f)) for v in values}) > 1 and f != "budget"]
+        usual = {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
+        said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
+        extra = ", ".join(f"{f} {value_of(run, f)}" for f in said if getattr(run, f, "other") is not None)
         out.append((setting(run), name(run) + (f", {extra}" if extra else ""), group))
     return out
 
 
+def value_of(run: Run, field: str) -> str:
+    """Return what a row says of a field: of code that is not shipped its name and the start of its hash."""
+    held = getattr(run, "contents", {}).get(field, "")
+    return (
+        f"{short(getattr(run, field))} [{held[5:11]}]" if held.startswith(CODE) else str(getattr(run, field, "other"))
+    )
+
+
 def partition_of(result: Result) -> tuple[str, str]:
     """Return what two results must share to be compared client by client: the data and the partition."""
-    meta = result.file["meta"].attrs
-    return str(meta["data_sha256"]), str(meta["partition_sha256"])
+    return result.fact("data_sha256"), result.fact("partition_sha256")
 
 
-def paired(a: Group, b: Group) -> np.ndarray:
-    """Return accuracy of a minus that of b in points, for every client of every partition both have run (empty: none).
+def paired(a: Group, b: Group, metric: str = "accuracy") -> np.ndarray:
+    """Return accuracy (or `metric`) of a minus that of b in points, for every client of every partition both have run (empty: none).
 
     Repetitions on one partition are averaged first, those of common seeds where there are any: they are the same clients.
     """
     out = [np.zeros(0)]
     for part in dict.fromkeys(map(partition_of, a)):
-        mine, theirs = ({r.run.seed: accuracy(r) for r in group if partition_of(r) == part} for group in (a, b))
+        mine, theirs = ({r.run.seed: accuracy(r, metric) for r in group if partition_of(r) == part} for group in (a, b))
         common = mine.keys() & theirs.keys()
         if theirs:
             means = [
@@ -103,9 +112,9 @@ def paired(a: Group, b: Group) -> np.ndarray:
     return difference[np.isfinite(difference)]
 
 
-def means(group: Group) -> np.ndarray:
-    """Return each repetition's accuracy, percent: the plain mean over its clients."""
-    return np.array([100 * np.nanmean(accuracy(r)) for r in group])
+def means(group: Group, metric: str = "accuracy") -> np.ndarray:
+    """Return each repetition's accuracy (or `metric`), percent: the plain mean over its clients."""
+    return np.array([100 * np.nanmean(accuracy(r, metric)) for r in group])
 
 
 def deviation(values: np.ndarray) -> float:
@@ -113,23 +122,23 @@ def deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
 
-def unbeaten(groups: Sequence[Group]) -> list[bool]:
+def unbeaten(groups: Sequence[Group], metric: str = "accuracy") -> list[bool]:
     """Return for each group whether the best one does not beat it: the interval of the paired difference to the best reaches 0."""
     if not groups:
         return []
-    best = groups[int(np.argmax([means(g).mean() for g in groups]))]
+    best = groups[int(np.argmax([means(g, metric).mean() for g in groups]))]
     out = []
     for group in groups:
-        difference = paired(best, group)
+        difference = paired(best, group, metric)
         centre, half = interval(difference) if len(difference) > 1 else (0.0, 0.0)
         comparable = len(difference) > 1
         out.append(group is best or (comparable and not centre - half > 0))
     return out
 
 
-def cell(group: Group) -> str:
+def cell(group: Group, metric: str = "accuracy") -> str:
     """Return "83.04 ± 0.98 (3)": mean and standard deviation over repetitions and their number."""
-    values = means(group)
+    values = means(group, metric)
     spread = f" ± {deviation(values):.2f}" if len(values) > 1 else ""
     return f"{values.mean():.2f}{spread} ({len(values)})"
 
@@ -178,34 +187,53 @@ def by_budget(
     which are of one setting.
     """
     groups = repetitions(results)
-    settings, budgets, rows = sorted({setting(g[0].run) for g in groups}), budgets_of(groups), []
-    for where, budget in itertools.product(settings, budgets):
-        column = [g for g in groups if str(g[0].run.budget) == budget and setting(g[0].run) == where]
-        for group, bold in zip(column, unbeaten(column), strict=True):
-            value, values = getattr(group[0].run, field), means(group)
-            published = paper_value(paper, value, budget) if where == paper_setting else ""
-            rows.append(
-                {
-                    "setting": where,
-                    field: value,
-                    "budget": budget,
-                    "mean": values.mean(),
-                    "std": deviation(values),
-                    "n": len(values),
-                    "bold": bold,
-                    "paper": published,
-                    "cell": printed(cell(group), bold, published),
-                }
-            )
-    data = pd.DataFrame(rows).sort_values(["setting", field], kind="stable", ignore_index=True)
-    table = data.pivot_table("cell", ["setting", field], "budget", aggfunc=" / ".join, fill_value="-")[budgets]
-    table.insert(0, symbol, [f"{v}" if len(settings) == 1 else f"{where}: {v}" for where, v in table.index])
+    budgets, rows = budgets_of(groups), []
+    cells: dict[tuple[str, str, Any, str], tuple[Group, bool]] = {}
+    for (where, variant), like in sorted(variants(groups, field).items()):
+        for budget in budgets:
+            column = [g for g in like if str(g[0].run.budget) == budget]
+            for group, bold in zip(column, unbeaten(column), strict=True):
+                cells[where, variant, getattr(group[0].run, field), budget] = group, bold
+    several = len({key[0] for key in cells}) > 1
+    for (where, variant, value, budget), (group, bold) in cells.items():
+        values, name = means(group), ", ".join(filter(None, (str(value), variant)))
+        published = paper_value(paper, value, budget) if where == paper_setting and not variant else ""
+        rows.append(
+            {
+                "setting": where,
+                field: value,
+                "variant": variant,
+                "budget": budget,
+                "mean": values.mean(),
+                "std": deviation(values),
+                "n": len(values),
+                "bold": bold,
+                "paper": published,
+                "row": f"{where}: {name}" if several else name,
+                "cell": printed(cell(group), bold, published),
+            }
+        )
+    data = pd.DataFrame(rows).sort_values(["setting", "variant", field], kind="stable", ignore_index=True)
+    table = data.pivot(index="row", columns="budget", values="cell").fillna("-")
+    table = table.loc[data["row"].unique(), budgets].reset_index(names=symbol)
     table = table.rename(columns={b: f"B_c = {b}" for b in budgets})
     text = f"""{markdown(table)}
 
-Test accuracy, %, on {", ".join(settings)}: mean ± standard deviation over seeds (number of seeds).
-Bold: what the best of its column does not beat (95 % interval of the paired difference over clients)."""
-    return data.drop(columns="cell"), text, latex(table)
+Test accuracy, %, on {", ".join(sorted(data["setting"].unique()))}: mean ± standard deviation over seeds (number of seeds).
+Bold: what the best of its column does not beat, among runs that differ in {symbol} alone (95 % interval of the paired difference over clients)."""
+    return data.drop(columns=["cell", "row"]), text, latex(table)
+
+
+def variants(groups: Sequence[Group], field: str) -> dict[tuple[str, str], list[Group]]:
+    """Return the groups by setting and by what else they differ in, beside `field` and the budget: "" or such as "tau_train 5"."""
+    out: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        where, mine = setting(group[0].run), fields(group[0])
+        rivals = [fields(g[0]) for g in groups if setting(g[0].run) == where]
+        differ = [f for f in mine if f not in (field, "budget") and len({json.dumps(v.get(f)) for v in rivals}) > 1]
+        variant = ", ".join(f"{f} {value_of(group[0].run, f)}" for f in differ)
+        out.setdefault((where, variant), []).append(group)
+    return out
 
 
 def paper_value(paper: dict[Any, Sequence[str]] | None, value: Any, budget: str) -> str:

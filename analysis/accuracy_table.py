@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from _common import SEEDS, Drawing, accuracy, budget_order, main
+
 import numpy as np
 import pandas as pd
-from _common import SEEDS, Drawing, accuracy, budget_order, main
 from _tables import cell, deviation, interval, latex, markdown, means, named, paired, printed, repetitions, unbeaten
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.metrics import METRICS
 from dpfl_mpi.results import Result
 
 SETTINGS = (
@@ -54,9 +56,16 @@ ORDER = [
     "apfl",
     "perfedavg",
     "ditto",
+    "scaffold",
+    "fedper",
+    "fedbn",
     "fedrep",
+    "pfedme",
+    "fedala",
     "knnper",
     "pfedgraph",
+    "cobo",
+    "pens",
     "random_graph",
     "dpfl",
 ]
@@ -95,8 +104,8 @@ def epochs(result: Result) -> int:
     return int(result["round/epochs"][-1]) + result.run.finetune_epochs
 
 
-def measure(results: Sequence[Result]) -> pd.DataFrame:
-    """Return one row per setting and method: accuracies in percent, differences in points, means over the seeds."""
+def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
+    """Return one row per setting and method: accuracies (or `score`) in percent, differences in points, means over the seeds."""
     groups = repetitions(results)
     entries = named(groups)
     rows = []
@@ -104,11 +113,11 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
         here = [(name, group) for w, name, group in entries if w == where]
         here.sort(key=lambda e: (rank(e[1][0].run), e[1][0].run.finetune_epochs))
         local = next((g for _, g in here if g[0].run.method == "local"), None)
-        bold = unbeaten([g for _, g in here])
+        bold = unbeaten([g for _, g in here], score)
         for (name, group), is_bold in zip(here, bold, strict=True):
-            values = means(group)
-            accuracies = [100 * a[np.isfinite(a)] for a in map(accuracy, group)]
-            difference = paired(group, local) if local and group is not local else np.zeros(0)
+            values = means(group, score)
+            accuracies = [100 * a[np.isfinite(a)] for a in (accuracy(r, score) for r in group)]
+            difference = paired(group, local, score) if local and group is not local else np.zeros(0)
             gain, half = interval(difference) if len(difference) else (np.nan, np.nan)
             rows.append(
                 {
@@ -126,8 +135,8 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
                     "last_round": np.mean([100 * np.nanmean(r["last/test_acc"][r.benign]) for r in group]),
                     "epochs": epochs(group[0]),
                     "finished": all(r.finished for r in group),
-                    "paper": published(where, name),
-                    "cell": cell(group),
+                    "paper": published(where, name) if score == "accuracy" else "",
+                    "cell": cell(group, score),
                 }
             )
     return pd.DataFrame(rows)
@@ -143,16 +152,16 @@ def number(value: float, digits: int = 2) -> str:
     return "-" if np.isnan(value) else f"{value:.{digits}f}"
 
 
-def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
+def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy") -> Drawing:
     """Return the tables."""
-    data = measure(results)
+    data = measure(results, score)
     settings = list(dict.fromkeys(data["setting"]))
     shown = [printed(r.cell, r.bold, r.paper if paper else "") for r in data.itertuples()]
     table = data.assign(cell=shown).pivot(index="method", columns="setting", values="cell").fillna("-")
     table = table.loc[data["method"].unique(), settings].reset_index()
     parts = [
         markdown(table),
-        "\nTest accuracy, %: mean over clients of their best model by validation; mean ± standard deviation over seeds (ddof 1; number of seeds)."
+        f"\nTest {METRICS[score]}, %: mean over clients of their best model by validation; mean ± standard deviation over seeds (ddof 1; number of seeds)."
         "\nBold: what the best of its column does not beat (the 95 % interval of the paired difference over clients reaches 0; only runs on common partitions are compared)."
         + ("\nIn brackets: the paper's Table 1." if paper else ""),
     ]
@@ -165,12 +174,12 @@ def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
         details = pd.DataFrame(
             {
                 "method": part["method"],
-                "accuracy": part["mean"].map(number),
+                METRICS[score]: part["mean"].map(number),
                 "std over clients": part["client_std"].map(number),
                 "vs Local": gain,
                 "below own Local, %": part["below_local_percent"].map(lambda v: number(v, 0)),
                 "worst decile": part["worst_decile"].map(number),
-                "last round": part["last_round"].map(number),
+                "last round" if score == "accuracy" else "last round, accuracy": part["last_round"].map(number),
                 "epochs": part["epochs"].map(str),
             }
         )
@@ -188,7 +197,10 @@ def draw(results: Sequence[Result], paper: bool = False) -> Drawing:
     return Drawing(data.drop(columns="cell"), text="\n".join(parts), latex=latex(table))
 
 
-OPTIONS = {"paper": {"action": "store_true", "help": "add the paper's figures in brackets"}}
+OPTIONS = {
+    "paper": {"action": "store_true", "help": "add the paper's figures in brackets"},
+    "score": {"choices": tuple(METRICS), "default": "accuracy", "help": "what is scored (default: accuracy)"},
+}
 
 if __name__ == "__main__":
     main("accuracy_table", __doc__, RUNS, draw, OPTIONS)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from _common import TEXT, Drawing, legend, main
+
 import matplotlib.pyplot as plt
 import pandas as pd
-from _common import TEXT, Drawing, main
 from sparsity import RUNS as SPARSITY
 from sparsity import first_and_last, lines
 
@@ -28,9 +29,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     right.set_ylabel("pairs linked one way, %")
     for axes in (left, right):
         axes.set_ylim(bottom=0)
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside upper center", ncols=4, columnspacing=1, handlelength=2
-    )
+    legend(figure, *left.get_legend_handles_labels(), "outside upper center")
     data = pd.concat([edges, pairs], ignore_index=True)
     return Drawing(data, figure, first_and_last(data))
 

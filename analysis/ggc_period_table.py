@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from _common import Drawing, main
+
 from _tables import by_budget
 
 from dpfl_mpi.config import Run

@@ -7,26 +7,29 @@ One run: every tenth round. Several runs, or --budgets: one row per run; the fir
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 from _common import (
     BLUE,
     DARK,
     GREY,
     TEXT,
     Drawing,
-    budget_label,
     budget_order,
     client_order,
     dominant_class,
     graphs,
     label,
     main,
+    plain,
     setting,
 )
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _looks import labels, singles
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
@@ -86,7 +89,10 @@ def measure(result: Result, rounds: Sequence[int]) -> pd.DataFrame:
         one_way, pairs = asymmetry(a)
         rows.append(
             {
+                "path": str(result.path),
                 "run": result.path.stem,
+                "method": result.run.method,
+                "setting": setting(result.run),
                 "budget": str(result.run.budget),
                 "seed": result.run.seed,
                 "round": t,
@@ -131,6 +137,7 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
         if not results:
             raise UserError(f"--budgets is {budgets}; none of the results has one of these")
     several = len(results) > 1
+    names = labels(singles(results))
     shown = {r.path: rounds_to_show(r, rounds, several) for r in results}
     wide = max(len(s) for s in shown.values())
     columns = (
@@ -149,7 +156,7 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
             axes.set_axis_on()
             panel(axes, result, t)
             if several and j == 0:
-                axes.set_ylabel(budget_label(result.run))
+                axes.set_ylabel("\n".join(textwrap.wrap(names[i], 24)), fontsize=7)
     figure.supxlabel("sender, by most frequent class", fontsize=7)
     figure.supylabel("receiver, by most frequent class", fontsize=7)
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.02, wspace=0.02, hspace=0.02)  # type: ignore[union-attr]
@@ -165,18 +172,17 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
         handleheight=0.9,
     )
     data = pd.concat([measure(r, shown[r.path]) for r in results], ignore_index=True)
-    lines = []
-    for result in results:
-        part = data[data["run"] == result.path.stem]
-        lines.append(
-            f"{label(result.run).replace('$', '').replace(chr(92) + 'infty', 'inf')} on {setting(result.run)}, seed {result.run.seed}"
-        )
+    lines: list[str] = []
+    for result, name in zip(results, names, strict=True):
+        part = data[data["path"] == str(result.path)]
+        lines.append(f"{plain(label(result.run))} on {setting(result.run)}, seed {result.run.seed}")
+        lines[-1] += f": {plain(name)}" if several else ""
         lines += [
             f"  round {r['round']:3d}: {r.edges:5d} edges, sparsity {100 * r.sparsity:5.1f} %, "
             f"{100 * r.edges_sharing_a_class:5.1f} % between clients that share a class (of all pairs {100 * r.pairs_sharing_a_class:.1f} %)"
             for _, r in part.iterrows()
         ]
-    return Drawing(data, figure, "\n".join(lines))
+    return Drawing(data.drop(columns="path"), figure, "\n".join(lines))
 
 
 OPTIONS = {

@@ -5,11 +5,9 @@ One panel per run: the shares among all candidates considered in a round. Round 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 from _common import (
     BLUE,
     COLUMN,
@@ -18,13 +16,19 @@ from _common import (
     RED,
     TEXT,
     Drawing,
-    budget_label,
     budget_order,
     graphs,
     label,
+    legend,
     main,
+    plain,
     setting,
 )
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _looks import labels, singles
 from sparsity import RUNS as SPARSITY
 
 from dpfl_mpi.errors import UserError
@@ -60,22 +64,21 @@ def draw(results: Sequence[Result]) -> Drawing:
     width = COLUMN if columns == 1 else TEXT
     figure, grid = plt.subplots(rows, columns, figsize=(width, 1.8 * rows + 0.4), squeeze=False, sharey=True)
     parts, text = [], []
-    for axes, result in zip(grid.flat, results, strict=False):
+    for axes, result, name in zip(grid.flat, results, labels(singles(results)), strict=False):
         data = measure(result)
         parts.append(data)
         axes.stackplot(data["round"], *(100 * data[c] for c in CASES), colors=COLOURS, labels=CASES, lw=0)
         both = np.average(data[CASES[3]], weights=data["candidates"])
         axes.set_title(
-            f"{budget_label(result.run)}, seed {result.run.seed}\nboth positive: {100 * both:.1f} %", fontsize=7
+            "\n".join(textwrap.wrap(name, 26 if columns > 2 else 50)) + f"\nboth positive: {100 * both:.1f} %",
+            fontsize=7,
         )
         axes.set_xlim(data["round"].min(), max(data["round"].max(), 1))
         axes.set_ylim(0, 100)
         axes.set_xlabel("round")
         overall = [np.average(data[c], weights=data["candidates"]) for c in CASES]
         text.append(
-            f"{setting(result.run)}, {label(result.run)}, seed {result.run.seed}: ".replace("$", "").replace(
-                r"\infty", "inf"
-            )
+            f"{setting(result.run)}, {plain(name)}: "
             + "; ".join(f"{c} {100 * s:.2f} %" for c, s in zip(CASES, overall, strict=True))
             + f" of {data['candidates'].sum()} candidates"
         )
@@ -85,9 +88,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         axes.set_ylabel("candidates, %")
     handles, names = grid[0, 0].get_legend_handles_labels()
     names = [f"${n.split(':')[0]}$:{n.split(':')[1]}" for n in names]
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=2 if columns == 1 else 4, handlelength=1, handleheight=0.9
-    )
+    legend(figure, handles, names, "outside lower center", handlelength=1, handleheight=0.9)
     return Drawing(pd.concat(parts, ignore_index=True), figure, "\n".join(text))
 
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 from _common import (
     BLUE,
     DARK,
@@ -26,6 +23,10 @@ from _common import (
     main,
     setting,
 )
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
 from graph_evolution import round_list, rounds_to_show
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from _common import TEXT, Drawing, curve, legend, main, over_rounds, text_label
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _common import TEXT, Drawing, curve, main, over_rounds, text_label
-from _tables import named, repetitions
+from _looks import looks
+from _tables import Group, named, repetitions
 from accuracy_table import ROWS, rank
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
 
 RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not in row]
-STYLES = ("-", "--", "-.", ":")
 
 
 def draw(results: Sequence[Result]) -> Drawing:
@@ -26,8 +27,9 @@ def draw(results: Sequence[Result]) -> Drawing:
     figure, grid = plt.subplots(len(settings), 2, figsize=(TEXT, 2.2 * len(settings) + 0.4), squeeze=False)
     rows, handles = [], {}
     names = list(dict.fromkeys(n for _, n, _ in entries))
+    styles = dict(zip(names, looks([first(entries, n)[0].run for n in names]), strict=True))
     for where, name, group in entries:
-        i = names.index(name)
+        look = styles[name]
         untuned = group[0].run.untuned().key()
         based = any(g[0].key == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
         tuning: list[tuple[int, int, float]] = []  # round, epochs, accuracy
@@ -36,15 +38,16 @@ def draw(results: Sequence[Result]) -> Drawing:
             grid[settings.index(where)], ("round/test_acc", "round/val_loss"), (100, 1), strict=True
         ):
             x, mean, spread = over_rounds(group, lambda r, array=array: r.mean(array))
-            look = {"color": f"C{i % 7}", "ls": STYLES[i // 7 % 4]}
             trained = epochs[: len(x)] > 0  # the untrained models' chance level would press all curves together
             if not based:
                 shown = epochs[: len(x)][trained], factor * mean[trained], factor * spread[trained]
                 curve(axes, *shown, label=text_label(name), **look)
             if array == "round/test_acc" and group[0].run.finetune_epochs:  # goes on from the best models
-                _, tuned, _ = over_rounds(group, lambda r: np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1))
+                _, tuned, tuned_spread = over_rounds(
+                    group, lambda r: np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1)
+                )
                 after = epochs[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0]
-                axes.plot(after, factor * tuned, label=text_label(name), **look)
+                curve(axes, after, factor * tuned, factor * tuned_spread, label=text_label(name), **look)
                 tuning = [(len(x) - 1 + i, e, factor * m) for i, (e, m) in enumerate(zip(after, tuned, strict=True))]
             rows += [
                 {
@@ -68,12 +71,7 @@ def draw(results: Sequence[Result]) -> Drawing:
             axes.set_xlabel("local epochs")
             axes.set_ylabel(text)
             axes.set_title(where)
-    figure.legend(
-        handles=[handles[n] for n in names],
-        loc="outside lower center",
-        ncols=3 if max(map(len, names)) > 24 else min(5, len(names)),
-        columnspacing=1,
-    )
+    legend(figure, [handles[n] for n in names], [text_label(n) for n in names], "outside lower center")
     data = pd.DataFrame(rows)
     last = data[data["measure"] != "round/val_loss"].groupby(["setting", "method"], sort=False).tail(1)
     text = [
@@ -81,6 +79,11 @@ def draw(results: Sequence[Result]) -> Drawing:
         for _, r in last.iterrows()
     ]
     return Drawing(data, figure, "\n".join(text))
+
+
+def first(entries: Sequence[tuple[str, str, Group]], name: str) -> Group:
+    """Return the first group of this name."""
+    return next(group for _, n, group in entries if n == name)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from _common import COLUMN, DARK, GREY, SEEDS, SKY, Drawing, accuracy, main
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _common import COLUMN, DARK, GREY, SEEDS, SKY, Drawing, accuracy, main
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
-import pandas as pd
 from _common import (
-    BLUE,
     COLUMN,
-    GREEN,
-    RED,
     SEEDS,
     Drawing,
     budget_order,
     curve,
     has_budget,
+    legend,
     main,
-    method_name,
     method_of,
     over_rounds,
-    text_label,
+    setting,
 )
-from _tables import budgets_of, interval, means, named, paired, repetitions
-from matplotlib.lines import Line2D
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from _looks import labels, looks
+from _tables import fields, interval, means, named, paired, repetitions
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
@@ -38,47 +36,51 @@ RUNS = [
 
 
 def draw(results: Sequence[Result]) -> Drawing:
-    """Return the figure: a colour a budget, DPFL solid, the random graph dashed."""
+    """Return the figure: a curve per method and budget, and per whatever else the runs differ in."""
     groups = repetitions(r for r in results if has_budget(r.run))
     if not groups:
         raise UserError("none of these results has a budget: their models do not move along a graph")
-    budgets = budgets_of(groups)
-    colour = dict(zip(budgets, (BLUE, RED, GREEN, "#000000", "#E69F00", "#CC79A7", "#56B4E9"), strict=False))
+    groups.sort(key=lambda g: (setting(g[0].run), not method_of(g[0].run).searches, -budget_order(g[0].run)))
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
     rows = []
-    for where, name, group in named(sorted(groups, key=lambda g: -budget_order(g[0].run))):
-        run = group[0].run
+    entries = zip(named(groups), labels(groups), looks([g[0].run for g in groups]), strict=True)
+    for (where, name, group), text, look in entries:
         x, mean, spread = over_rounds(group, lambda r: 100 * r.mean("round/test_acc"))
-        random = not method_of(run).searches
-        curve(axes, x, mean, spread, color=colour[str(run.budget)], ls="--" if random else "-")
+        curve(axes, x, mean, spread, label=text, **look)
         rows += [
             {"setting": where, "method": name, "round": t, "accuracy": m, "std": s, "n": len(group)}
             for t, m, s in zip(x, mean, spread, strict=True)
         ]
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy, %")
-    handles = [Line2D([], [], color=colour[b], label=text_label(f"B_c = {b}")) for b in budgets]
-    handles += [Line2D([], [], color="#333333", ls=ls, label=n) for ls, n in (("-", "DPFL"), ("--", "random graph"))]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, columnspacing=1, handlelength=1.6)
+    legend(figure, *axes.get_legend_handles_labels(), "outside upper center")
     return Drawing(
         pd.DataFrame(rows), figure, "\n".join(gaps(groups)) or "no budget has both DPFL and the random graph yet"
     )
 
 
 def gaps(groups: Sequence[list[Result]]) -> list[str]:
-    """Return one sentence for each pair of DPFL and random graph with one budget on common partitions: best models by validation."""
+    """Return one sentence for each pair of DPFL and random graph that are alike in all else, on common partitions: best models by validation."""
     out = []
+    names = {id(g): name for g, (_, name, _) in zip(groups, named(groups), strict=True)}
     for a in groups:
         for b in groups:
             searches = [method_of(g[0].run).searches for g in (a, b)]
             difference = paired(a, b)
-            if searches == [True, False] and a[0].run.budget == b[0].run.budget and len(difference) > 1:
+            if searches == [True, False] and alike(a[0], b[0]) and len(difference) > 1:
                 mean, half = interval(difference)
                 out.append(
-                    f"B_c = {a[0].run.budget}: {method_name(a[0].run)} {means(a).mean():.2f} %, random graph {means(b).mean():.2f} %, difference client by client "
+                    f"{setting(a[0].run)}, {names[id(a)]} {means(a).mean():.2f} %, {names[id(b)]} {means(b).mean():.2f} %, difference client by client "
                     f"{mean:+.2f} ± {half:.2f} points (95 % over clients)"
                 )
     return out
+
+
+def alike(a: Result, b: Result) -> bool:
+    """Return whether two runs differ in nothing but what their methods alone read."""
+    own = {"method", "options", *method_of(a.run).unread, *method_of(b.run).unread}
+    mine, theirs = fields(a), fields(b)
+    return all(mine[name] == theirs.get(name) for name in mine if name not in own)
 
 
 if __name__ == "__main__":

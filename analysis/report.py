@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
-import numpy as np
-import pandas as pd
 from _common import (
     Drawing,
     accuracy,
@@ -24,8 +21,16 @@ from _common import (
     has_graph,
     main,
     method_name,
+    over_rounds,
+    plain,
     setting,
 )
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+from _looks import labels, looks
+from _tables import SEEDS_AND_FILES, Group, deviation, means, repetitions
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
@@ -34,6 +39,7 @@ from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict
 
 RUNS = [Run(), Run(method="local")]
+DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # as plotly names them
 PAGE = Path(__file__).with_name("report.html")
 
 
@@ -51,40 +57,44 @@ def layout(weights: np.ndarray) -> np.ndarray:
     return (xy - low) / np.maximum(high - low, 1e-9)
 
 
-def describe(result: Result) -> dict[str, Any]:
-    """Return all that the page shows of one run, for JSON."""
+def summary(result: Result) -> dict[str, Any]:
+    """Return the numbers of a run that the page shows first."""
+    best, n = accuracy(result), len(result["client/p"])
+    return {
+        "test accuracy, %": round(float(100 * np.nanmean(best)), 2),
+        "std over clients": round(float(100 * np.nanstd(best)), 2),
+        "lowest client, %": round(float(100 * np.nanmin(best)), 1),
+        "last round, %": round(float(100 * np.nanmean(result["last/test_acc"][result.benign])), 2),
+        "local epochs": int(result["round/epochs"][result.last_round]),
+        "edges in Omega": len(result.omega().senders),
+        "edges at the end": len(result.chosen(result.last_round).senders),
+        "models received per client": round(float(result["traffic/models_received"].sum() / n), 1),
+        "seconds": round(float(sum(result[f"seconds/{p}"][:, 2].sum() for p in PHASES)), 1),
+    }
+
+
+def describe(result: Result, name: str) -> dict[str, Any]:
+    """Return all that the page shows of one run, for JSON; `name` is that of its group."""
     run, last = result.run, result.last_round
     rounds = range(last + 1)
     order = client_order(result)
     counts = result["client/class_counts"]
     graphs = [result.graph(t) for t in rounds] if has_graph(result) else []
     n = len(order)
-    test, best = result["best/test_acc"], accuracy(result)
+    test = result["best/test_acc"]
     quantile = {
         q: rounded(100 * np.nanquantile(result["round/test_acc"][: last + 1, result.benign], q, axis=1), 2)
         for q in (0.1, 0.5, 0.9)
     }
     mean_weight = sum(g.astype(float) for g in graphs) / max(len(graphs), 1) if graphs else np.zeros((n, n))
     return {
-        "name": f"{method_name(run)}, B_c = {run.budget}, seed {run.seed}"
-        if graphs
-        else f"{method_name(run)}, seed {run.seed}",
+        "name": f"{name}, seed {run.seed}",
         "file": result.path.name,
         "setting": setting(run),
         "state": result.state,
         "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
-        "summary": {
-            "test accuracy, %": round(float(100 * np.nanmean(best)), 2),
-            "std over clients": round(float(100 * np.nanstd(best)), 2),
-            "lowest client, %": round(float(100 * np.nanmin(best)), 1),
-            "last round, %": round(float(100 * np.nanmean(result["last/test_acc"][result.benign])), 2),
-            "local epochs": int(result["round/epochs"][last]),
-            "edges in Omega": int(graphs[0].sum()) if graphs else 0,
-            "edges at the end": int(graphs[-1].sum()) if graphs else 0,
-            "models received per client": round(float(result["traffic/models_received"].sum() / n), 1),
-            "seconds": round(float(sum(result[f"seconds/{p}"][:, 2].sum() for p in PHASES)), 1),
-        },
+        "summary": summary(result),
         "epochs": result["round/epochs"][: last + 1].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
@@ -122,6 +132,42 @@ def describe(result: Result) -> dict[str, Any]:
     }
 
 
+def names_of(groups: Sequence[Group]) -> list[str]:
+    """Return a name for each group of repetitions that begins with its method and says in what it differs from the others."""
+    names = zip(map(plain, labels(groups)), (method_name(g[0].run) for g in groups), strict=True)
+    return [name if name.startswith(method) else f"{method}, {name}" for name, method in names]
+
+
+def compared(
+    groups: Sequence[Group], names: Sequence[str], runs: Sequence[Sequence[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return what the comparison shows of each group, for JSON: means over seeds, the best accuracy first; `runs` are what `describe` said."""
+    out = []
+    for group, name, look, described in zip(groups, names, looks([g[0].run for g in groups]), runs, strict=True):
+        _, mean, spread = over_rounds(group, lambda r: 100 * r.mean("round/test_acc"))
+        accuracies = means(group)
+        rest = {k: np.mean([d["summary"][k] for d in described]) for k in described[0]["summary"]}
+        out.append(
+            {
+                "name": name,
+                "setting": setting(group[0].run),
+                "colour": look["color"],
+                "dash": DASHES[look["ls"]],
+                "epochs": described[0]["epochs"][: len(mean)],
+                "mean": rounded(mean, 3),
+                "spread": rounded(spread, 3) if len(group) > 1 else [],
+                "settings": {k: v for k, v in described[0]["settings"].items() if k not in SEEDS_AND_FILES},
+                "summary": {
+                    "seeds": len(group),
+                    "test accuracy, %": round(float(accuracies.mean()), 2),
+                    "\u00b1 over seeds": None if len(group) < 2 else round(deviation(accuracies), 2),
+                    **{k: round(float(v), 2) for k, v in rest.items() if k != "test accuracy, %"},
+                },
+            }
+        )
+    return sorted(out, key=lambda g: -g["summary"]["test accuracy, %"])
+
+
 def page(results: Sequence[Result]) -> str:
     """Return the page."""
     try:
@@ -130,20 +176,29 @@ def page(results: Sequence[Result]) -> str:
         raise UserError(
             "plotly is not installed; pip install -e '.[analysis]' installs what the figures need"
         ) from None
-    runs = [describe(r) for r in results]
-    titles = {r["setting"] for r in runs}
-    data = json.dumps(runs, separators=(",", ":")).replace("</", "<\\/")
+    groups = repetitions(results)
+    names = names_of(groups)
+    runs = [[describe(r, name) for r in group] for group, name in zip(groups, names, strict=True)]
+    place = {r.path.name: i for i, r in enumerate(results)}
+    shown = sorted((r for group in runs for r in group), key=lambda r: place[r["file"]])
+    titles = {r["setting"] for r in shown}
     return (
         PAGE.read_text()
         .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted(titles))}"))
         .replace("{{PLOTLY}}", get_plotlyjs())
-        .replace("{{DATA}}", data)
+        .replace("{{DATA}}", for_page(shown))
+        .replace("{{GROUPS}}", for_page(compared(groups, names, runs)))
     )
+
+
+def for_page(data: Any) -> str:
+    """Return JSON that may stand inside a script of the page."""
+    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
 
 
 def draw(results: Sequence[Result]) -> Drawing:
     """Return the page as a drawing, and the summaries as its data."""
-    data = pd.DataFrame([{"run": r.path.stem, "setting": setting(r.run), **describe(r)["summary"]} for r in results])
+    data = pd.DataFrame([{"run": r.path.stem, "setting": setting(r.run), **summary(r)} for r in results])
     return Drawing(data, html=page(results))
 
 

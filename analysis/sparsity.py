@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 from _common import (
     COLUMN,
     Drawing,
-    budget_label,
     budget_order,
     curve,
     graphs,
+    legend,
     main,
-    method_of,
     over_rounds,
-    setting,
 )
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _looks import labels, looks
 from _tables import named, repetitions
 from matplotlib.axes import Axes
 
@@ -27,7 +27,6 @@ from dpfl_mpi.graph import sparsity
 from dpfl_mpi.results import Result
 
 RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
-STYLES = ("-", "--", "-.", ":")
 
 
 def of_graphs(measure: Callable[[np.ndarray], float]) -> Callable[[Result], np.ndarray]:
@@ -39,12 +38,10 @@ def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[n
     """Draw a percentage of the graph over rounds, one curve per group of repetitions, and return its numbers."""
     rows = []
     groups = sorted(repetitions(graphs(results)), key=lambda g: -budget_order(g[0].run))
-    several = len({setting(g[0].run) for g in groups}) > 1
-    for i, (where, row, group) in enumerate(named(groups)):
+    entries = zip(named(groups), labels(groups), looks([g[0].run for g in groups]), strict=True)
+    for (where, row, group), text, look in entries:
         x, mean, spread = over_rounds(group, of_graphs(measure))
-        text = budget_label(group[0].run) + (f", {where}" if several else "")
-        text += "" if method_of(group[0].run).searches else ", random"
-        curve(axes, x, 100 * mean, 100 * spread, label=text, ls=STYLES[i % 4], color=f"C{i % 7}")
+        curve(axes, x, 100 * mean, 100 * spread, label=text, **look)
         rows += [
             {"setting": where, "method": row, "round": t, "measure": name, "value": m, "std": s, "n": len(group)}
             for t, m, s in zip(x, mean, spread, strict=True)
@@ -59,7 +56,7 @@ def first_and_last(data: pd.DataFrame) -> str:
     for (where, row, name), part in data.groupby(["setting", "method", "measure"], sort=False):
         start, end = part.iloc[0], part.iloc[-1]
         out.append(
-            f"{where}, {row}: {name} {100 * start.value:.1f} % in Omega, {100 * end.value:.1f} % in round {end['round']}"
+            f"{where}, {row}: {name} {100 * start.value:.1f} % before round 1, {100 * end.value:.1f} % in round {end['round']}"
         )
     return "\n".join(out)
 
@@ -69,9 +66,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     figure, axes = plt.subplots(figsize=(COLUMN, 2.2))
     data = lines(axes, results, "sparsity", sparsity)
     axes.set_ylabel("sparsity, %")
-    figure.legend(
-        loc="outside upper center", ncols=4 if data["setting"].nunique() == 1 else 2, columnspacing=1, handlelength=2
-    )
+    legend(figure, *axes.get_legend_handles_labels(), "outside upper center")
     return Drawing(data, figure, first_and_last(data))
 
 

@@ -6,12 +6,15 @@ machine: edges inside a rank cost nothing there. Right are the seconds of the sl
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+
+from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, has_budget, label, main, setting
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, has_budget, label, main, setting
+from _looks import labels, singles
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import PHASES, Result
@@ -46,9 +49,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     results = sorted(results, key=lambda r: (setting(r.run), r.run.method, budget_order(r.run), -r.run.seed))
     parts = [measure(r) for r in results]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(results) + 1.15), sharey=True)
-    names = [p["method"].iloc[0] for p in parts]
-    if len(set(names)) < len(names):
-        names = [f"{n}\n{setting(r.run)}, seed {r.run.seed}" for n, r in zip(names, results, strict=True)]
+    names = ["\n".join(textwrap.wrap(name, 30)) for name in labels(singles(results))]
     text = []
     for y, (data, result) in enumerate(zip(parts, results, strict=True)):
         later = data[data["round"] > 0]
@@ -78,6 +79,7 @@ def draw(results: Sequence[Result]) -> Drawing:
             + f" on {result.starts()[-1]['ranks']} ranks"
         )
     left.set_yticks(range(len(results)), names)
+    left.tick_params(axis="y", labelsize=7 if len(results) < 20 else 5)
     left.invert_yaxis()
     left.set_xlabel("models received\nper client and round")
     middle.set_xlabel("MiB that MPI carried\na round, all ranks")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from _common import COLUMN, TEXT, Drawing, accuracy, legend, main, text_label
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _common import BLUE, COLUMN, DARK, GREEN, GREY, ORANGE, PINK, RED, SKY, TEXT, Drawing, accuracy, main, text_label
+from _looks import looks
 from _tables import named, repetitions
 from accuracy_table import RUNS as TABLE
 from accuracy_table import rank
@@ -36,7 +38,6 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
             {
                 "setting": where,
                 "method": name,
-                "is_dpfl": group[0].run.method == "dpfl",
                 "accuracy": np.mean([100 * np.nanmean(accuracy(r)) for r in group]),
                 "variance": np.mean(total),
                 "sampling_variance": np.mean(sampling),
@@ -48,7 +49,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def draw(results: Sequence[Result]) -> Drawing:
-    """Return the figure: one panel per setting, DPFL in blue, every other method with a mark and colour of its own."""
+    """Return the figure: one panel per setting, every method with its colour, every row with a mark of its own."""
     data = measure(results)
     settings = list(dict.fromkeys(data["setting"]))
     columns = min(len(settings), 3)
@@ -56,11 +57,9 @@ def draw(results: Sequence[Result]) -> Drawing:
     width = COLUMN if columns == 1 else TEXT
     figure, grid = plt.subplots(rows, columns, figsize=(width, 2.1 * rows + 0.6), squeeze=False)
     names = list(dict.fromkeys(data["method"]))
-    others = [n for n in names if not data[data["method"] == n]["is_dpfl"].any()]
-    budgets = [n for n in names if n not in others]
-    colours = [GREY, DARK, ORANGE, RED, GREEN, PINK, SKY]
-    look = {n: (MARKS[i % len(MARKS)], colours[i % len(colours)]) for i, n in enumerate(others)}
-    look |= {n: ("osD^v<>"[i % 7], BLUE) for i, n in enumerate(budgets)}
+    runs = {name: group[0].run for _, name, group in named(repetitions(results))}
+    colours = [look["color"] for look in looks([runs[n] for n in names])]
+    look = {n: (MARKS[i % len(MARKS)], colour) for i, (n, colour) in enumerate(zip(names, colours, strict=True))}
     handles = {}
     for axes, where in zip(grid.flat, settings, strict=False):
         here = data[data["setting"] == where]
@@ -80,14 +79,8 @@ def draw(results: Sequence[Result]) -> Drawing:
     for axes in list(grid.flat)[len(settings) :]:
         axes.set_axis_off()
     drawn = [n for n in names if n in handles]
-    figure.legend(
-        handles=[handles[n] for n in drawn],
-        labels=[text_label(n) for n in drawn],
-        loc="outside lower center",
-        ncols=5 if width == TEXT else 2,
-        columnspacing=1,
-        handletextpad=0.3,
-    )
+    marks, texts = [handles[n] for n in drawn], [text_label(n) for n in drawn]
+    legend(figure, marks, texts, "outside lower center", handlelength=1.0, handletextpad=0.3)
     lines = [
         f"{r.setting}, {r.method}: accuracy {r.accuracy:.2f} %, variance {r.variance:.1f} %^2, of which test-set size alone explains "
         f"{100 * r.sampling_share:.0f} %"

@@ -38,8 +38,9 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.models.cnn import build
 from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.recorded import RecordedSteps
+from dpfl_mpi.numerics.steps import sgd_step
 
 S, STEP = 16, (0.9, 1e-3, 20.0)  # mini-batch; momentum, weight decay, clipping norm
 

@@ -1,6 +1,6 @@
 """What ranks cost: two ranks of one run on two cores against two independent runs of one rank, side by side.
 
-    python benchmarks/ranks.py --data data/cifar10.h5 [--clients 20] [--rounds 4]
+    python benchmarks/ranks.py --data data/cifar10.h5 [--clients 20] [--rounds 4] [--epochs 5]
 
 Both do the same work: one run of N clients on two ranks against two runs at once of N/2 clients each on one rank (Local, so that nothing but
 training and scoring happens). Printed: client-steps per second of both, the share that the two ranks reach, and how much of a DPFL round exchange and recording
@@ -52,6 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", default="data/cifar10.h5")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=5, help="local epochs a round")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     shares, overheads = [], []
@@ -66,6 +67,8 @@ if __name__ == "__main__":
                 str(args.rounds),
                 "--clients",
                 str(args.clients),
+                "--tau_train",
+                str(args.epochs),
             )
             local = (*common, "--method", "local")
             both = [launch(1, Path(folder, f"{i}.h5"), *local, "--seed", str(i)) for i in range(2)]

@@ -1,0 +1,123 @@
+"""What the controls of a run found: who overfits what he selects on, who listens to liars, what newcomers get, what early stopping saves.
+
+One row per Run, as in the accuracy table. The gap is validation minus test accuracy of each client's best model, in points, with its 95 % interval over
+clients (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom benign clients
+chose in rounds 1 to T. Backdoor: marked test images of other classes that benign clients' best models take for
+class 0, and in brackets the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _common import Drawing, accuracy, main
+
+import numpy as np
+import pandas as pd
+from _tables import Group, interval, latex, markdown, named, partition_of, repetitions
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import Result
+
+ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
+METHODS = ("dpfl", "pairwise", "random_graph", "fedavg")
+RUNS = (
+    [Run(dataset="cifar10", method=m, search_share=share) for m in METHODS for share in (1.0, 0.5)]
+    + [Run(dataset="cifar10", method=m, attack=f"{kind}:0.2") for m in METHODS for kind in ATTACKS]
+    + [Run(dataset="cifar10", method=m, newcomers=0.1) for m in METHODS]
+    + [Run(dataset="cifar10", method=m, patience=10) for m in METHODS]
+)
+
+
+def gap(group: Group) -> np.ndarray:
+    """Return validation minus test accuracy of each benign client's best model, points, for every client of every partition."""
+    out = []
+    for part in dict.fromkeys(map(partition_of, group)):
+        each = [100 * (r["best/val_acc"] - accuracy(r)) for r in group if partition_of(r) == part]
+        out.append(np.mean(each, 0))
+    values = np.concatenate(out)
+    return values[np.isfinite(values)]
+
+
+def told(result: Result) -> tuple[float, float]:
+    """Return the share of liars among all clients, and among those whom benign clients chose in rounds 1 to T; nan where there is none."""
+    if "client/liars" not in result:
+        return float("nan"), float("nan")
+    liars, benign = result["client/liars"].astype(bool), result.benign
+    graphs = [result.chosen(t) for t in range(1, result.last_round + 1)]
+    chosen = np.concatenate([np.zeros(0, bool), *(liars[g.senders[benign[g.receivers()]]] for g in graphs)])
+    return float(liars.mean()), float(chosen.mean()) if len(chosen) else float("nan")
+
+
+def backdoor(result: Result) -> tuple[float, float]:
+    """Return the mean over benign clients of how often other classes are taken for class 0, with the mark and without; nan where there is no backdoor."""
+    if "attack/success" not in result:
+        return float("nan"), float("nan")
+    others = result["best/confusion"][:, 1:]  # true class by predicted class
+    count = others.sum((1, 2))
+    with np.errstate(invalid="ignore"):
+        clean = np.where(count > 0, others[:, :, 0].sum(1) / count, np.nan)
+    here = result.benign & np.isfinite(result["attack/success"])
+    return (
+        (float(result["attack/success"][here].mean()), float(clean[here].mean())) if here.any() else (float("nan"),) * 2
+    )
+
+
+def newcomers(result: Result) -> np.ndarray:
+    """Return the mean accuracy of newcomers after each number of epochs of their own; nothing where there are none."""
+    return np.nanmean(result["newcomers/test_acc"], 1) if "newcomers/test_acc" in result else np.zeros(0)
+
+
+def percent(value: float) -> str:
+    """Return a share as a text."""
+    return "-" if np.isnan(value) else f"{100 * value:.1f}"
+
+
+def draw(results: Sequence[Result]) -> Drawing:
+    """Return the table."""
+    rows, lines = [], []
+    for where, name, group in named(repetitions(results)):
+        mean, half = interval(gap(group))
+        all_liars, chosen = np.mean([told(r) for r in group], 0)
+        opened, unmarked = np.mean([backdoor(r) for r in group], 0)
+        came = np.mean([newcomers(r) for r in group], 0)
+        stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]
+        clients = group[0].run.clients
+        row = {
+            "setting": where,
+            "method": name,
+            "n": len(group),
+            "accuracy": float(np.mean([100 * np.nanmean(accuracy(r)) for r in group])),
+            "gap": mean,
+            "gap_half": half,
+            "liars": all_liars,
+            "liars_chosen": chosen,
+            "backdoor": opened,
+            "backdoor_unmarked": unmarked,
+            **{f"newcomers_{i}": float(value) for i, value in enumerate(came)},
+            "stopped": float(np.mean(stopped)) if stopped else float("nan"),
+            "steps": float(np.mean([r["round/gradient_steps"][r.last_round] / clients for r in group])),
+            "models": float(np.mean([r["traffic/models_received"].sum(0).mean() for r in group])),
+        }
+        rows.append(row)
+        lines.append(
+            {
+                "setting": where,
+                "method": name,
+                "accuracy": f"{row['accuracy']:.2f} ({len(group)})",
+                "validation - test": f"{mean:+.2f} ± {half:.2f}",
+                "liars, % chosen of all": "-" if np.isnan(all_liars) else f"{percent(chosen)} of {percent(all_liars)}",
+                "backdoor, %": "-" if np.isnan(opened) else f"{percent(opened)} ({percent(unmarked)})",
+                "newcomers, %": " / ".join(map(percent, came)) or "-",
+                "stopped, %": percent(row["stopped"]),
+                "steps": f"{row['steps']:.0f}",
+                "models": f"{row['models']:.0f}",
+            }
+        )
+    table = pd.DataFrame(lines)
+    used = [c for c in table.columns if c in ("setting", "method") or (table[c] != "-").any()]
+    return Drawing(pd.DataFrame(rows), text=markdown(table[used]), latex=latex(table[used]))
+
+
+if __name__ == "__main__":
+    main("controls_table", __doc__, RUNS, draw)

@@ -1,0 +1,158 @@
+"""Does the collaboration graph mean anything? What of it is chance, who agrees on it, and whom everybody asks.
+
+Of each round's graph, an edge being one client that averages with another:
+
+    homophily    mean over edges of what the two clients' class distributions have in common (1: the same, 0: no class), and its z-score
+                 against graphs with the same in- and out-degrees, drawn by exchanging edges (--draws of them)
+    reciprocity  share of edges whose reverse is an edge
+    asked        Gini coefficient of how often each client is chosen: 0 where all are chosen equally often, near 1 where all choose one
+    gap          1 - |second eigenvalue| of the averaging matrix: how fast repeated averaging would make all models one
+    classes      adjusted Rand index of the graph's communities (greedy modularity) against each client's most frequent class
+
+Agreement compares Omega of two runs on one partition, such as two seeds: the mean over clients of the Jaccard index of the two sets, and what
+it would be against graphs with the same degrees.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from _common import SEEDS, TEXT, Drawing, curve, dominant_class, graphs, main, over_rounds, text_label
+
+import matplotlib.pyplot as plt
+import networkx as nx
+import numpy as np
+import pandas as pd
+from _tables import markdown, named, partition_of, repetitions
+from scipy.special import comb
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
+from dpfl_mpi.results import Result
+
+RUNS = [Run(dataset="cifar10", seed=seed, partition_seed=42) for seed in SEEDS] + [
+    Run(dataset="cifar10", method=method) for method in ("pairwise", "oracle", "random_graph")
+]
+MEASURES = ("homophily", "reciprocity", "asked", "gap", "classes")
+
+
+def overlap(counts: np.ndarray) -> np.ndarray:
+    """Return what each two clients' class distributions have in common, 0 to 1, `[N, N]`: 1 - their total variation distance."""
+    q = counts / counts.sum(1, keepdims=True)
+    return np.minimum(q[:, None], q[None]).sum(2)
+
+
+def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
+    """Return the mean of `common` `[N, N]` over the edges, nan without any."""
+    return float(common[graph.receivers(), graph.senders].mean()) if len(graph.senders) else float("nan")
+
+
+def z_score(graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator) -> float:
+    """Return how many standard deviations the homophily lies above that of random graphs with the same degrees; nan where these are all alike."""
+    null = np.array([homophily(rewired(graph, rng), common) for _ in range(draws)])
+    spread = null.std(ddof=1) if draws > 1 else 0.0
+    return float((homophily(graph, common) - null.mean()) / spread) if spread > 1e-12 else float("nan")
+
+
+def gini(counts: np.ndarray) -> float:
+    """Return the Gini coefficient of counts `[N]`, 0 where all are equal, nan where all are 0."""
+    n, total = len(counts), counts.sum()
+    return float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(counts) / (n * total)) if total else float("nan")
+
+
+def spectral_gap(graph: CollaborationGraph, p: np.ndarray) -> float:
+    """Return 1 - |second eigenvalue| of the matrix that averages along the graph (equation 4)."""
+    weights = (graph.matrix() | np.eye(graph.n, dtype=bool)) * p
+    weights /= weights.sum(1, keepdims=True)
+    sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
+    return float(1 - sizes[-2]) if graph.n > 1 else 1.0
+
+
+def communities(graph: CollaborationGraph) -> np.ndarray:
+    """Return the number of each client's community, int `[N]`, of the graph without its directions."""
+    whole = nx.Graph()
+    whole.add_nodes_from(range(graph.n))
+    whole.add_edges_from(zip(graph.receivers().tolist(), graph.senders.tolist(), strict=True))
+    out = np.arange(graph.n)  # without an edge: each alone
+    if len(graph.senders):
+        for number, members in enumerate(nx.community.greedy_modularity_communities(whole)):
+            out[list(members)] = number
+    return out
+
+
+def rand_index(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985): 1 for the same, 0 on average by chance."""
+    table = pd.crosstab(a, b).to_numpy()
+    both, mine, theirs = (comb(x, 2).sum() for x in (table, table.sum(1), table.sum(0)))
+    chance = mine * theirs / comb(len(a), 2)
+    most = (mine + theirs) / 2
+    return float((both - chance) / (most - chance)) if most != chance else 1.0
+
+
+def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
+    """Return the mean over clients of |A & B| / |A or B|; clients that chose nobody in both are left out."""
+    x, y = a.matrix(), b.matrix()
+    either = (x | y).sum(1)
+    here = either > 0
+    return float(((x & y).sum(1)[here] / either[here]).mean()) if here.any() else float("nan")
+
+
+def of_round(result: Result, t: int) -> dict[str, float]:
+    """Return the measures of one round's graph."""
+    graph, common = result.chosen(t), overlap(result["client/class_counts"])
+    edges = len(graph.senders)
+    return {
+        "homophily": homophily(graph, common),
+        "reciprocity": 1 - asymmetry(graph.matrix())[0] if edges else float("nan"),
+        "asked": gini(np.bincount(graph.senders, minlength=graph.n)),
+        "gap": spectral_gap(graph, result["client/p"]),
+        "classes": rand_index(communities(graph), dominant_class(result)),
+    }
+
+
+def agreement(results: Sequence[Result], names: Sequence[str], draws: int) -> pd.DataFrame:
+    """Return one row per pair of runs on one partition: the Jaccard index of their Omegas, and that of graphs with the same degrees."""
+    rows = []
+    for (one, a), (two, b) in itertools.combinations(zip(names, results, strict=True), 2):
+        if partition_of(a) != partition_of(b):
+            continue
+        rng = np.random.default_rng(0)
+        null = [jaccard(rewired(a.omega(), rng), b.omega()) for _ in range(draws)]
+        rows.append({"a": f"{one}, seed {a.run.seed}", "b": f"{two}, seed {b.run.seed}", "jaccard": jaccard(a.omega(), b.omega()), "by chance": float(np.mean(null))})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
+    """Return the figure: measures over rounds; the text: Omega and the last round, z-scores, agreement."""
+    figure, axes = plt.subplots(1, len(MEASURES), figsize=(TEXT, 1.9), sharex=True)
+    rows, lines, flat = [], [], []
+    for i, (where, name, group) in enumerate(named(repetitions(graphs(results)))):
+        flat += [(name, r) for r in group]
+        table = {r.path: [of_round(r, t) for t in range(r.last_round + 1)] for r in group}
+        for panel, measure in zip(axes, MEASURES, strict=True):
+            x, mean, spread = over_rounds(group, lambda r, t=table, m=measure: np.array([row[m] for row in t[r.path]]))
+            curve(panel, x, mean, spread, color=f"C{i % 7}", label=text_label(name))
+            panel.set_title(measure)
+            panel.set_xlabel("round")
+            rows += [{"setting": where, "method": name, "measure": measure, "round": t, "value": m, "std": s, "n": len(group)} for t, m, s in zip(x, mean, spread, strict=True)]  # fmt: skip
+        for t, when in ((0, "Omega"), (min(r.last_round for r in group), "last round")):
+            z = [
+                z_score(r.chosen(t), overlap(r["client/class_counts"]), draws, np.random.default_rng(0)) for r in group
+            ]
+            values = {m: float(np.mean([table[r.path][t][m] for r in group])) for m in MEASURES}
+            lines.append({"setting": where, "method": name, "graph": when, **{m: f"{v:.3f}" for m, v in values.items()}, "z of homophily": f"{np.mean(z):.1f}"})  # fmt: skip
+            rows.append({"setting": where, "method": name, "measure": "z", "round": t, "value": float(np.mean(z)), "std": float(np.std(z)), "n": len(group)})  # fmt: skip
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    same = agreement([r for _, r in flat], [n for n, _ in flat], draws)
+    text = markdown(pd.DataFrame(lines)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
+    if len(same):
+        shown = same.assign(**{c: same[c].map("{:.3f}".format) for c in ("jaccard", "by chance")})
+        text += f"\nAgreement of two Omegas on one partition (Jaccard index, mean over clients):\n\n{markdown(shown)}"
+        pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")
+        rows += pairs.assign(measure="jaccard", round=0, n=1).to_dict("records")
+    return Drawing(pd.DataFrame(rows), figure, text)
+
+
+if __name__ == "__main__":
+    main("omega", __doc__, RUNS, draw, {"draws": {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}})  # fmt: skip

@@ -1,0 +1,110 @@
+"""Is it worth its cost? Accuracy against what it took: models received, models evaluated while choosing, gradient steps, seconds.
+
+Curves are over rounds, a point is the end. The accuracy is the mean over clients of their best model by validation so far. Models, evaluations and
+steps are means per client, of methods with a server too (one model down, one up per round). Seconds are those of the slowest rank, on whatever
+machine the run had: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _common import TEXT, Drawing, main, text_label
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _tables import markdown, named, repetitions
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import PHASES, Result
+
+METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
+RUNS = [Run(dataset="cifar10", method=method) for method in METHODS] + [
+    Run(dataset="cifar10", method="fedavg", finetune_epochs=10)
+]
+COSTS = {
+    "models": "models received",
+    "evaluations": "models evaluated",
+    "steps": "gradient steps",
+    "seconds": "seconds",
+}
+
+
+def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
+    """Return the test accuracy of each client's best model by validation so far, `[T, N]` both; of equal rounds the latest, or the earliest."""
+    out, best, now = np.empty_like(test), np.full(val.shape[1], np.nan), np.full(val.shape[1], np.nan)
+    for t in range(len(val)):
+        better = np.isnan(best) & np.isfinite(val[t]) | (val[t] > best) | (latest & (val[t] == best))
+        best, now = np.where(better, val[t], best), np.where(better, test[t], now)
+        out[t] = now
+    return out
+
+
+def curves(result: Result) -> dict[str, np.ndarray]:
+    """Return accuracy, percent, and the costs up to each round, `[T+1]`, and each tuning epoch behind them."""
+    rounds, benign = slice(0, result.last_round + 1), result.benign
+    clients = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
+    latest = result.run.tie == "latest"
+    accuracy = best_so_far(result["round/val_acc"][rounds, benign], result["round/test_acc"][rounds, benign], latest)
+    if result.run.drift:  # what was known before it is forgotten
+        moved = int(result.run.drift.partition(":")[2])
+        accuracy[moved:] = best_so_far(result["round/val_acc"][moved : rounds.stop, benign], result["round/test_acc"][moved : rounds.stop, benign], latest)  # fmt: skip
+    out = {
+        "accuracy": 100 * np.nanmean(accuracy, 1),
+        "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
+        "evaluations": np.cumsum(result["graph/evaluations"][rounds][:, benign].mean(1)),
+        "steps": result["round/gradient_steps"][rounds] / clients,
+        "seconds": np.cumsum(sum(result[f"seconds/{phase}"][rounds, 2] for phase in PHASES)),
+    }
+    if "finetune/val_acc" in result:
+        tuned = best_so_far(result["finetune/val_acc"][1:, benign], result["finetune/test_acc"][1:, benign], latest)
+        more = {"accuracy": 100 * np.nanmean(tuned, 1), "steps": result["finetune/gradient_steps"][1:] / clients}
+        same = {name: np.full(len(tuned), out[name][-1]) for name in ("models", "evaluations")}
+        more |= same | {"seconds": np.full(len(tuned), np.nan)}
+        out = {name: np.concatenate([values, more[name]]) for name, values in out.items()}
+    return out
+
+
+def first_at(curve: dict[str, np.ndarray], accuracy: float) -> dict[str, float]:
+    """Return what it cost to reach an accuracy, percent, for the first time; nan where it is not reached."""
+    reached = np.flatnonzero(curve["accuracy"] >= accuracy)
+    return {name: float(curve[name][reached[0]]) if len(reached) else float("nan") for name in COSTS}
+
+
+def shown(value: float) -> str:
+    """Return a cost as a text."""
+    return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def draw(results: Sequence[Result], reach: float = 80.0) -> Drawing:
+    """Return the figure, and the table of costs at the end and where `reach` percent is reached first."""
+    figure, axes = plt.subplots(1, len(COSTS), figsize=(TEXT, 2.2), sharey=True)
+    rows, lines = [], []
+    for i, (where, name, group) in enumerate(named(repetitions(results))):
+        each = [curves(r) for r in group]
+        shortest = min(len(c["accuracy"]) for c in each)
+        mean = {n: np.mean([c[n][:shortest] for c in each], 0) for n in each[0]}
+        look = {"color": f"C{i % 7}", "ls": ("-", "--", ":")[i // 7 % 3]}
+        for panel, (cost, title) in zip(axes, COSTS.items(), strict=True):
+            panel.plot(mean[cost], mean["accuracy"], label=text_label(name), **look)
+            panel.plot(mean[cost][-1:], mean["accuracy"][-1:], "o", color=look["color"])
+            panel.set_xlabel(title)
+        rows += [{"setting": where, "method": name, "point": t, "n": len(group), **{n: v[t] for n, v in mean.items()}} for t in range(shortest)]  # fmt: skip
+        at = [first_at(c, reach) for c in each]
+        sure = {
+            n: float(np.mean([a[n] for a in at])) for n in COSTS
+        }  # nan where one of the repetitions does not reach it
+        end = {n: float(np.nanmax(np.append(mean[n], -np.inf))) for n in COSTS}
+        lines.append({"setting": where, "method": name, "accuracy": f"{mean['accuracy'][-1]:.2f} ({len(group)})", **{t: shown(end[n]) for n, t in COSTS.items()}, **{f"{n} to {reach:g} %": shown(sure[n]) for n in COSTS}})  # fmt: skip
+    axes[0].set_ylabel("test accuracy, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, columnspacing=1)
+    text = (
+        markdown(pd.DataFrame(lines))
+        + "\n\nAccuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
+    )
+    return Drawing(pd.DataFrame(rows), figure, text)
+
+
+if __name__ == "__main__":
+    main("pareto", __doc__, RUNS, draw, {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, percent (default: 80)"}})  # fmt: skip

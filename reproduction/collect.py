@@ -1,0 +1,161 @@
+"""Write the numbers of finished results as CSV files that git can keep: `python reproduction/collect.py --results results`.
+
+A folder per setting (data and partition), three files in each, floats as short as they can be without losing a bit:
+
+    runs.csv      a line per Run: its row in the tables, seed, flags, what it cost, what computed it, hashes of data and partition
+    clients.csv   a line per Run and client: test accuracy of its best model by validation, that model's round, p_k, sizes
+    curves.csv    a line per Run and round: means over clients
+
+`run` in every file is the end of the result's name, eight hex digits of its key. What is there of other Runs stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "analysis"), str(HERE.parent)]
+
+from _common import accuracy, setting
+
+import numpy as np
+import pandas as pd
+from _find import found
+from _tables import row_name
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.settings.fields import changed, to_flags
+
+TABLES = ("accuracy_table", "tau_init_table", "ggc_period_table", "random_graph", "label_flip", "motivation")
+ROUND = ("train_loss", "val_loss", "val_acc", "test_acc")
+VARIED = ("tau_init", "ggc_period", "flip_share", "flipped_run_ggc", "budget_counts_self")  # beside method and budget
+
+
+def folder_of(run: Run) -> str:
+    """Return the folder of a Run's setting, such as "cifar-10-patho-3"."""
+    return re.sub(r"[^a-z0-9]+", "-", setting(run).lower()).strip("-")
+
+
+def row_of(run: Run, standard: Run) -> str:
+    """Return the name of the table's row that a resolved Run is a repetition of; fields unlike the data set's `standard` are named."""
+    extra = [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(standard, name)]
+    return ", ".join([row_name(run), *extra])
+
+
+def cost(result: Result) -> float:
+    """Return the core hours of a result's rounds: the mean over ranks of every phase, times ranks."""
+    seconds = sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES)
+    return seconds * result.starts()[-1]["ranks"] / 3600
+
+
+def about(run: Run, result: Result) -> dict[str, Any]:
+    """Return a Run's line of runs.csv."""
+    starts, meta, held = result.starts(), result.file["meta"].attrs, result.run
+    last = starts[-1]
+    return {
+        "row": row_of(
+            held, Run(dataset=held.dataset, partition=held.partition, method=held.method).resolve(held.contents)
+        ),
+        "seed": held.seed,
+        "flags": " ".join(to_flags(changed(run))),
+        "name": held.slug(),
+        "test_acc": np.nanmean(accuracy(result)),
+        "epochs": int(result["round/epochs"][-1]) + held.finetune_epochs,
+        "gradient_steps": int(result["round/gradient_steps"][-1]),
+        "models_received": int(result["traffic/models_received"].sum()),
+        "evaluations": int(result["graph/evaluations"].sum()) if "graph/evaluations" in result else 0,
+        "core_hours": round(cost(result), 3),
+        "starts": len(starts),
+        "ranks": last["ranks"],
+        "device": last["device"],
+        "kernels": last.get("kernels", "torch"),
+        "cpu": last["cpu"],
+        "commit": last["commit"],
+        **{name: last["versions"].get(name, "") for name in ("dpfl_mpi", "python", "torch", "numpy", "h5py")},
+        "data_sha256": meta["data_sha256"],
+        "partition_sha256": meta["partition_sha256"],
+    }
+
+
+def clients(result: Result) -> pd.DataFrame:
+    """Return the lines of clients.csv; clients with flipped labels have no accuracy."""
+    return pd.DataFrame(
+        {
+            "client": np.arange(len(result["client/p"])),
+            "test_acc": accuracy(result),
+            "val_acc": result["best/val_acc"],
+            "round": result["best/round"],
+            "p": result["client/p"],
+            **{part: result[f"client/n_{part}"] for part in ("train", "val", "test")},
+        }
+    )
+
+
+def curves(result: Result) -> pd.DataFrame:
+    """Return the lines of curves.csv: means over the clients whose labels are not flipped."""
+    means = {name: pd.DataFrame(result[f"round/{name}"][:, result.benign]).mean(axis=1).round(6) for name in ROUND}
+    out = pd.DataFrame({"round": result["round/number"], "epochs": result["round/epochs"], **means})
+    return out.dropna(subset=["test_acc"])  # most baselines score nothing before round 1
+
+
+def pairs(names: list[str], results: Path) -> Iterator[tuple[Run, Result]]:
+    """Yield every Run of the tables that has a finished result, once."""
+    seen = set()
+    for name in names:
+        for run in importlib.import_module(name).RUNS:
+            try:
+                path = found(run, results)
+            except UserError as error:
+                print(f"not here: {error}", file=sys.stderr)
+                continue
+            if path and path not in seen:
+                seen.add(path)
+                with Result(path) as result:
+                    if result.finished:
+                        yield run, result
+
+
+def merge(path: Path, new: pd.DataFrame) -> None:
+    """Write the lines of the file and the new ones; a Run's new lines replace its old ones."""
+    if path.exists():
+        old = pd.read_csv(path, dtype={"run": str})
+        new = pd.concat([old[~old["run"].isin(new["run"])], new])
+    keys = [c for c in ("row", "seed", "run", "client", "round") if c in new and not (c == "round" and "client" in new)]
+    new.sort_values(keys, kind="stable").to_csv(path, index=False)
+
+
+def main() -> None:
+    """Write the CSV files and print how many Runs each folder has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", default=list(TABLES), metavar="TABLE", help="files of analysis/ [all]")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR")
+    args = parser.parse_args()
+    lines: dict[str, dict[str, list[pd.DataFrame]]] = {}
+    for run, result in pairs([Path(t).stem for t in args.tables], args.results):
+        files = lines.setdefault(folder_of(result.run), {"runs": [], "clients": [], "curves": []})
+        tag = result.run.slug()[-8:]
+        for name, frame in (
+            ("runs", pd.DataFrame([about(run, result)])),
+            ("clients", clients(result)),
+            ("curves", curves(result)),
+        ):
+            frame.insert(0, "run", tag)
+            files[name].append(frame)
+    for folder, files in lines.items():
+        (args.out / folder).mkdir(parents=True, exist_ok=True)
+        for name, frames in files.items():
+            merge(args.out / folder / f"{name}.csv", pd.concat(frames))
+        print(f"{args.out / folder}: {len(files['runs'])} Runs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Redraw every table and figure of this folder from its CSV files: `python reproduction/draw.py`.
+
+The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md, the pictures beside it. Neither MPI, torch nor a result is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "analysis"), str(HERE.parent)]
+
+from _common import BLUE, DARK, GREY, STYLE, TEXT
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _tables import deviation, interval, markdown
+from accuracy_table import PAPER, PAPER_COLUMNS
+from matplotlib.figure import Figure
+from scipy.special import stdtrit
+
+PAPER_SEEDS = 3
+# what the paper claims of the order of its methods
+ORDER = (
+    ("DPFL (B_c = inf)", "FedAvg+FT"),
+    ("DPFL (B_c = 0.2N)", "FedAvg+FT"),
+    ("DPFL (B_c = 0.1N)", "FedAvg+FT"),
+    ("DPFL (B_c = 0.05N)", "FedAvg+FT"),
+    ("DPFL (B_c = inf)", "DPFL (B_c = 0.05N)"),
+    ("FedAvg+FT", "Local"),
+    ("Local", "FedAvg"),
+)
+
+
+def slug(setting: str) -> str:
+    """Return the folder of a setting that is named as in the paper's table."""
+    return re.sub(r"[^a-z0-9]+", "-", setting.lower()).strip("-")
+
+
+def read(folder: Path, name: str) -> pd.DataFrame:
+    """Return one of the three files, with every Run's row and seed."""
+    frame = pd.read_csv(folder / f"{name}.csv", dtype={"run": str})
+    if name == "runs":
+        return frame
+    return frame.merge(read(folder, "runs")[["run", "row", "seed"]], on="run")
+
+
+def published(setting: str, row: str) -> tuple[float, float] | None:
+    """Return the paper's mean and standard deviation over its seeds, None where its Table 1 has none."""
+    if setting not in PAPER_COLUMNS or row not in PAPER:
+        return None
+    numbers = PAPER[row].split()
+    at = 2 * PAPER_COLUMNS.index(setting)
+    return float(numbers[at]), float(numbers[at + 1])
+
+
+def paired(clients: pd.DataFrame, a: str, b: str) -> np.ndarray:
+    """Return row a minus row b in points for every client of the seeds that both have (empty: none); a seed is a partition of its own."""
+    wide = clients.pivot(index=["seed", "client"], columns="row", values="test_acc")
+    if a not in wide or b not in wide:
+        return np.zeros(0)
+    return (100 * (wide[a] - wide[b])).dropna().to_numpy()
+
+
+def difference(clients: pd.DataFrame, a: str, b: str) -> str:
+    """Return "+3.45 ± 1.07": the paired difference and its 95 % interval over clients, a dash where there is none."""
+    values = paired(clients, a, b)
+    if a == b or not len(values):
+        return "-"
+    mean, half = interval(values)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def verdict(values: np.ndarray, paper: tuple[float, float]) -> str:
+    """Return whether the mean over our partitions is where the paper's noise lets the mean of as many others fall, with 95 %.
+
+    Student's prediction interval: t(2) * s * sqrt(1/n + 1/3), s the paper's deviation over its three seeds.
+    """
+    mean, spread = paper
+    allowed = stdtrit(PAPER_SEEDS - 1, 0.975) * spread * np.sqrt(1 / len(values) + 1 / PAPER_SEEDS)
+    gap = values.mean() - mean
+    return (
+        f"within ({gap:+.2f}, noise ± {allowed:.2f})"
+        if abs(gap) <= allowed
+        else f"**off by {gap:+.2f}** (noise ± {allowed:.2f})"
+    )
+
+
+def percent(runs: pd.DataFrame, row: str) -> np.ndarray:
+    """Return a row's accuracy in percent, one per seed, seeds ascending."""
+    return 100 * runs[runs["row"] == row].sort_values("seed")["test_acc"].to_numpy()
+
+
+def ours(values: np.ndarray) -> str:
+    """Return "83.04 ± 0.98 (3)", a dash where nothing was run."""
+    if not len(values):
+        return "-"
+    return f"{values.mean():.2f}" + (f" ± {deviation(values):.2f}" if len(values) > 1 else "") + f" ({len(values)})"
+
+
+def table_1(setting: str, folder: Path) -> str:
+    """Return a setting's column of Table 1 as a table: ours, the paper's, differences to Local, verdict."""
+    runs, clients = read(folder, "runs"), read(folder, "clients")
+    local = published(setting, "Local")
+    rows = []
+    for row in PAPER:
+        values, paper = percent(runs, row), published(setting, row)
+        rows.append(
+            {
+                "method": row,
+                "ours, %": ours(values),
+                "paper, %": f"{paper[0]:.2f} ± {paper[1]:.2f}" if paper else "-",
+                "to Local, paired": difference(clients, row, "Local"),
+                "paper, to Local": f"{paper[0] - local[0]:+.2f}" if paper and local and row != "Local" else "-",
+                "verdict": verdict(values, paper) if len(values) and paper else "-",
+            }
+        )
+    return markdown(pd.DataFrame(rows))
+
+
+def order(setting: str, folder: Path) -> str:
+    """Return the differences on which the paper's order rests, ours paired by client."""
+    clients = read(folder, "clients")
+    rows = []
+    for a, b in ORDER:
+        values = paired(clients, a, b)
+        if not len(values):
+            continue
+        mean, half = interval(values)
+        told = "not decided" if abs(mean) <= half else ("holds" if mean > 0 else "**does not hold**")
+        pa, pb = published(setting, a), published(setting, b)
+        rows.append(
+            {
+                "claim": f"{a} > {b}",
+                "ours": f"{mean:+.2f} ± {half:.2f}",
+                "paper": f"{pa[0] - pb[0]:+.2f}" if pa and pb else "-",
+                "": told,
+            }
+        )
+    return markdown(pd.DataFrame(rows)) if rows else "(not run)"
+
+
+def other_rows(folder: Path) -> str:
+    """Return the rows that are not in Table 1 (ablations, random graph, label flips), with the difference to the row without the change."""
+    runs, clients = read(folder, "runs"), read(folder, "clients")
+    rows = []
+    for row in sorted(set(runs["row"]) - set(PAPER)):
+        base = row.split(", ")[0]
+        rows.append(
+            {
+                "run": row,
+                "accuracy, %": ours(percent(runs, row)),
+                f"to {'the row above it in Table 1'}": difference(clients, row, base),
+            }
+        )
+    return markdown(pd.DataFrame(rows)) if rows else "(none yet)"
+
+
+def spent(folders: list[Path]) -> str:
+    """Return what the Runs cost, by setting."""
+    rows = []
+    for folder in folders:
+        runs = read(folder, "runs")
+        runs = runs[~runs["row"].str.contains("+FT", regex=False)]  # their rounds are those of the row without
+        rows.append(
+            {
+                "setting": folder.name,
+                "Runs": f"{len(runs)}",
+                "core hours": f"{runs['core_hours'].sum():.1f}",
+                "starts": f"{runs['starts'].sum()}",
+                "computed by": ", ".join(sorted(set(runs["cpu"] + ", " + runs["kernels"] + " kernels"))),
+            }
+        )
+    return markdown(pd.DataFrame(rows))
+
+
+def picture(setting: str, folder: Path) -> Figure:
+    """Return differences to Local beside the paper's, and accuracy over local epochs."""
+    clients, curves = read(folder, "clients"), read(folder, "curves")
+    local = published(setting, "Local")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
+    rows = [r for r in PAPER if r != "Local" and len(paired(clients, r, "Local"))]
+    for y, row in enumerate(rows):
+        mean, half = interval(paired(clients, row, "Local"))
+        left.errorbar(mean, y, xerr=half, fmt="o", color=BLUE, capsize=2, label="ours, 95 %" if y == 0 else None)
+        paper = published(setting, row)
+        if paper and local:
+            left.plot(paper[0] - local[0], y, "D", mfc="none", color=DARK, label="paper" if y == 0 else None)
+    left.axvline(0, color=GREY, lw=0.6)
+    left.set_yticks(range(len(rows)), rows)
+    left.invert_yaxis()
+    left.set_xlabel("difference to Local, points")
+    left.legend(loc="lower left")
+    for row in ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)"):
+        part = curves[curves["row"] == row]
+        if len(part):
+            mean = part.groupby("epochs")["test_acc"].mean() * 100
+            right.plot(mean.index, mean, label=row)
+    right.set_xlabel("local epochs")
+    right.set_ylabel("test accuracy, %")
+    right.legend(loc="lower right")
+    return figure
+
+
+def blocks(where: Path = HERE) -> dict[str, str]:
+    """Return every table of the page by the name of its mark."""
+    settings = {s: where / slug(s) for s in PAPER_COLUMNS if (where / slug(s) / "runs.csv").exists()}
+    out = {}
+    for setting, folder in settings.items():
+        out[f"table 1 {folder.name}"] = table_1(setting, folder)
+        out[f"order {folder.name}"] = order(setting, folder)
+        out[f"others {folder.name}"] = other_rows(folder)
+    folders = sorted(p.parent for p in where.glob("*/runs.csv"))
+    return out | {"spent": spent(folders)}
+
+
+def filled(page: str, tables: dict[str, str]) -> str:
+    """Return the page with every table between its marks; a table without marks is a mistake."""
+    for name, table in tables.items():
+        marks = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.S)
+        if not marks.search(page):
+            raise SystemExit(f"README.md has no place for the table {name!r}")
+        page = marks.sub(lambda m, table=table: f"{m[1]}{table}\n{m[2]}", page)
+    return page
+
+
+def main() -> None:
+    """Fill the page, draw the pictures, print their paths."""
+    page = HERE / "README.md"
+    page.write_text(filled(page.read_text(), blocks()))
+    print(page)
+    for setting in PAPER_COLUMNS:
+        folder = HERE / slug(setting)
+        if (folder / "runs.csv").exists():
+            with plt.rc_context(STYLE):
+                picture(setting, folder).savefig(path := folder / "accuracy.png", dpi=200)
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Recompute one Run of the page and hold it to its lines: `python reproduction/recompute.py RUN` (eight hex digits of a runs.csv).
+
+Prints how many clients have the same accuracy, to the last digit, and ends with 1 where not all have. Same bits are promised on the CPUs that the
+README of the project names; elsewhere a few clients may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "analysis"), str(HERE.parent)]
+
+from _common import accuracy
+
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.results import Result
+
+
+def stored(run: str) -> tuple[pd.Series, np.ndarray]:
+    """Return a Run's line of runs.csv and its clients' accuracies."""
+    for path in sorted(HERE.glob("*/runs.csv")):
+        runs = pd.read_csv(path, dtype={"run": str}).set_index("run")
+        if run in runs.index:
+            clients = pd.read_csv(path.with_name("clients.csv"), dtype={"run": str})
+            return runs.loc[run], clients[clients["run"] == run].sort_values("client")["test_acc"].to_numpy()
+    raise SystemExit(f"error: RUN is {run}; allowed are the first columns of {HERE}/*/runs.csv")
+
+
+def main() -> None:
+    """Run the command of one Run anew and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--results", type=Path, default=Path("recomputed"), metavar="DIR")
+    args = parser.parse_args()
+    line, expected = stored(args.run)
+    command = [
+        "mpirun",
+        "-n",
+        str(args.ranks),
+        sys.executable,
+        "-m",
+        "dpfl_mpi",
+        *shlex.split(line["flags"]),
+        f"--results={args.results}",
+    ]
+    print(shlex.join(command), flush=True)
+    if code := subprocess.run(command, check=False).returncode:
+        raise SystemExit(code)
+    with Result(args.results / f"{line['name']}.h5") as result:
+        got = accuracy(result)
+    same = np.isclose(got, expected, rtol=0, atol=1e-12, equal_nan=True)
+    print(
+        f"{same.sum()} of {len(same)} clients have the same accuracy; mean {100 * np.nanmean(got):.4f}, stored {100 * np.nanmean(expected):.4f}"
+    )
+    raise SystemExit(0 if same.all() else 1)
+
+
+if __name__ == "__main__":
+    main()
