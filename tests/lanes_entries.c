@@ -23,6 +23,8 @@ static void check(Net net, int n, int border, int batch) {
   const int classes = net.units[net.layers - 1], read = k.layer[net.layers - 1].inputs;
   const int rows = net.height + 2 * border, columns = net.width + 2 * border;
   float *w = get(8 * k.width), *m = get(4 * k.width), *g = get(4 * k.width); /* w: two rows */
+  float *pair = malloc(8 * k.width);
+  double *x = malloc(8 * k.width), *x_j = malloc(8 * k.width), *y_j = malloc(8 * k.width);
   uint8_t *trained = filled(k.width, 1, 2), *pixels = filled(n * rows * columns * net.channels, 1, 256);
   uint8_t *crop = filled(3 * n, 1, 2 * border + 1);
   int64_t *labels = filled(n, 8, classes);
@@ -41,9 +43,12 @@ static void check(Net net, int n, int border, int batch) {
     NAME(step)(w, m, g, k.width, &sgd);
     NAME(score)(&net, w, k.width, 2, &images, n, losses, predicted, logits, features, memory);
     NAME(score)(&net, w, k.width, 1, &images, n, losses, NULL, NULL, NULL, memory);
-    printf("%.9g %.9g %.9g\n", total, loss, losses[n - 1]);
+    for (int i = 0; i < k.width; i++) x[i] = w[i] / 3.;
+    NAME(candidate)(x, x, w, .1, .3, .7, x_j, y_j, pair, k.width);
+    printf("%.9g %.9g %.9g", total, loss, losses[n - 1]);
+    printf(" %.17g %.17g %.9g\n", x_j[k.width / 2], y_j[k.width / 2], pair[k.width / 2] + pair[3 * k.width / 2]);
   }
-  void *all[] = {memory, w, m, g, trained, pixels, crop, labels, order, losses, logits, features, predicted};
+  void *all[] = {pair, x, x_j, y_j, memory, w, m, g, trained, pixels, crop, labels, order, losses, logits, features, predicted};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 

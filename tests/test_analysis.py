@@ -12,6 +12,7 @@ import tiny_result
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import shipped
 from dpfl_mpi.results import Result
 
 HERE = Path(__file__).resolve().parents[1]
@@ -152,6 +153,23 @@ def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, arguments, sentenc
     assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
 
 
+WITHOUT = """
+import runpy, sys
+sys.modules[sys.argv[1]] = None
+sys.path.insert(0, sys.argv[2])
+name, sys.argv = sys.argv[3], sys.argv[3:]
+runpy.run_path(name, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("library, file", [("matplotlib", "graph_evolution"), ("networkx", "report")])
+def test_a_missing_library_is_one_sentence(tmp_path, library, file):
+    words = [sys.executable, "-c", WITHOUT, library, str(ANALYSIS), str(ANALYSIS / f"{file}.py"), "x.h5"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: the figures need {library}: pip install {library}\n"
+
+
 def test_rounds_and_budgets_of_the_graph_figure(made, capsys):
     evolution = module("graph_evolution")
     [result] = open_all(made, ("dpfl", 42))
@@ -283,6 +301,89 @@ def test_tables_by_budget(made, tmp_path):
     assert module("_tables").paper_value(module("ggc_period_table").PAPER, 5, "20") == "84.01"
 
 
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory):
+    """Runs of one method, budget and seed that are no repetitions, two of them on other data or with other settings."""
+    folder = tmp_path_factory.mktemp("unlike")
+    paths = [
+        tiny_result.make(folder / "a.h5"),
+        tiny_result.make(folder / "b.h5", tau_train=3),
+        tiny_result.make(folder / "c.h5", tau_train=3, tau_init=1, best=(0.5, 0.5, 0.5, 0.5)),
+        tiny_result.make(folder / "d.h5", batch_size=7),
+    ]
+    return [Result(p) for p in paths]
+
+
+def test_a_cell_of_a_table_is_of_like_runs(unlike):
+    drawing = module("tau_init_table").draw(unlike)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in drawing.text.splitlines() if line[:1] == "|"]
+    assert rows[0] == ["tau_init", "B_c = 3"]
+    size = unlike[0].run.batch_size
+    assert [row[0] for row in rows[2:]] == [
+        f"1, tau_train 3, batch_size {size}",
+        f"10, tau_train 3, batch_size {size}",
+        f"10, tau_train 5, batch_size {size}",
+        "10, tau_train 5, batch_size 7",
+    ]
+    assert [row[1].strip("*") for row in rows[2:]] == ["50.00 (1)", "70.00 (1)", "70.00 (1)", "70.00 (1)"]
+    drawing = module("ggc_period_table").draw(unlike)
+    assert drawing.data["n"].tolist() == [1] * 4 and drawing.data["variant"].nunique() == 4
+
+
+def test_curves_and_panels_say_in_what_they_differ(unlike, made):
+    size = unlike[0].run.batch_size
+    names = [
+        f"tau_init 10, tau_train 5, batch_size {size}",
+        f"tau_init 10, tau_train 3, batch_size {size}",
+        f"tau_init 1, tau_train 3, batch_size {size}",
+        "tau_init 10, tau_train 5, batch_size 7",
+    ]
+    names = [f"$B_c = 3$, {name}" for name in names]
+    axes = module("sparsity").draw(unlike).figure.axes[0]
+    assert [line.get_label() for line in axes.lines] == names
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
+    figure = module("greedy_cases").draw(unlike).figure
+    assert [" ".join(a.get_title().split("\n")[:-1]) for a in figure.axes] == names
+    figure = module("graph_evolution").draw(unlike).figure
+    assert sorted(t for a in figure.axes if (t := a.get_ylabel().replace("\n", " "))) == sorted(names)
+    axes = module("random_graph").draw(unlike).figure.axes[0]
+    assert [line.get_label() for line in axes.lines] == names
+    # one seed more: its panel is told apart by the seed alone
+    two = module("greedy_cases").draw(open_all(made, ("dpfl", 42), ("dpfl", 52))).figure
+    assert [a.get_title().split("\n")[0] for a in two.axes] == ["$B_c = 3$, seed 42", "$B_c = 3$, seed 52"]
+
+
+def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, made):
+    drawing = module("random_graph").draw([*unlike[:3], Result(made["unsearched"])])
+    with_random = [line for line in drawing.text.splitlines() if "Random graph" in line]
+    assert len(with_random) == 1 and "DPFL (B_c = 0.75N), tau_init 10, tau_train 5 70.00 %" in with_random[0]
+
+
+def test_a_method_has_one_colour_in_every_figure(made):
+    looks = module("_looks")
+    assert looks.look("dpfl")[0] == "#0072B2" and looks.look("mine") == looks.look("mine")
+    assert sorted(["dpfl", *looks.METHODS]) == shipped("method")
+    each = [looks.look(m) for m in shipped("method")]
+    assert len(set(each)) == len(each)
+    results = four(made)
+    curves = module("learning_curves").draw(results).figure.axes[0].lines
+    colours = {line.get_label().split(" ")[0]: line.get_color().upper() for line in curves}
+    assert colours == {"DPFL": looks.look("dpfl")[0].upper(), "Local": looks.look("local")[0].upper()}
+    points = module("variance").draw(results).figure.axes[0].lines
+    assert {line.get_color().upper() for line in points} == set(colours.values())
+
+
+def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    many = [Result(tiny_result.make(tmp_path / f"{t}.h5", tau_init=t)) for t in range(1, 12)]
+    for name in ("sparsity", "asymmetry", "random_graph", "learning_curves", "variance", "greedy_cases"):
+        with matplotlib.rc_context(module("_common").STYLE):
+            figure = module(name).draw([*unlike, *many]).figure
+            figure.draw_without_rendering()
+        (box,) = [drawn.get_window_extent() for drawn in figure.legends]
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, name
+
+
 def test_greedy_cases(made):
     drawing = module("greedy_cases").draw(open_all(made, ("dpfl", 42)))
     assert drawing.data["candidates"].tolist() == [12, 5, 5]
@@ -319,6 +420,7 @@ def test_fine_tuned_runs_end_with_their_last_round(made, tmp_path):
     path = tiny_result.make(tmp_path / "tuned.h5")
     with h5py.File(path, "a") as file:
         file.attrs["rounds_done"] = 12  # tuning counts on after round 2
+        del file.attrs["progress"]  # the checksum of what it was
     assert Result(path).last_round == 2
     assert module("graph_evolution").draw([Result(path)]).data["round"].tolist() == [0, 1, 2]
 
@@ -331,6 +433,7 @@ def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
             path = tiny_result.make(tmp_path / f"{method}{seed}.h5", method, seed, best=best, partition_seed=1)
             with h5py.File(path, "a") as file:
                 file["meta"].attrs["partition_sha256"] = "p"
+                del file.attrs["checksum"]  # of what it was
             paths.append(path)
         return [Result(p) for p in paths]
 

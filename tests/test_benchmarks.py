@@ -106,6 +106,14 @@ def test_memory_of_a_node_by_hand(benchmarks):
     }
 
 
+def test_multiply_adds_of_an_image_by_hand(benchmarks):
+    from dpfl_mpi.models.cnn import build
+
+    # filters x window at 4 places of each pooled pixel, then dense layers
+    colour = 6 * 75 * 4 * 14 * 14 + 16 * 150 * 4 * 5 * 5 + 400 * 120 + 120 * 84 + 84 * 10
+    assert benchmarks("scoring").multiply_adds(build((32, 32, 3), 10), (32, 32, 3)) == colour == 651_720
+
+
 # ceilings of a GPU -------------------------------------------------------------------------------------------------------
 def test_steps_of_a_tiny_partition(benchmarks):
     c = benchmarks("_ceilings")

@@ -13,6 +13,7 @@ import dpfl_mpi.methods
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.config import Resolved, Run, option
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method, check_state, load
 from dpfl_mpi.plugins import find, names
@@ -62,12 +63,15 @@ def test_init_and_round_are_a_method(write_method, tmp_path):
 
 def test_what_the_methods_declare():
     found = {name: find("method", name) for name in names("method")}
-    assert {n for n, m in found.items() if m.topology == "graph"} == {"dpfl", "random_graph"}
-    assert {n for n, m in found.items() if m.preprocesses} == {"dpfl", "random_graph"}
+    graphs = {"dpfl", "random_graph", "oracle", "pairwise", "replay"}
+    assert {n for n, m in found.items() if m.topology == "graph"} == {"pens", *graphs}
+    assert {n for n, m in found.items() if m.preprocesses} == graphs
     assert [n for n, m in found.items() if m.topology == "none"] == ["local"]
     assert [n for n, m in found.items() if not m.finetunes] == ["knnper"]
     assert [n for n, m in found.items() if m.finetune_gradient] == ["fedprox"]
-    assert found["dpfl"].unread == set() and "budget" not in found["random_graph"].unread
+    assert [n for n, m in found.items() if m.optimizers != ("sgd", "adam", "adamw")] == ["pfedme"]
+    assert {n for n, m in found.items() if m.newcomer} == {"ditto", "fedrep", "knnper"}
+    assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
     assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
 
 
@@ -112,13 +116,22 @@ def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
 
 def fed(number=1, **notes):
     """Return what `check_state` looks at: two local clients of four, in round `number`."""
+    members = SimpleNamespace(others=np.array([3, 1, 1, 1]), active=np.ones(4, bool))
+    members.check_graph = lambda graph, what: Members.check_graph(members, graph, what)
+    members.check_budget = lambda graph, what: Members.check_budget(members, graph, what)
     return SimpleNamespace(
-        k=2, n=4, round=number, ids=np.array([1, 3]), active=np.ones(4, bool), notes={"val_acc": np.ones(2)} | notes
+        n=4,
+        round=number,
+        ids=np.array([1, 3]),
+        active=members.active,
+        members=members,
+        notes={"val_acc": np.ones(2)} | notes,
     )
 
 
 W = torch.zeros(2, 5)
 GRAPH = CollaborationGraph.empty(4)
+TWO = CollaborationGraph.from_lists([[1, 2, 3], [], [0, 1], []])
 
 
 @pytest.mark.parametrize(
@@ -135,6 +148,10 @@ GRAPH = CollaborationGraph.empty(4)
         ({"client": {}, "shared": {"names": ["a"]}}, 'state["shared"]["names"] after round of the method mine is a list, which a checkpoint cannot hold'),
         ({"client": {}, "shared": {"w": W.bfloat16()}}, "is a Tensor of torch.bfloat16, which a checkpoint cannot hold"),
         ({"client": {}, "shared": {"w": np.array([None])}}, "is a ndarray of object, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"w": np.complex64(1)}}, "is a complex64 of complex64, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"w": W.to_sparse()}}, "is a Tensor of torch.float32, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"a/b": 1}}, "returned state[\"shared\"]['a/b']; a key is a text without /"),
+        ({"client": {}, "shared": {"chosen": TWO}}, 'state["shared"]["chosen"] after round of the method mine gives client 2 2 senders; its budget allows 1'),
     ],
 )  # fmt: skip
 def test_a_state_that_breaks_the_contract_is_refused(state, sentence):
@@ -146,11 +163,16 @@ def test_good_states_pass():
     shared = {"omega": GRAPH, "chosen": GRAPH, "phi": W[0], "mask": np.ones(3, bool), "step": 3, "name": "a", "x": None}
     check_state("mine", {"client": {"w": W, "a": np.zeros((2, 1))}, "shared": shared}, fed())
     check_state("mine", {"client": {}, "shared": {}}, fed(0))
-    check_state("mine", {"client": {}, "shared": {}}, fed(1, val_acc=np.array([np.nan, 1])))  # a round need not score
-    with pytest.raises(
-        UserError, match=re.escape("init of the method mine has scored no models; it must call fed.evaluate(w)")
-    ):
-        check_state("mine", {"client": {}, "shared": {}}, fed(0, val_acc=np.array([np.nan, 1])))
+    check_state(
+        "mine", {"client": {}, "shared": {}}, fed(2, val_acc=np.array([np.nan, 1]))
+    )  # a later round need not score
+    for number, call in ((0, "init"), (1, "round")):
+        with pytest.raises(
+            UserError, match=re.escape(f"{call} of the method mine has scored no models; it must call fed.evaluate(w)")
+        ):
+            check_state("mine", {"client": {}, "shared": {}}, fed(number, val_acc=np.array([np.nan, 1])))
+    with pytest.raises(UserError, match=re.escape('returned no state["client"]["v"], which it was given')):
+        check_state("mine", {"client": {"w": W}, "shared": {}}, fed(), {"client": {"w": W, "v": W}, "shared": {}})
 
 
 def test_a_run_of_a_method_that_returns_nothing_ends_with_the_sentence(write_method, tmp_path):

@@ -44,6 +44,19 @@ def test_partition_and_plan(capsys):
         )
     assert "at most 1984 received in preprocessing and 224 per round" in text
     assert re.search(r"time +[\d.]+ s without choosing", text) and "ms per step" in text
+    assert "anew" not in text
+
+
+def test_a_plan_counts_the_rounds_that_search_anew(capsys):
+    flags = ["--clients", "8", "--budget", "3", "--rounds", "7"]
+    assert "3 rounds search Omega anew" in shown(capsys, *flags, "--omega_period", "2")
+    once, often = (Run(clients=8, budget=3, rounds=7, omega_period=p).resolve() for p in ("inf", 2))
+    source = open_source(once)
+    ensemble = needs.build(once, source)
+    plans = [needs_of(run, Job(), source, deal(run, source), ensemble, 2, 1) for run in (once, often)]
+    val = [deal(once, source).sizes("val")[plans[0].owner == rank].sum() for rank in (0, 1)]
+    searches = 3 * (2 * 7 + 2)  # R of two models per candidate, and of the two at the start
+    assert (plans[1].judged - plans[0].judged).tolist() == [searches * v for v in val]
 
 
 def test_plan_is_what_the_run_does(tmp_path):
@@ -54,7 +67,17 @@ def test_plan_is_what_the_run_does(tmp_path):
     from dpfl_mpi.mpi.world import World
     from dpfl_mpi.results import Result
 
-    run = Run(rounds=2, clients=8, budget=3, tau_init=1, tau_train=1).resolve()
+    few = {"rounds": 2, "clients": 8, "budget": 3, "tau_init": 1, "tau_train": 1}
+    for method in ("local", "fedavg", "random_graph"):
+        run = Run(method=method, **few).resolve()
+        source = open_source(run)
+        plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
+        path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
+        with Result(path) as result:
+            received = result["traffic/models_received"].sum(1)
+            assert received.tolist() == [plan.received[0], plan.received[1], plan.received[1]], method
+            assert result["graph/evaluations"].sum() == sum(plan.evaluations) == 0
+    run = Run(**few).resolve()
     source = open_source(run)
     plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
     path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))

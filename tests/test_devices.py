@@ -21,7 +21,7 @@ from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.device import pick_device, why_hidden
 from dpfl_mpi.numerics.recorded import RecordedBackend
-from dpfl_mpi.sweeps import jobs
+from dpfl_mpi.sweeps import here
 
 ALONE = SimpleNamespace(agree=bool)
 FOUR = "".join(f"GPU {i}: Fake H200 (UUID: GPU-{i}{i}{i}{i}-00)\n" for i in range(4))
@@ -170,7 +170,7 @@ def test_ranks_that_share_a_gpu_are_counted(tmp_path, gpus, how, most):
 
 # sweeps ------------------------------------------------------------------------------------------------------------------
 def test_slots_take_turns():
-    slots = jobs.Slots(["a", "b", "c", "d", "e"], per_run=2, runs_per_gpu=2)
+    slots = here.Slots(["a", "b", "c", "d", "e"], per_run=2, runs_per_gpu=2)
     assert slots.groups == ["a,b", "c,d"] and slots.most == 4  # e is left over
     taken = []
     for _ in range(4):
@@ -180,10 +180,10 @@ def test_slots_take_turns():
 
 
 def test_without_gpus_a_run_keeps_the_environment(monkeypatch):
-    slots = jobs.Slots([], per_run=1, runs_per_gpu=1)
+    slots = here.Slots([], per_run=1, runs_per_gpu=1)
     assert slots.most == 0
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert slots.free([]) == jobs.UNSET
+    assert slots.free([]) == here.UNSET
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert slots.free([]) == ""
 
@@ -192,12 +192,12 @@ def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
     smi(FOUR)
     args = argparse.Namespace(cluster="local", gpus=None, runs_per_gpu=3)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert jobs.slots_of(args, Job()).most == 12
+    assert here.slots_of(args, Job()).most == 12
     assert "MPS does not run here" in capsys.readouterr().err
     (tmp_path / "control").touch()
-    assert jobs.slots_of(args, Job()).groups == uuids(0, 1, 2, 3)
+    assert here.slots_of(args, Job()).groups == uuids(0, 1, 2, 3)
     assert capsys.readouterr().err == ""
-    assert jobs.slots_of(args, Job(device="cpu")).groups == []
+    assert here.slots_of(args, Job(device="cpu")).groups == []
 
 
 def test_gpus_that_cannot_be(smi, tmp_path, capsys):
@@ -245,7 +245,6 @@ def seen(smi, tmp_path):
     ],
 )
 def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatch, visible, words, expected):
-    """Through submitit's local executor, which would hide every GPU."""
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     flags = [*starts.command(tmp_path, starts.small())[4:], f"--results={tmp_path}"]
@@ -262,7 +261,7 @@ def test_a_sweep_with_two_gpus_for_two_ranks(seen, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "GPUs visible here: 4; per Run 2, Runs on each 1" in out and "2 finished of 2" in out
     assert seen.read() == [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]
-    logs = [log.read_text() for log in tmp_path.glob("sweeps/*/*_log.err")]
+    logs = [log.read_text() for log in tmp_path.glob("sweeps/*/*.log")]
     assert [log.count("warning: --device auto takes the CPU: 4 GPUs are installed, but ") for log in logs] == [1, 1]
 
 

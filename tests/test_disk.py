@@ -15,7 +15,7 @@ import pytest
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
-from dpfl_mpi.storage import disk, files
+from dpfl_mpi.storage import disk, files, foreign
 
 SCRIPT = """
 import errno, resource, sys
@@ -210,7 +210,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
 
 def test_a_files_hash(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
-    assert files.sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert foreign.sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_errors_in_words():

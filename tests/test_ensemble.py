@@ -11,7 +11,8 @@ from torch import nn
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.models._cnn_stacked import fold, phases, unphase, windows
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point, sgd_step
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point
+from dpfl_mpi.numerics.steps import sgd_step
 
 CPU = torch.device("cpu")
 SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: both pools floor

@@ -1,14 +1,17 @@
 """A mistake is one sentence on stderr, printed once, with an exit code that is not 0, and no rank is left behind."""
 
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from launch import mpirun, run_here
+import tiny_result
+from launch import ROOT, mpirun, run_here
 
 from dpfl_mpi.__main__ import main
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import NO_READER, UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -71,7 +74,7 @@ def one_sentence(err):
         ("--partition_seed 4294967296", ["--partition_seed is 4294967296", "0 to 4294967295"]),
         ("--dataset cifar11", ["--dataset is cifar11", "allowed are", "cifar10", "digits"]),
         ("--method dpfk", ["--method is dpfk", "allowed are", "dpfl", "local"]),
-        ("--model resnet", ["--model is resnet", "allowed are", "cnn", "mlp"]),
+        ("--model resnet50", ["--model is resnet50", "allowed are", "cnn", "mlp"]),
         ("--partition iid", ["partition", "iid", "pathological", "dirichlet"]),
         ("--preset mine", ["preset", "mine", "paper", "authors_code"]),
         ("--init zeros", ["init", "zeros", "kaiming", "torch"]),
@@ -161,6 +164,19 @@ def test_another_runs_file_is_not_overwritten(capfd, tmp_path, digits_file):
     assert (tmp_path / "b.h5").read_text() == "something of the user's"
 
 
+def test_a_finished_result_without_what_is_asked_for_is_no_answer(capfd, tmp_path):
+    """Models and scores after mixing cannot be had from a result that was computed without them."""
+    fields = {"clients": 4, "rounds": 1, "tau_init": 1, "tau_train": 1, "budget": 2, "method": "local"}
+    path = run_here(tmp_path / "run.h5", fields)
+    common = [*to_flags(fields), "--quiet", "--out", path]
+    sentence = refused(capfd, *common, "--save_models", "--mixed")
+    assert "is finished and was computed without --save_models and --mixed; --fresh computes it anew" in sentence
+    with Result(run_here(path, fields, fresh=True, save_models=True)) as result:
+        assert "model/best" in result
+    assert "without --mixed;" in refused(capfd, *common, "--save_models", "--mixed")
+    assert run_here(path, fields, save_models=True) == path  # there it is
+
+
 def test_a_refused_run_leaves_nothing(capfd, tmp_path, monkeypatch):
     """A mistake that only the data show: no checkpoint folder, no lock, no result."""
     monkeypatch.chdir(tmp_path)
@@ -195,7 +211,13 @@ def test_divergence_excludes(tmp_path, digits_file, monkeypatch):
         return w
 
     monkeypatch.setattr(Federation, "local_opt", breaks)
-    fields = SMALL | {"data": str(digits_file), "rounds": 3, "on_divergence": "exclude", "budget": "inf"}
+    fields = SMALL | {
+        "data": str(digits_file),
+        "rounds": 3,
+        "on_divergence": "exclude",
+        "budget": "inf",
+        "augment": True,
+    }
     with Result(run_here(tmp_path / "a.h5", fields, save_models=True)) as result:
         assert result.finished
         assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, 2, -1]
@@ -274,13 +296,82 @@ def test_an_exception_on_one_rank_ends_all(tmp_path, digits_file, error, expecte
     assert done.stderr.count(expected) == 1
 
 
+ON_SOME = """
+import sys
+from dpfl_mpi.__main__ import main
+from dpfl_mpi.engine import train
+from dpfl_mpi.federation import Federation
+whole = Federation.average
+def broken(self, *args, **named):
+    if self.world.rank in {ranks}:
+        raise ZeroDivisionError('a bug')
+    return whole(self, *args, **named)
+Federation.average = broken
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (0, 1, 2)], ids=str)
+def test_a_bug_on_several_ranks_is_told_once(tmp_path, digits_file, ranks):
+    """In the middle of a round: rank 0 waits in a collective, or fails as well. One traceback, of the lowest rank."""
+    (tmp_path / "inject.py").write_text(ON_SOME.format(ranks=ranks))
+    began = time.monotonic()
+    flags = [*to_flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path]
+    done = mpirun(3, tmp_path / "inject.py", *flags)
+    stops(done, 60, began)
+    assert done.stderr.count("Traceback") == 1 and f"rank {min(ranks)} of 3:\n" in done.stderr, done.stderr
+
+
+UNLIKE = """
+import dataclasses, os, sys
+from mpi4py import MPI
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine.train import train
+from dpfl_mpi.errors import NO_READER, UserError
+from dpfl_mpi.mpi.world import World
+world = World(MPI.COMM_WORLD)
+last = world.rank == world.size - 1
+run, job = Run(clients=6, rounds=0, tau_init=0), Job(quiet=True, results=sys.argv[1])
+for other in (
+    (Run(clients=6, rounds=0, tau_init=0, seed=1, lr=0.5), job),
+    (run, Job(quiet=True, results=sys.argv[1], block=1)),
+    (run, Job(quiet=True, results=sys.argv[1], block=-1)),
+    (Run(clients=0), job),
+    (dataclasses.replace(run.resolve(), rounds=-3), job),
+):
+    try:
+        train(*(other if last else (run, job)), world)
+    except UserError as error:
+        os.write(1, f"{error}\\n".encode())
+assert train(run, job, world).is_file()
+"""
+
+
+def test_ranks_with_other_settings_are_refused(tmp_path):
+    """The last of three ranks has another Run, another Job, an unchecked one: every rank raises the same sentence, and goes on."""
+    (tmp_path / "unlike.py").write_text(UNLIKE)
+    done = mpirun(3, tmp_path / "unlike.py", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert sorted(lines) == sorted(3 * list(dict.fromkeys(lines)))
+    expected = (
+        "the ranks were given different settings (--partition_seed, --lr, --seed); every rank",
+        "the ranks were given different settings (--block); every rank",
+        "--block is -1; allowed is a whole number of at least 0",
+        "--clients is 0; allowed",
+        "--rounds is -3; allowed",
+    )
+    for line, words in zip(dict.fromkeys(lines), expected, strict=True):
+        assert line.startswith(words)
+
+
 ON_ROOT = """
 import sys
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.results import Recorder
 def broken(self, *arguments):
     raise ZeroDivisionError('a bug')
-Recorder.flush = broken
+Recorder.flush = Recorder.close = broken  # closing the file fails for the same reason
 main(sys.argv[1:])
 """
 
@@ -357,3 +448,26 @@ def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
         monkeypatch.delenv("OMP_NUM_THREADS")
     before_mpi()
     assert os.environ["OMP_NUM_THREADS"] == used
+
+
+@pytest.mark.parametrize("command", ["dpfl_mpi --help", "dpfl_mpi.sweep --list --seeds 1,2", "dpfl_mpi.show RESULT"])
+def test_a_reader_that_has_left_ends_a_command_without_a_word(command, tmp_path):
+    command = command.replace("RESULT", str(tiny_result.make(tmp_path / "a.h5")))
+    read, write = os.pipe()
+    os.close(read)  # `| head`, once it has its lines
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, env=env, stdout=write, stderr=-1)
+    os.close(write)
+    assert done.stderr == b"" and done.returncode in (0, NO_READER)  # argparse itself passes over it
+
+
+def test_a_run_whose_reader_has_left_says_so_and_ends(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    flags = to_flags({"clients": 4, "rounds": 1, "tau_init": 1, "tau_train": 1, "out": tmp_path / "a.h5"})
+    command = [sys.executable, "-m", "dpfl_mpi", *flags]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode != 0
+    assert "error: nobody reads the output of this run any more" in done.stderr and "Traceback" not in done.stderr

@@ -1,6 +1,7 @@
 """Results in other tools' formats, in the terminal, and their models scored."""
 
 import csv
+import shutil
 import subprocess
 import sys
 
@@ -8,8 +9,10 @@ import h5py
 import numpy as np
 import pytest
 import tiny_result
+from launch import ROOT
 
 from dpfl_mpi import evaluate, export, show
+from dpfl_mpi.__main__ import summary
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 
@@ -45,7 +48,7 @@ def test_pfllib_layout_is_weighted_by_samples(tmp_path):
         file["client/n_test"][...] = [10, 0, 30, 0]
         file["round/train_loss"][2, 0] = np.nan  # a client that left: the mean is over the others
     assert export.main([str(path), "--format", "pfllib"]) == 0
-    with h5py.File(tmp_path / "run-pfllib.h5") as file:
+    with h5py.File(tmp_path / "pfllib" / "run.h5") as file:
         assert set(file) == {"rs_test_acc", "rs_test_auc", "rs_train_loss"}
         assert file["rs_test_acc"][:] == pytest.approx(
             [0.75, 0.85, 0.95]
@@ -53,9 +56,15 @@ def test_pfllib_layout_is_weighted_by_samples(tmp_path):
         assert file["rs_train_loss"][:] == pytest.approx([0.5, 0.4, 0.3])
 
 
+def test_pfllib_files_are_not_among_the_results(tmp_path):
+    path = tiny_result.make(tmp_path / "results" / "run.h5")
+    assert export.main([str(path), "--format", "pfllib"]) == 0
+    assert list(path.parent.glob("*.h5")) == [path] and (path.parent / "pfllib" / "run.h5").is_file()
+
+
 def test_several_results_in_pfllibs_layout(made, tmp_path):
     assert export.main([*map(str, made.values()), "--format", "pfllib", "--out", str(tmp_path / "out")]) == 0
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dpfl-pfllib.h5", "local-pfllib.h5"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dpfl.h5", "local.h5"]
 
 
 def test_export_never_overwrites_a_result(made, capsys):
@@ -74,7 +83,7 @@ def test_a_missing_file_is_one_sentence(command, capsys):
 def test_show_prints_the_run(made, capsys):
     assert show.main([str(made["dpfl"]), "--clients", "1", "--last", "2"]) == 0
     out = capsys.readouterr().out
-    assert "dpfl on digits, finished of 2" in out
+    assert "dpfl on digits, finished, 2 rounds\n" in out
     assert (
         "test accuracy 70.00 % (mean over 4 clients of their best model by validation), std over clients 22.36, lowest 40.0 %"
         in out
@@ -92,9 +101,34 @@ def test_show_prints_the_run(made, capsys):
 
 def test_show_of_a_run_without_a_graph_and_of_a_running_one(made, tmp_path, capsys):
     assert show.main([str(made["local"])]) == 0
-    assert "no edges: every client receives from nobody" in capsys.readouterr().out
+    assert "no edges: no client chooses whose models it receives" in capsys.readouterr().out
     assert show.main([str(tiny_result.make(tmp_path / "r.h5", finished=False))]) == 0
     assert "running, round 2 of 2" in capsys.readouterr().out
+
+
+def test_show_of_a_method_that_chooses_in_each_round_alone(tmp_path, capsys):
+    """Its graph is not in Omega, which is that of preprocessing."""
+    graphs = ([[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []])
+    path = tiny_result.make(tmp_path / "p.h5", "pfedgraph", best=(0.5,) * 4, graphs=graphs, budget=1)
+    assert show.main([str(path)]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in lines
+    assert "no edges" not in out and not any(words[:1] == ["Omega"] for words in lines)
+
+
+def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    odd = tmp_path / "my results" / "run.h5"
+    shutil.copytree(made["dpfl"].parent, odd.parent)
+    shutil.copy(made["dpfl"], odd)
+    said = summary(odd)
+    assert said.endswith(f"  draw the graph       python analysis/graph_evolution.py '{odd}'")
+    assert "edges                5 in Omega, 2.5 kept per round" in said
+    monkeypatch.chdir(tmp_path)
+    assert f"python {ROOT}/analysis/graph_evolution.py '{odd}'" in summary(odd)
+    said = summary(made["local"])
+    assert "edges" not in said and "draw the graph" not in said
 
 
 def test_compare_says_what_differs(made, capsys):
@@ -169,7 +203,7 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, capsys):
     assert evaluate.main([str(trained), "--on", "all"]) == 0  # the embedded digits are the same images
     assert capsys.readouterr().out == everyone and everyone.startswith("4 models on the whole test set: mean")
     assert evaluate.main([str(trained), "--data", str(colour_file), "--on", "all"]) == 2
-    assert "the saved models do not fit these data (images 17x18x3, 4 classes)" in capsys.readouterr().err
+    assert "the saved models do not fit these data (samples of 17x18x3, 4 classes)" in capsys.readouterr().err
     assert evaluate.main([str(trained), "--data", str(colour_file)]) == 2
     assert "these are not the data of the run" in capsys.readouterr().err
 

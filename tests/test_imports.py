@@ -17,10 +17,11 @@ PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
 FLOORS = (
     "errors",
-    "streams plugins graph storage",
+    "streams plugins graph metrics storage",
     "settings",
     "config mpi",
-    "data results",
+    "data layout",
+    "results",
     "datasets numerics",
     "models",
     "federation",
@@ -29,20 +30,25 @@ FLOORS = (
     "engine sweeps",
     "commands",
 )
-COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher"]
-GROUND = ["errors", "streams", "plugins", "graph", "settings", "config"]
+COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher", "api"]
+COMMANDS += ["plan_power", "optimality"]
+GROUND = ["errors", "streams", "plugins", "graph", "metrics", "settings", "config"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph storage settings config mpi data results datasets prepare show export launcher sweep sweeps",
-    "mpi4py": "errors streams plugins graph storage settings config data results datasets numerics models federation methods survival engine "
-    "prepare describe show export evaluate launcher sweep sweeps",
-    "h5py": "errors streams plugins graph mpi numerics models federation methods",
+    "torch": "errors streams plugins graph metrics storage settings config mpi data layout results datasets prepare show export plan_power launcher "
+    "sweep sweeps",
+    "mpi4py": "errors streams plugins graph metrics storage settings config data layout results datasets numerics models federation methods survival engine "
+    "prepare describe show export evaluate plan_power optimality launcher sweep sweeps api",
+    "h5py": "errors streams plugins graph metrics mpi numerics models federation methods",
     "os": "methods",
     "pathlib": "methods",
 }
 # ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
-LIGHT = "errors streams plugins graph storage settings config data results datasets methods prepare show export launcher sweep sweeps __main__"
+LIGHT = (
+    "errors streams plugins graph metrics storage settings config data layout results datasets methods prepare show export plan_power launcher sweep sweeps "
+    "__main__ api"
+)
 
 
 def module_of(path: Path) -> str:
@@ -145,6 +151,7 @@ def test_analysis_reads_results_only(path):
         "plugins",
         "results",
         "graph",
+        "metrics",
     }
     assert outside(path, ["torch", "mpi4py"], "ever") == []
 

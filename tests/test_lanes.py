@@ -2,7 +2,9 @@
 
 import copy
 import shutil
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, sgd_step
+from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native import Native, Sgd
+from dpfl_mpi.numerics.steps import sgd_step
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
@@ -387,3 +391,44 @@ def test_the_first_of_equal_logits_is_predicted():
     net = make("mlp")
     row = net.row * 0
     assert not net.native.score(row[None], net.images, numbers([0, 1, 2])).predicted.any()
+
+
+# the greedy search ------------------------------------------------------------------------------------------------------
+def sums_of(net):
+    """Two float64 sums and a row, with a large, a tiny and a zero weight among them."""
+    x, y = (torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width)) for _ in range(2))
+    w = net.row.clone()
+    w[:3] = torch.tensor([4000.0, 1e-30, 0.0])
+    return x, y, w
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_candidates_sums_are_rounded_once(form):
+    """Against exact fractions: x + p w and y - p w are the nearest float64, their averages the quotients in float64, then in float32."""
+    net = make("mlp", form=form)
+    x, y, w = sums_of(net)
+    p, p_x, p_y = 0.0123, 0.4567, 0.8901
+    pair = torch.full((2, net.ensemble.width), 7.0)
+    x_j, y_j = net.native.candidate(x, y, w, p, p_x, p_y, pair)
+    for new, old, share, total, average in ((x_j, x, p, p_x, pair[0]), (y_j, y, -p, p_y, pair[1])):
+        exact = [
+            float(Fraction(a) + Fraction(share) * Fraction(b)) for a, b in zip(old.tolist(), w.tolist(), strict=True)
+        ]
+        assert new.tolist() == exact
+        assert average.tolist() == [float(np.float32(a / total)) for a in exact]
+        in_two = old.numpy() + share * w.double().numpy()
+        assert 0 < np.count_nonzero(in_two != new.numpy()) < len(w) / 5  # a product that is rounded by itself shows
+
+
+def test_a_candidate_is_torchs():
+    """`Backend.candidate` of two clients in lock-step, which writes the same sums but for the rounding of the product."""
+    net = make("mlp")
+    x, y, w = (torch.stack([v, v.flip(0)]) for v in sums_of(net))
+    p, p_x, p_y = np.array([0.0123, 0.2]), np.array([0.4567, 0.5]), np.array([0.8901, 0.6])
+    pairs = torch.zeros(2, 2, 2, net.ensemble.width)
+    by_torch = Backend.candidate(SimpleNamespace(ensemble=net.ensemble), x, y, w, p, p_x, p_y, pairs[0])
+    for i in range(2):
+        ours = net.native.candidate(x[i], y[i], w[i], p[i], p_x[i], p_y[i], pairs[1, i])
+        for a, b in zip(ours, by_torch, strict=True):
+            assert bool(((a - b[i]).abs() <= 2**-52 * ((p[i] * w[i]).abs() + b[i].abs())).all())
+    torch.testing.assert_close(pairs[1], pairs[0], rtol=2**-22, atol=0)

@@ -109,3 +109,43 @@ def test_the_sbatch_files(name):
         assert part in text, part
     assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
     assert subprocess.run(["bash", "-n", path]).returncode == 0
+
+
+START = """#!/bin/bash
+# in the place of python and of the launcher: the attempt's number, whether MPI "starts" in it, and the exit code
+if [ "$2" = dpfl_mpi.launcher ]; then echo {folder}/python; exit; fi
+echo "$SITE $*" >> {folder}/tries
+case $(wc -l < {folder}/tries) in
+{cases}
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("cases", "tries", "code"),
+    [
+        ("1|2) exit 7 ;; 3) echo up > $DPFL_BEGUN; exit 0 ;;", 3, 0),  # MPI starts at last
+        ("*) exit 7 ;;", 3, 7),  # never: at most twice again
+        ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1),  # an error of ours, after MPI's start
+        ("*) exit 2 ;;", 1, 2),  # a mistake that only the user can mend
+        ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
+    ],
+)
+def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, monkeypatch, cases, tries, code):
+    (tmp_path / "python").write_text(START.format(folder=tmp_path, cases=cases))
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho RUNNING\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
+    for name in ("python", "squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "site.sh").write_text("export SITE=mine\n")
+    env = starts.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
+    script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), "--budget", "10"]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    lines = (tmp_path / "tries").read_text().splitlines()
+    assert lines == ["mine -n 2 python -m dpfl_mpi --dataset cifar10 --grace 100 --budget 10"] * tries
+    assert done.stderr.count("MPI did not start (exit code 7)") == tries - (code == 0) if tries > 1 else not done.stderr
+    assert (tmp_path / "requeued").exists() == (code == 138)
+    assert not list(tmp_path.glob("tmp.*"))

@@ -55,3 +55,6 @@ def test_one_version_and_one_lowest_python_everywhere():
     assert f'target-version = "py{low.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
     versions = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
     assert all(SpecifierSet(python).contains(v) for v in versions)
+    for page in ("README.md", "docs/install.md"):
+        said = re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / page).read_text())
+        assert said == [(low, versions[-1])], page  # .ci/newest reads the highest from setup.cfg

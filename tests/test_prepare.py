@@ -155,20 +155,26 @@ def test_own_arrays(tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=y, client=np.array(["ann", "bob"])[np.arange(50) % 2])
     out = own.read(tmp_path / "a.npz")
     assert out.train_images.shape == (40, 6, 5, 1) and out.client_names == ("ann", "bob")
-    assert np.bincount(out.test_labels).tolist() == [2] * 5
+    assert out.train_images.dtype == np.float32 and np.array_equal(
+        np.unique(out.train_images), np.unique(x[np.isin(x, out.train_images)])
+    )
+    assert np.bincount(out.test_clients).tolist() == [5, 5]  # a fifth of each client's
     stage("arrays", tmp_path / "a.npz", tmp_path / "a.h5")
     source = in_file(tmp_path / "a.h5", "arrays")
     assert open_source(Run(dataset="arrays", data=str(tmp_path / "a.h5"))).sha256 == source.sha256  # as a run opens it
     assert source.clients["train"].tolist() == out.train_clients.tolist()
     test = np.arange(50) < 10
-    np.savez(tmp_path / "b.npz", x=np.rint(x * 255).astype(np.uint8), y=y, test=test)
+    x = np.rint(x * 255).astype(np.uint8)
+    np.savez(tmp_path / "b.npz", x=x, y=y, test=test)
     np.savez(tmp_path / "c.npz", x=x[~test], y=y[~test], x_test=x[test], y_test=y[test])
     b, c = own.read(tmp_path / "b.npz"), own.read(tmp_path / "c.npz")
     assert np.array_equal(b.train_images, c.train_images) and np.array_equal(b.test_images, c.test_images)
-    np.savez(tmp_path / "v.npz", x=x.reshape(50, 30), y=y + 300)  # vectors, and more classes than a byte counts
+    many = np.repeat(np.arange(1, 301), 5)  # more classes than a byte counts; none is 0
+    np.savez(tmp_path / "v.npz", x=np.arange(1500.0).reshape(1500, 1) - 2.6, y=many)
     stage("arrays", tmp_path / "v.npz", tmp_path / "v.h5")
-    many = in_file(tmp_path / "v.h5", "arrays")
-    assert many.shape == (1, 30, 1) and many.labels["train"].max() == 304
+    vectors = in_file(tmp_path / "v.h5", "arrays")
+    assert vectors.shape == (1,) and vectors.labels["train"].max() == 299 and vectors.class_names[-1] == "300"
+    assert vectors.images("train", np.arange(4)).tolist() == own.read(tmp_path / "v.npz").train_images[:4].tolist()
 
 
 # twice, killed, downloaded ----------------------------------------------------------------------------------------------
@@ -406,21 +412,30 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
     [
         ({"y": None}, "x and y are needed"),
         ({"y": np.arange(9)}, "one number or name per sample is needed, (10,)"),
-        ({"y": np.arange(10) - 1}, "whole numbers from 0"),
-        ({"y": np.arange(10) / 2}, "one number or name"),
-        ({"x": np.full((10, 4), 2.0)}, "goes from 2 to 2; allowed are finite floats in 0..1"),
+        ({"y": np.arange(10) / 2}, "fractions; labels are classes, numbers or names (regression is not supported"),
+        ({"y": np.zeros(10)}, "y holds one class, 0; at least 2 are needed"),
         ({"x": np.full((10, 4), np.nan)}, "finite"),
+        ({"x": np.full((10, 4), 1e39)}, "beyond float32"),
         ({"x": np.zeros(10)}, "allowed are [M, H, W, C]"),
-        ({"x": np.zeros((10, 4), np.int64)}, "int64; allowed are uint8"),
+        (
+            {"x": np.full((10, 4), -1)},
+            "goes from -1 to -1; whole numbers are tokens from 0 to 2147483647: save other numbers as floats",
+        ),
+        ({"x": np.full((10, 4), 2**31)}, "goes from 2147483648"),
+        ({"x": np.full((10, 4, 4), 256)}, "whole numbers of an image are 0 to 255"),
+        ({"x": np.full((10, 4), "a")}, "<U1; allowed are uint8 (images)"),
         ({"y": np.array([{}] * 10, object)}, "pickled objects, which are never read"),
         ({"test": np.zeros(10, int)}, "10 training and 0 test samples"),
-        ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of (1, 5, 1)"),
-        ({"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])}, "the test labels go to 5"),
+        ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
+        (
+            {"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])},
+            "the test labels hold 5, which no training label is",
+        ),
         ({"client": np.arange(3)}, "client is int64 of (3,)"),
     ],
 )
 def test_malformed_arrays(tmp_path, fields, text):
-    whole = {"x": np.zeros((10, 4)), "y": np.zeros(10, int)} | fields
+    whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
     np.savez(tmp_path / "a.npz", **{k: v for k, v in whole.items() if v is not None})
     refused(tmp_path, "arrays", tmp_path / "a.npz", text)
 

@@ -55,6 +55,27 @@ def test_the_numbers_in_the_page(html):
     assert runs[1]["edges"] == [] and runs[1]["positions"] == []
 
 
+def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
+    """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
+    import report
+
+    paths = [tiny_result.make(tmp_path / f"{m}{s}.h5", m, s) for s in (52, 42) for m in ("local", "dpfl")]
+    page = report.draw([Result(p) for p in paths]).html
+    groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
+    assert [g["name"] for g in groups] == ["DPFL, B_c = 3", "Local"]
+    assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
+    assert groups[0]["summary"]["\u00b1 over seeds"] == 3.54 and groups[1]["summary"]["\u00b1 over seeds"] == 0
+    assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
+    assert groups[0]["colour"] != groups[1]["colour"]
+    runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
+    assert [r["name"] for r in runs] == [
+        "Local, seed 52",
+        "DPFL, B_c = 3, seed 52",
+        "Local, seed 42",
+        "DPFL, B_c = 3, seed 42",
+    ]
+
+
 def test_the_force_layout_puts_friends_together():
     import report
 
@@ -146,6 +167,12 @@ def test_the_table_sorts_and_a_click_follows_a_client(browser):
 def test_runs_are_compared_and_chosen(browser):
     assert run(browser, "document.getElementById('comparison').hidden") is False
     assert run(browser, "document.querySelectorAll('#compare tr').length") == 3
+    rows = (
+        "[...document.querySelectorAll('#compare tbody tr')].map(r => [r.cells[0].textContent, r.cells[3].textContent])"
+    )
+    assert run(browser, rows) == [["DPFL, B_c = 3", "70"], ["Local", "65"]]  # the best first
+    browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
+    assert run(browser, rows) == [["Local", "65"], ["DPFL, B_c = 3", "70"]]
     choose = "const r = document.getElementById('run'); r.value = {}; r.dispatchEvent(new Event('change'));"
     browser.execute_script(choose.format(1))
     assert run(browser, "document.getElementById('graphs').hidden") is True  # Local has no graph

@@ -34,6 +34,13 @@ __main__.main(sys.argv[1:])
 """
 
 
+class World:
+    """A world of one, without MPI."""
+
+    root, rank, size = True, 0, 1
+    decide = staticmethod(lambda choose: choose())
+
+
 def hanging(out: Path, ranks: tuple[int, ...], **job: object) -> list[str]:
     """Return the command line of a run whose round 3 never ends on these ranks."""
     return [sys.executable, "-c", SLOW.format(slow=ranks), *starts.command(out, checkpoint_every=1, **job)[3:]]
@@ -116,13 +123,42 @@ def test_the_end_of_the_allocation_counts_as_a_signal(tmp_path, undisturbed):
     assert starts.same(out, undisturbed)
 
 
-def test_no_round_is_begun_that_could_not_end(monkeypatch):
-    class World:
-        root, rank, size = True, 0, 1
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        ("58", 58),
+        ("12:34", 754),
+        ("3:02:01", 10921),
+        ("2-03:00:10", 183610),
+        ("UNLIMITED", None),
+        ("INVALID", None),
+        ("", None),
+    ],
+)
+def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch, answer, left):
+    """Slurm before 23.02 has no SLURM_JOB_END_TIME. A job shorter than --grace leaves half-way."""
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\ntest "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked\n')
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert signals.seconds_left() is None
+    assert not (tmp_path / "asked").exists()
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert signals.seconds_left() == left
+    watch = signals.Watch(Job(grace=100), World)
+    usable = left - min(5, left / 10) if left else float("inf")  # what is left is the script's
+    assert watch.ends - watch.started == pytest.approx(usable)
+    assert watch.grace == min(100, usable / 2)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 5))
+    assert 0 < signals.seconds_left() <= 5
+    assert (tmp_path / "asked").read_text() == "asked\n" * 2
 
+
+def test_no_round_is_begun_that_could_not_end(monkeypatch):
     monkeypatch.setattr(signals.Heard, "at", 0.0)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
-    watch = signals.Watch(Job(), World())
+    watch = signals.Watch(Job(), World)
     watch.started = time.monotonic() - 300
     assert not watch.stop(more=True, spare=5)
     watch.started = time.monotonic() - 1100
@@ -147,11 +183,8 @@ def owned_by(path: Path, **changes: object) -> None:
 
 
 def test_what_came_before_the_first_round_tells_nothing_about_its_length(monkeypatch):
-    class World:
-        root, rank, size = True, 0, 1
-
     for first in (0, 1, 8):  # a new run, one without preprocessing, one that goes on
-        watch = signals.Watch(Job(), World())
+        watch = signals.Watch(Job(), World)
         watch.started = time.monotonic() - 40  # reading data
         watch.begin(first)
         assert watch.last == 0
@@ -205,6 +238,18 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     owned_by(out, **other)
     os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)  # long untouched
     Lock(out).acquire(patience=0.3)
+
+
+def test_a_live_process_of_this_host_keeps_its_lock_however_old_it_is(tmp_path):
+    """A laptop that slept, a stopped process: nobody touched the lock for an hour, and its owner goes on to write."""
+    out = tmp_path / "run.h5"
+    owned_by(out)
+    os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)
+    with pytest.raises(UserError, match="is being written by another run"):
+        Lock(out).acquire(patience=0.2)
+    owned_by(out, born="1")  # another process has the number now
+    os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)
+    Lock(out).acquire(patience=0.2)
 
 
 def raises(error: type[Exception]) -> Callable[..., None]:

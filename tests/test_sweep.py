@@ -22,7 +22,8 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.lock import Lock, born
-from dpfl_mpi.sweeps import jobs, known
+from dpfl_mpi.sweeps import jobs, known, wanted
+from dpfl_mpi.sweeps.flags import parser, split
 
 
 def rest(folder: Path, **changes: object) -> list[str]:
@@ -90,13 +91,18 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "-s1-" in out and "-s2-" in out and "2 missing of 2" in out
     assert sweep.main([str(tmp_path / "none.py"), "--list"]) == 2
-    (tmp_path / "empty.py").touch()
-    assert sweep.main([str(tmp_path / "empty.py"), "--list"]) == 2
-    assert "has no list RUNS" in capsys.readouterr().err
+    for text, said in (
+        ("", "has no list RUNS of Run(...)"),
+        ("RUNS = ['local']", "has no list RUNS of Run(...)"),
+        ("import nowhere", "wrong.py fails: ModuleNotFoundError: No module named 'nowhere'"),
+    ):
+        (tmp_path / "wrong.py").write_text(text)
+        assert sweep.main([str(tmp_path / "wrong.py"), "--list"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_what_sbatch_would_get(tmp_path, slurm, capsys):
-    words = ["--seeds", "1,2,3", "--cluster", "slurm", "--dry_run", "--partition", "long", "--account", "me"]
+    words = ["--seeds", "1,2,3", "--cluster", "slurm", "--dry_run", "--slurm_partition", "long", "--account", "me"]
     words += [
         "--nodes",
         "2",
@@ -195,7 +201,7 @@ def test_debug_computes_one_after_the_other_in_the_foreground(tmp_path, capfd):
 
 
 def test_debug_goes_on_after_a_failure_and_says_it(tmp_path, capfd):
-    words = ["--seeds", "1,2", "--cluster", "debug", *rest(tmp_path, rounds=1, lr=1e30)]
+    words = ["--seeds", "1,2", "--cluster", "debug", *rest(tmp_path, rounds=1, lr=1e15)]
     assert sweep.main(words) == 1
     seen = capfd.readouterr()
     assert seen.err.count("diverged in round 0") == seen.err.count("ended with exit code 2") == 2
@@ -204,34 +210,39 @@ def test_debug_goes_on_after_a_failure_and_says_it(tmp_path, capfd):
 
 
 def test_a_local_failure_is_named_with_its_log(tmp_path, capsys):
-    assert sweep.main(["--seeds", "1", *rest(tmp_path, rounds=1, lr=1e30)]) == 1
+    assert sweep.main(["--seeds", "1", *rest(tmp_path, rounds=1, lr=1e15)]) == 1
     out = capsys.readouterr().out
     assert "1 failed of 1" in out and re.search(r"error: client \d diverged in round 0", out)
 
 
-def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path):
-    flags = rest(tmp_path, rounds=60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, number):
+    """Ctrl-C, or a terminal that goes away: one line, a checkpoint, and the same command goes on to the same numbers."""
+    flags = rest(tmp_path, rounds=25)
     words = [sys.executable, "-m", "dpfl_mpi.sweep", "--seeds", "1,2", "--max_parallel", "1", *flags]
-    process = subprocess.Popen(
-        words,
-        cwd=starts.ROOT,
-        env=starts.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    how = {"cwd": starts.ROOT, "env": starts.environment(), "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, start_new_session=True, **how, **pipes)
     starts.wait_for(lambda: [p for p in tmp_path.glob("*.h5") if starts.recorded(p) >= 1], process)
-    os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
+    os.killpg(process.pid, number)  # what a terminal sends
     err = starts.finish(process, 130)
-    assert err.endswith(
-        "interrupted: the Runs keep a checkpoint each; the same command with --list says how far they are\n"
+    said = (
+        "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
     )
+    assert err == said
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
     (t,) = starts.checkpoint_rounds(out)
     with Result(out) as result:
         assert result.state == f"stopped after round {t}"
     assert not out.with_name(f"{out.name}.lock").exists()
+    listed = subprocess.run([*words, "--list"], capture_output=True, **how)
+    assert listed.returncode == 0 and "1 missing, 1 stopped of 2" in listed.stdout
+    if number == signal.SIGHUP:
+        return
+    done = subprocess.run(words, capture_output=True, timeout=240, **how)
+    assert done.returncode == 0 and "2 finished of 2" in done.stdout, done.stdout + done.stderr
+    with Result(out) as result:
+        assert len(result.starts()) == 2
 
 
 def test_watching_ends_with_the_last_job(tmp_path, slurm, capsys, monkeypatch):
@@ -260,7 +271,7 @@ def test_watching_ends_with_the_last_job(tmp_path, slurm, capsys, monkeypatch):
     changes = [line.split()[1:3] for line in out.splitlines() if re.match(r"\d\d:\d\d:\d\d  ", line)]
     assert changes == [[runs[0].path(tmp_path).stem, "finished"], [runs[1].path(tmp_path).stem, "failed"]]
     assert "1 failed, 1 finished of 2" in out
-    assert set(pauses) == {sweep.WATCH_S}
+    assert set(pauses) == {known.ASK_S}
 
 
 def test_a_silent_slurm_is_no_failure_of_the_jobs(tmp_path, slurm, capsys):
@@ -274,9 +285,9 @@ def test_a_silent_slurm_is_no_failure_of_the_jobs(tmp_path, slurm, capsys):
 
 def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):
     fields = starts.small(rounds=1)
-    values = sweep.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
+    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
     job = Job(results=str(tmp_path))
-    assert "not finished" in sweep.choose(values, job, "dpfl.lr=0.001,0.05")
+    assert "not finished" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
     scores = {}
     for value, (run,) in values.items():
         path = starts.here(run.path(tmp_path), fields | {"lr": float(value)})
@@ -286,12 +297,12 @@ def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):
     whole = Result.__getitem__
     monkeypatch.setattr(Result, "__getitem__", lambda self, name: read.append(name) or whole(self, name))
     best = max(scores, key=scores.get)
-    assert f"best by validation: dpfl.lr={best}" in sweep.choose(values, job, "dpfl.lr=0.001,0.05")
+    assert f"best by validation: dpfl.lr={best}" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
     assert set(read) == {"best/val_acc"}
     assert len(list(tmp_path.glob("*.h5"))) == 2  # every trial is kept
     for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr"):
         with pytest.raises(UserError, match="--tune"):
-            sweep.trials([Run()], wrong)
+            wanted.trials([Run()], wrong)
 
 
 def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
@@ -327,3 +338,211 @@ def test_the_newest_submission_counts(tmp_path):
 def test_the_record_of_a_sweep_is_readable(tmp_path):
     known.remember(tmp_path, {"a.h5": "7"}, "slurm")
     assert json.loads((tmp_path / "jobs.json").read_text())["jobs"] == {"a.h5": "7"}
+
+
+# what is a sweep's, and what a Run's ---------------------------------------------------------------------------------------
+def test_every_word_goes_to_the_sweep_or_to_the_runs():
+    """The value of a Run's flag is no file; a switch takes no value; the two command lines share no flag."""
+    words = "--seeds 1,2 --rounds 30 --no-augment figure.py --partition dirichlet --lr=0.1 --mixed --ranks 2 --options.lam 3"
+    args, rest = split(words.split(), parser("..."))
+    assert (args.seeds, str(args.file), args.ranks) == ("1,2", "figure.py", 2)
+    assert rest == [
+        "--rounds",
+        "30",
+        "--no-augment",
+        "--partition",
+        "dirichlet",
+        "--lr=0.1",
+        "--mixed",
+        "--options.lam",
+        "3",
+    ]
+    from dpfl_mpi.__main__ import parser as one_run
+
+    shared = set(parser("...")._option_string_actions) & set(one_run()._option_string_actions)
+    assert shared == {"--help", "-h"}
+
+
+def test_flags_of_runs_beside_a_grid_and_a_file(tmp_path, capsys):
+    """--partition is the Runs'; Slurm's has a name of its own, which the error gives."""
+    words = ["--list", f"--results={tmp_path}", "--partition", "dirichlet", "--rounds", "30"]
+    assert sweep.main(["--seeds", "1", *words]) == 0
+    out = capsys.readouterr().out
+    assert "digits-dirichlet-dpfl-" in out and "1 missing of 1" in out
+    assert sweep.main(["--seeds", "1", "--partition", "gpu", "--cluster", "slurm", "--list"]) == 2
+    assert capsys.readouterr().err.endswith("or file:PATH; Slurm's partition is --slurm_partition\n")
+    assert sweep.main(["--seeds", "1", "--methods", "ditto", "--options.lam", "0.3", *words]) == 0  # DPFL has no lam
+    assert "dirichlet-ditto-" in capsys.readouterr().out
+    for wrong, said in (
+        (["--clints", "3"], "clints"),
+        (["--rounds", "ten"], "--rounds is"),
+        (["a.py", "b.py"], "b.py"),
+        (["--cluster"], "--cluster"),
+        (["--seeds", "1", "--time", "0", "--cluster", "slurm", "--dry_run"], "at least a minute"),
+    ):
+        assert sweep.main(wrong) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1 and said in err, err
+
+
+def test_a_grid_picks_runs_of_a_file(tmp_path, capsys):
+    """One of the values of each flag; a method that reads no budget has every budget, and a share is a number."""
+    file = tmp_path / "figure.py"
+    file.write_text(
+        "from dpfl_mpi.config import Run\n"
+        "RUNS = [Run(method=m, seed=s, budget=b) for m in ('dpfl', 'local') for s in (1, 2) for b in ('0.25N', 4)]\n"
+    )
+
+    def listed(*words: str) -> list[str]:
+        assert sweep.main([str(file), "--list", f"--results={tmp_path}", *words]) == 0, capsys.readouterr().err
+        return sorted(line.split()[0].rsplit("-", 1)[0] for line in capsys.readouterr().out.splitlines()[1:-1])
+
+    name = "digits-pathological-{}-B{}-s{}".format
+    assert len(listed()) == 6
+    assert listed("--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), name("local", 1, 2)]
+    assert listed("--seeds", "1,2", "--methods", "local") == [name("local", 1, 1), name("local", 1, 2)]
+    assert listed("--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), name("local", 1, 1)]
+    for words, said in (
+        (["--seeds", "1,3"], "--seeds has 3; "),
+        (["--methods", "ditto"], "have dpfl, local"),
+        (["--datasets", "cifar10"], "have digits"),
+    ):
+        assert sweep.main([str(file), "--list", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+# who computes what -------------------------------------------------------------------------------------------------------
+def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, capsys):
+    """What a sweep ended itself, or a killed run of nobody left behind, waits for the same command; a failure for --retry."""
+    words = ["--seeds", "1,2,3", *rest(tmp_path)]
+    runs = [Run(**starts.small(seed=seed)).resolve() for seed in (1, 2, 3)]
+    paths = [run.path(tmp_path) for run in runs]
+    for run, path in zip(runs[:2], paths, strict=False):
+        Recorder(path, run, {}, {"time": "now"}).abandon()
+    Recorder(paths[2], runs[2], {}, {"time": "now"}).file.close()  # of no sweep: killed, so still called running
+    folder = tmp_path / "sweeps" / "1"
+    folder.mkdir(parents=True)
+    begun = {path.name: "999999999" for path in paths[:2]}
+    known.remember(folder, begun, "local", dict.fromkeys(begun, "1"), [paths[0].name])
+
+    def states() -> list[str]:
+        sweep.main([*words, "--list"])
+        return [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:4]]
+
+    assert states() == ["stopped", "failed", "stopped"]
+    sweep.main([*words, "--dry_run"])
+    planned = capsys.readouterr().out
+    assert [str(path) in planned for path in paths] == [True, False, True]
+    mine = Lock(paths[1])  # another sweep, or somebody's mpirun, computes it now
+    mine.acquire()
+    assert states() == ["stopped", "running", "stopped"]
+    sweep.main([*words, "--retry", "--dry_run"])
+    assert str(paths[1]) not in capsys.readouterr().out
+    mine.release()
+
+
+def test_two_sweeps_at_once_share_the_runs(tmp_path):
+    """Started together over the same Runs: each Run is computed once, nothing is called failed, and the tables agree at the end."""
+    words = [
+        sys.executable,
+        "-m",
+        "dpfl_mpi.sweep",
+        "--seeds",
+        "1,2",
+        "--max_parallel",
+        "1",
+        *rest(tmp_path, rounds=3),
+    ]
+    both = [
+        subprocess.Popen(
+            words, cwd=starts.ROOT, env=starts.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, out + err
+        assert "failed" not in out and err == ""
+    paths = sorted(tmp_path.glob("*.h5"))
+    assert len(paths) == 2
+    for path in paths:
+        with Result(path) as result:
+            assert result.finished and len(result.starts()) == 1
+
+
+def test_a_base_comes_first_and_its_models_are_kept(tmp_path, capsys):
+    """FedAvg and FedAvg+FT in one sweep: the rounds are computed once, and the tuned Run copies them, seconds included."""
+    file = tmp_path / "table.py"
+    flags = starts.small(rounds=2)
+    file.write_text(
+        f"from dpfl_mpi.config import Run\nRUNS = [Run(method='fedavg', finetune_epochs=e, **{flags!r}) for e in (2, 0)]\n"
+    )
+    tuned, base = (Run(method="fedavg", finetune_epochs=e, **flags).resolve().path(tmp_path) for e in (2, 0))
+    assert sweep.main([str(file), f"--results={tmp_path}", "--max_parallel", "2"]) == 0
+    assert "2 finished of 2" in capsys.readouterr().out
+    with Result(tuned) as one, Result(base) as two:
+        assert "model/best" in two and "model/best" not in one
+        assert (one["seconds/train"][: len(two["seconds/train"])] == two["seconds/train"]).all()
+
+
+def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, capsys):
+    file = tmp_path / "table.py"
+    flags = starts.small(rounds=1, lr=1e15)
+    file.write_text(
+        f"from dpfl_mpi.config import Run\nRUNS = [Run(method='fedavg', finetune_epochs=e, **{flags!r}) for e in (1, 0)]\n"
+    )
+    assert sweep.main([str(file), f"--results={tmp_path}"]) == 1
+    out = capsys.readouterr().out
+    assert "which it goes on from, failed" in out and "1 failed, 1 missing of 2" in out
+
+
+def test_on_slurm_a_tuned_run_waits_for_its_base(tmp_path, slurm, capsys):
+    file = tmp_path / "table.py"
+    file.write_text(
+        "from dpfl_mpi.config import Run\nRUNS = [Run(method='fedavg', finetune_epochs=e, seed=s) for s in (1, 2) for e in (0, 2)]\n"
+    )
+    (slurm / "sbatch").write_text(
+        f'#!/bin/sh\nn=$(ls {slurm} | grep -c script); cp "$1" {slurm}/script$n; echo "Submitted batch job 4$n"\n'
+    )
+    (slurm / "queue").write_text("")
+    assert sweep.main([str(file), "--cluster", "slurm", f"--results={tmp_path}"]) == 0
+    assert "submitted 2 jobs as array 40 and 2 that wait for others" in capsys.readouterr().out
+    scripts = [path.read_text() for path in sorted(slurm.glob("script*"))]
+    waits = [re.findall(r"--(?:dependency|kill-on-invalid-dep)=(\S+)", text) for text in scripts]
+    assert waits == [[], ["afterok:40_0", "yes"], ["afterok:40_1", "yes"]]
+
+
+# Slurm -------------------------------------------------------------------------------------------------------------------
+def test_a_percent_sign_in_the_folder_is_refused_on_slurm(tmp_path, slurm, capsys):
+    words = ["--seeds", "1", *rest(tmp_path)[:-1], f"--results={tmp_path}/100%j"]
+    assert sweep.main([*words, "--cluster", "slurm"]) == 2
+    assert "Slurm replaces % in the names of logs" in capsys.readouterr().err
+    assert not (slurm / "script").exists() and not list(tmp_path.glob("100*"))
+    assert sweep.main([*words, "--list"]) == 0
+
+
+def test_a_short_job_is_warned_half_way_and_the_site_is_sourced(tmp_path, slurm, capsys, monkeypatch):
+    (tmp_path / "slurm" / "site.sh").touch()
+    monkeypatch.chdir(tmp_path)
+    for time_limit, warning in (("1", 30), ("3", 90), ("4", 120), ("1-00:00:00", 120)):
+        words = ["--seeds", "1", "--cluster", "slurm", "--dry_run", "--time", time_limit]
+        assert sweep.main([*words, f"--results={tmp_path}"]) == 0
+        out = capsys.readouterr().out
+        assert f"--signal=USR2@{warning}\n" in out
+        assert f"\n. {tmp_path}/slurm/site.sh\nexport OMP_NUM_THREADS=1\n" in out
+
+
+def test_a_slurm_run_that_left_in_order_is_requeued(slurm, monkeypatch):
+    """A rank that ends with 75 before Slurm's warning came; not where the job was cancelled, and by the first rank alone."""
+    from dpfl_mpi import __main__
+
+    monkeypatch.setattr(__main__, "main", lambda _: sys.exit(75))
+    (slurm / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {slurm}/asked\n')
+    for state, rank in (("CANCELLED", "0"), ("RUNNING", "1"), ("RUNNING", "0")):
+        (slurm / "queue").write_text(f"{state}\n")
+        monkeypatch.setenv("SLURM_PROCID", rank)
+        monkeypatch.setenv("SLURM_JOB_ID", "17")
+        with pytest.raises(SystemExit, match="75"):
+            sweep.compute([])
+        assert (slurm / "asked").exists() == (state == "RUNNING" and rank == "0")
+    assert (slurm / "asked").read_text() == "requeue 17\n"

@@ -14,6 +14,7 @@ from launch import ROOT
 
 from dpfl_mpi import show
 from dpfl_mpi.config import Resolved, Run, stored_run
+from dpfl_mpi.data.source import content
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
@@ -37,7 +38,9 @@ def folder(tmp_path_factory):
         assert describe([*flags, "--no-measure", f"--save={at / 'partition.json'}"]) == 0
     with h5py.File(out / "other" / "data.h5", "r+") as file:
         file["train/labels"][:2] = file["train/labels"][:2][::-1]
-        file.attrs["sha256"] = "0" * 64
+    held = content(out / "other" / "data.h5")
+    with h5py.File(out / "other" / "data.h5", "r+") as file:
+        file.attrs["sha256"] = held
     return out
 
 
@@ -129,7 +132,7 @@ def test_a_result_knows_its_files_when_they_are_gone(one, tmp_path, capsys):
 def without_key(path):
     """Make a result one of an earlier version."""
     with h5py.File(path, "r+") as file:
-        del file.attrs["key"]
+        del file.attrs["key"], file.attrs["checksum"]
     return path
 
 

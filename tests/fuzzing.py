@@ -1,0 +1,387 @@
+"""What `test_fuzz.py` tries: one small file of every kind that the package reads, who reads it, and how it is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import starts
+from launch import federation, run_here
+from making import folder as files_in
+from making import images, leaf, png, tar, zipped
+
+from dpfl_mpi import __main__, describe, export, prepare, show
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import open_source
+from dpfl_mpi.datasets import arrays, femnist
+from dpfl_mpi.datasets import image_folder as pictures
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import limits
+from dpfl_mpi.results import Result
+from dpfl_mpi.survival import shm
+from dpfl_mpi.survival.checkpoint import Checkpoints
+from dpfl_mpi.survival.lock import Lock
+from dpfl_mpi.sweeps.known import Known, recall
+
+TEXTS = (
+    "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400", "nan", "inf", "null", "true", "{}", "[]",
+    "[" * 3000, '{"a":' * 3000, "&a [" + "*a," * 30 + "]", "- " * 3000, "x" * 300, "groups:" + "0,1;" * 80, "file:" + "y" * 250, "0.5N", "1:2:3",
+    "uniform:1:" + "9" * 400, "geometric:" + "9" * 400, "%s", "\n\n", " ", "0 0", "1 1 1", "1\n2\n3\n4", "sites:0", "1_0", "٣",
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Reader:
+    """A kind of file: its bytes by name, and what reads it in a folder."""
+
+    name: str
+    files: dict[str, bytes]
+    read: Callable[[Path], object]
+    few: int = 25  # cases in `pytest`
+    sentence: type[Exception] = UserError
+
+
+def damage(reader: Reader, folder: Path, rng: np.random.Generator) -> None:
+    """Damage one of the files."""
+    if not reader.files:
+        (folder / "seed").write_text(str(rng.integers(2**31)))
+        return
+    path = folder / sorted(reader.files)[rng.integers(len(reader.files))]
+    how = rng.integers(10)
+    if how < 4 and h5py.is_hdf5(path):
+        with contextlib.suppress(KeyError, ValueError, OSError, TypeError), h5py.File(path, "r+") as file:
+            in_hdf5(file, rng)
+    elif how < 5:
+        replace(path, rng)
+    else:
+        path.write_bytes(in_bytes(path.read_bytes(), rng))
+
+
+def in_bytes(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return the bytes with flipped bits, overwritten, cut, with a hostile text or number inside."""
+    out, how = bytearray(data), rng.integers(6)
+    at = int(rng.integers(len(out))) if out else 0
+    if how == 0 or not out:
+        return bytes(out[:at])
+    if how <= 2:
+        for i in rng.integers(len(out), size=rng.integers(1, 9)):
+            out[i] ^= 1 << rng.integers(8)
+    elif how == 3:
+        length = int(rng.choice([1, 4, 8, 64, 500]))
+        out[at : at + length] = rng.choice([b"\0", b"\xff", rng.bytes(1)]) * length
+    else:
+        text = TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass")
+        if how == 5 and (words := [i for i in range(len(out)) if chr(out[i]) in '0123456789:,"']):
+            at = words[rng.integers(len(words))]
+        out[at : at + int(rng.integers(3))] = text
+    return bytes(out)
+
+
+def replace(path: Path, rng: np.random.Generator) -> None:
+    """Put something else in the place of the file: nothing, a folder, a link, a pipe, an endless device, another text."""
+    path.unlink()
+    how = rng.integers(7)
+    if how == 0:
+        path.mkdir()
+    elif how == 1:
+        path.symlink_to(path.name)
+    elif how == 2:
+        path.symlink_to("/dev/zero")
+    elif how == 3:
+        os.mkfifo(path)
+    elif how == 4:
+        path.write_bytes(b"")
+    elif how == 5:
+        path.write_bytes(TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass"))
+
+
+def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
+    """Remove or change one array, group or attribute of an HDF5 file that stays one."""
+    names: list[str] = [""]
+    file.visit(names.append)
+    name = names[rng.integers(len(names))]
+    item = file[name or "/"]
+    values = (
+        b"\xff\xfe",
+        "x",
+        "",
+        10**18,
+        -1,
+        float("nan"),
+        [1, 2],
+        np.zeros((2, 2)),
+        "[" * 3000,
+        "9" * 400,
+        "{}",
+        "null",
+        np.bool_(True),
+    )
+    if item.attrs and rng.random() < (0.6 if name else 1):
+        attribute = sorted(item.attrs)[rng.integers(len(item.attrs))]
+        if rng.random() < 0.2:
+            del item.attrs[attribute]
+        elif rng.random() < 0.4 and isinstance(item.attrs[attribute], str):
+            item.attrs[attribute] = in_bytes(item.attrs[attribute].encode(), rng).decode("utf-8", "surrogateescape")
+        else:
+            item.attrs[attribute] = values[rng.integers(len(values))]
+        return
+    shape, how = getattr(item, "shape", (3,)), rng.integers(9)
+    if not name:
+        return
+    if how == 0 and isinstance(item, h5py.Dataset) and item.size:  # one value out of its range
+        data = item[()]
+        if data.dtype.kind in "iuf":
+            data.reshape(-1)[rng.integers(data.size)] = rng.choice([-1, 127, 0])
+            item[()] = data
+        return
+    del file[name]
+    if how == 1:
+        file[name] = np.zeros(shape, rng.choice(["i1", "f4", "f8", "S5", "c8", "u8"]))
+    elif how == 2:
+        file[name] = np.zeros(tuple(rng.integers(0, 9, rng.integers(4))))
+    elif how == 3:
+        file.create_dataset(
+            name,
+            tuple(10**5 for _ in range(max(1, len(shape)))) if len(shape) < 3 else (10**6, *shape[1:]),
+            "i8",
+            chunks=True,
+        )
+    elif how == 4:
+        file.create_group(name)
+    elif how == 5:
+        file[name] = h5py.ExternalLink("/etc/passwd", "/x") if rng.random() < 0.5 else h5py.SoftLink("/" + name)
+    elif how == 6:
+        file.create_dataset(name, shape or (1,), h5py.vlen_dtype(np.int32))
+    elif how == 7:
+        file.create_dataset(name, shape or (1,), "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)])
+
+
+# the readers ---------------------------------------------------------------------------------------------------------
+def small(**fields: object) -> dict[str, object]:
+    """Return the fields of a small Run."""
+    return starts.small(**fields)
+
+
+def result(folder: Path) -> Reader:
+    path = run_here(folder / "r.h5", small(reach="geometric:2"), save_models=True, mixed=True)
+
+    def read(where: Path) -> None:
+        with Result(where / "r.h5") as it:
+            assert isinstance(it.state, str) and isinstance(it.finished, bool) and isinstance(it.test_acc, float)
+            assert it.benign.dtype == bool and isinstance(it.last_round, int)
+            for name in it.names():
+                assert isinstance(it[name], np.ndarray)
+            it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round), it.starts(), it.state_dict(1)
+        __main__.summary(where / "r.h5")
+        for command in (show.main, export.main):
+            if code := command([str(where / "r.h5")]):
+                raise SystemExit(code)
+        show.main(["--compare", str(where / "r.h5"), str(path)])
+        Known(it.run, where / "r.h5").look(set())
+
+    return Reader("result", {"r.h5": path.read_bytes()}, read, few=60)
+
+
+def data(folder: Path) -> Reader:
+    own = femnist.read(files_in(folder / "leaf", leaf(4, 10)))
+    prepare.write(own, "femnist", folder / "d.h5")
+
+    def read(where: Path) -> None:
+        run = Run(
+            **small(dataset="femnist", data=str(where / "d.h5"), partition="dirichlet", min_samples=2, clients=3)
+        ).resolve()
+        source = open_source(run)
+        deal(run, source)
+        for part, labels in source.labels.items():
+            source.images(part, np.arange(len(labels)))
+        prepare.prepare("femnist", where, where / "d.h5", {})
+
+    return Reader("data", {"d.h5": (folder / "d.h5").read_bytes()}, read, few=40)
+
+
+def partition(folder: Path) -> Reader:
+    path = folder / "p.json"
+    describe.main(
+        [
+            "--dataset",
+            "image_folder",
+            "--data",
+            str(starts.data()),
+            "--clients",
+            "3",
+            "--min_per_class",
+            "1",
+            "--save",
+            str(path),
+        ]
+    )
+
+    def read(where: Path) -> None:
+        run = Run(**small(partition=f"file:{where / 'p.json'}", clients=None)).resolve()
+        deal(run, open_source(run))
+
+    return Reader("partition", {"p.json": path.read_bytes()}, read)
+
+
+def checkpoint(folder: Path) -> Reader:
+    fields, job = small(), Job(out=str(folder / "r.h5"), quiet=True, checkpoint_every="1")
+    fed = federation(fields, out=job.out)
+    from dpfl_mpi.engine import record
+    from dpfl_mpi.plugins import find
+
+    method = find("method", fed.run.method)
+    store = Checkpoints(folder / "r.h5", fed.run, job, fed.world)
+    recorder = record.open_recorder(folder / "r.h5", fed.run, fed, {}, None)
+    state = None
+    for t in range(2):
+        fed.begin_round(t)
+        state = method.init(fed) if state is None else method.round(fed, state, t)
+        record.write_round(recorder, fed, state)
+        store.save(fed, state, recorder)
+    recorder.close("stopped")
+    kept = {f"r.h5.checkpoint/{p.name}": p.read_bytes() for p in store.folder.iterdir()}
+
+    def read(where: Path) -> None:
+        mine = Checkpoints(where / "r.h5", fed.run, job, fed.world)
+        mine.restore(fed)
+        mine.note_start()
+        mine._forget([p.name for p in mine._manifests()])
+
+    return Reader("checkpoint", kept, read, few=40)
+
+
+def lock(folder: Path) -> Reader:
+    Lock(folder / "r.h5").acquire()
+    text = (folder / "r.h5.lock").read_bytes()
+
+    def read(where: Path) -> None:
+        mine = Lock(where / "r.h5")
+        mine.taken()
+        mine.acquire(patience=0)
+        mine.release()
+
+    return Reader("lock", {"r.h5.lock": text}, read)
+
+
+def notes(folder: Path) -> Reader:
+    import socket
+
+    def read(where: Path) -> None:
+        shm.remove_left(where)
+        Checkpoints(where / "r.h5", run, Job(), world).note_start()
+
+    world = federation(small()).world
+    run = Run(**small()).resolve()
+    name = f"shm.{socket.gethostname()}.0"
+    return Reader("notes", {name: b"/dev/shm/mpich_shm_gone", "r.h5.checkpoint/begun_from": b"3\n"}, read, few=10)
+
+
+def jobs(folder: Path) -> Reader:
+    entry = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
+    run = Run(**small()).resolve()
+
+    def read(where: Path) -> None:
+        known = Known(run, where / "r.h5")
+        recall([known], where / "sweeps")
+        known.look(set())
+        known.log()
+
+    return Reader(
+        "jobs",
+        {"sweeps/a/jobs.json": json.dumps(entry).encode(), "sweeps/b/jobs.json": json.dumps(entry).encode()},
+        read,
+    )
+
+
+def archive(folder: Path) -> Reader:
+    files = images(("train", "test"), ("a", "b"), 1, (5, 5))
+    made = {
+        f"a.{kind}": tar(folder / kind, files, mode).read_bytes()
+        for kind, mode in (("tar", "w"), ("tgz", "w:gz"), ("txz", "w:xz"))
+    }
+    made["a.zip"] = zipped(folder / "zip", files).read_bytes()
+
+    def read(where: Path) -> None:
+        for name in made:
+            with contextlib.suppress(UserError):
+                pictures.read(where / name)
+
+    return Reader("archive", made, read, few=40)
+
+
+def image(folder: Path) -> Reader:
+    from PIL import Image
+
+    files = images(("train", "test"), ("a",), 1, (6, 6))
+    for i, suffix in enumerate((".gif", ".jpg", ".tif", ".bmp", ".webp", ".ppm")):
+        Image.fromarray(np.full((6, 6, 3), 9 * i, np.uint8)).save(folder / f"a{suffix}")
+        files[f"train/a/{i}{suffix}"] = (folder / f"a{suffix}").read_bytes()
+    files["train/a/16.png"] = png(np.full((6, 6), 60000, np.uint16))
+    return Reader("image", files, pictures.read, few=40)
+
+
+def npz(folder: Path) -> Reader:
+    np.savez(folder / "a.npz", x=np.zeros((20, 4), np.uint8), y=np.arange(20) % 2, client=np.array(["a", "b"] * 10))
+    return Reader("npz", {"a.npz": (folder / "a.npz").read_bytes()}, lambda where: arrays.read(where / "a.npz"), few=40)
+
+
+def leaf_json(folder: Path) -> Reader:
+    return Reader("leaf", leaf(2, 4), femnist.read)
+
+
+def limit(folder: Path) -> Reader:
+    texts = {
+        "budget": b"1 2 inf 2\n",
+        "reach": b"0 1\n1 2\n3 2\n",
+        "available": b"1 1 0 1\n1 1 1 1\n0 1 1 1\n1 1 1 1\n",
+    }
+
+    def read(where: Path) -> None:
+        fields = {name: str(where / name) for name in texts}
+        run = Run(**small(clients=4, rounds=3) | fields).resolve()
+        limits.others(run), limits.reach_graph(run), limits.availability(run)
+
+    return Reader("limits", texts, read)
+
+
+def config(folder: Path) -> Reader:
+    lines = {k: v for k, v in small(clients=4, rounds=3, method="fedprox").items() if v is not None} | {
+        "quiet": True,
+        "out": "x.h5",
+    }
+    text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in lines.items()) + "options:\n  mu: 0.1\n"
+    return Reader(
+        "config", {"c.yaml": text.encode()}, lambda where: __main__.parse(["--config", str(where / "c.yaml")])
+    )
+
+
+def settings(folder: Path) -> Reader:
+    """No file: a hostile value of one field of Run or Job, as a word of the command line and as a value in Python."""
+
+    def read(where: Path) -> None:
+        rng = np.random.default_rng(int((where / "seed").read_text()))
+        names = [f.name for f in (*dataclasses.fields(Run), *dataclasses.fields(Job))]
+        name, text = names[rng.integers(len(names))], TEXTS[rng.integers(len(TEXTS))]
+        if rng.random() < 0.5:
+            __main__.parse([f"--{name}={text}"])
+            return
+        value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][rng.integers(8)]
+        if name in {f.name for f in dataclasses.fields(Run)}:
+            run = Run(**small() | {name: value}).resolve()
+            run.path(), run.others, limits.flipped(run)
+            deal(run, open_source(run))
+
+    return Reader("settings", {}, read, few=40)
+
+
+READERS: dict[str, Callable[[Path], Reader]] = {
+    "result": result, "data": data, "partition": partition, "checkpoint": checkpoint, "lock": lock, "notes": notes, "jobs": jobs,
+    "archive": archive, "image": image, "npz": npz, "leaf": leaf_json, "limits": limit, "config": config, "settings": settings,
+}  # fmt: skip

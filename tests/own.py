@@ -1,0 +1,83 @@
+"""Methods, models and data sets outside of the package, for tests: small files in a folder, and the example of the pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launch import ROOT
+
+METHOD = """
+from dataclasses import dataclass
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import Method
+import helper
+
+METHOD = Method(title="Mine", topology="none", citation="@misc{mine, title = {Mine}}")
+
+@dataclass(frozen=True)
+class Options:
+    scale: float = option(1.0, "factor on the rows")
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {}}
+
+def round(fed, state, t):
+    w = fed.local_opt(state["client"]["w"], epochs=1) * (helper.SCALE * fed.options["scale"])
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {}}
+"""
+MODEL = """
+import math
+from torch import nn
+from .parts import hidden
+HEAD = "head"
+
+class Net(nn.Module):
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body, self.head = hidden(inputs), nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu())
+
+def build(shape, classes):
+    return Net(math.prod(shape), classes)
+"""
+DATA = """
+import numpy as np
+from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.datasets.digits import PAPER
+DATA = None
+SEED = 0
+
+def load():
+    rng = np.random.default_rng(SEED)
+    patterns = rng.integers(0, 255, (4, 3, 3, 1))
+    parts = []
+    for m in (240, 80):
+        y = np.arange(m) % 4
+        parts += [np.clip(patterns[y] + rng.normal(0, 60, (m, 3, 3, 1)), 0, 255).astype(np.uint8), y]
+    return Arrays(*parts, ("ash", "birch", "cedar", "elm"), (0.5,), (0.25,))
+"""
+SMALL = {"clients": 4, "rounds": 1, "classes_per_client": 2}
+
+
+def folder(at: Path, **files: str) -> Path:
+    """Write a folder with a method `mine.py`, a model `nets/net.py`, a data set `trees.py` and what they import; return it."""
+    texts = {"mine": METHOD, "helper": "SCALE = 1.0\n", "nets/__init__": "", "nets/net": MODEL, "trees": DATA}
+    texts["nets/parts"] = "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
+    for name, text in (texts | files).items():
+        path = at / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return at
+
+
+def example(page: str) -> str:
+    """Return the complete file that a page of docs/ shows first."""
+    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+    assert found, f"{page} has no file"
+    return found[1]

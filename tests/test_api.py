@@ -1,0 +1,258 @@
+"""`dpfl_mpi.run` and `dpfl_mpi.Result`: the same numbers as the command line, mistakes as sentences, tables, and models of raw images."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import starts
+import tiny_result
+from launch import ROOT, mpirun, run_here
+
+import dpfl_mpi
+from dpfl_mpi import api
+from dpfl_mpi.errors import UserError
+
+FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_machine():
+    """What an activated environment and a terminal outside any job have."""
+    patch = pytest.MonkeyPatch()
+    for name in [n for n in os.environ if n.startswith(("PMI", "SLURM_"))]:
+        patch.delenv(name)
+    patch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    """The result of a call with two ranks, and what it printed."""
+    folder = tmp_path_factory.mktemp("api")
+    with pytest.MonkeyPatch.context() as patch:
+        said = []
+        patch.setattr("builtins.print", lambda *words, **_: said.append("".join(map(str, words))))
+        result = dpfl_mpi.run(ranks=2, results=folder, save_models=True, **FIELDS)
+    return result, "".join(said)
+
+
+def test_a_call_computes_what_the_command_computes(computed, tmp_path):
+    result, said = computed
+    assert result.finished and result.starts()[0]["ranks"] == 2
+    assert said.count("\nround ") == 2 and f"test accuracy        {100 * result.test_acc:.2f} %" in said
+    with dpfl_mpi.Result(run_here(tmp_path / "run.h5", FIELDS, save_models=True)) as mine:
+        assert dpfl_mpi.Result.same_numbers(result, mine)
+
+
+def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
+    result, _ = computed
+    before = os.stat(result.path).st_mtime_ns
+    again = dpfl_mpi.run(ranks=1, results=result.path.parent, quiet=True, **FIELDS | {"clients": np.int64(6)})
+    assert again.path == result.path and os.stat(again.path).st_mtime_ns == before
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"metod": "dpfl"}, "there is no setting metod; did you mean method?"),
+        ({"xyzzy": 1}, "there is no setting xyzzy"),
+        ({"budget": 0}, "--budget is 0"),
+        ({"clients": 2.5}, "--clients is 2.5; allowed is a whole number of at least 1"),
+        ({"device": "tpu"}, "--device is 'tpu'; allowed are auto, cpu, cuda"),
+        ({"ranks": 0}, "ranks is 0; allowed is a whole number of at least 1"),
+        ({"ranks": "8"}, "ranks is '8'; allowed is a whole number of at least 1"),
+    ],
+)
+def test_a_mistake_starts_nothing(monkeypatch, settings, sentence):
+    monkeypatch.setattr(api.subprocess, "Popen", None)
+    with pytest.raises(UserError) as error:
+        dpfl_mpi.run(**settings)
+    assert str(error.value).startswith(sentence)
+
+
+def test_an_error_of_the_ranks_is_one_sentence(tmp_path, capfd):
+    with pytest.raises(UserError, match=r"^--model cnn needs images of at least 16x16, these are 8x8"):
+        dpfl_mpi.run(ranks=2, model="cnn", results=tmp_path, **FIELDS)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_crash_of_the_ranks_is_told(tmp_path, capfd, monkeypatch):
+    """Their traceback is printed as it is, and the call raises."""
+    (tmp_path / "sitecustomize.py").write_text("import dpfl_mpi.methods.dpfl as m\nm.init = lambda fed: 1 / 0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    with pytest.raises(UserError, match=r"^the run ended with exit code 1; it printed why"):
+        dpfl_mpi.run(ranks=1, results=tmp_path, **FIELDS)
+    assert "ZeroDivisionError: division by zero" in capfd.readouterr().err
+
+
+def test_mpirun_is_found_beside_the_interpreter(monkeypatch):
+    """The kernel of a notebook starts without the environment's folder in its path."""
+    from dpfl_mpi import launcher
+
+    monkeypatch.setenv("PATH", "/nowhere")
+    (line,) = launcher.candidates()
+    assert line == [os.path.join(os.path.dirname(sys.executable), "mpirun")]
+
+
+ON_RANKS = """
+import json, os, sys
+import torch
+torch.set_num_threads(2)
+import dpfl_mpi
+from dpfl_mpi.engine import train
+seen, whole = [], train.train
+train.train = lambda *arguments: seen.append(torch.get_num_threads()) or whole(*arguments)
+out, said = sys.argv[1], []
+for wrong in ({"budget": 0}, {"ranks": 7}, {"metod": 1}, {"model": "cnn"}, {"data": "no.h5", "dataset": "cifar10"}, "rank", "more"):
+    if isinstance(wrong, str):  # a call that is not the same on every rank
+        me = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+        wrong = {"seed": int(me)} if wrong == "rank" else {"seed": 1} if me == "2" else {}
+    try:
+        dpfl_mpi.run(results=out, quiet=True, **wrong)
+    except dpfl_mpi.errors.UserError as error:
+        said.append(str(error))
+result = dpfl_mpi.run(results=out, quiet=True, **json.loads(sys.argv[2]))
+line = [said, seen[-1], torch.get_num_threads(), result.finished, result.test_acc, result.starts()[0]["ranks"]]
+os.write(1, (json.dumps(line) + "\\n").encode())
+"""
+
+
+def test_under_mpirun_every_rank_calls(computed, tmp_path):
+    """Every mistake is raised on every rank, and every rank gets the result; one thread per rank meanwhile."""
+    (tmp_path / "script.py").write_text(ON_RANKS)
+    done = mpirun(3, tmp_path / "script.py", tmp_path, json.dumps(FIELDS))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == 3 and lines[0] == lines[1] == lines[2]
+    said, threads, after, finished, accuracy, ranks = lines[0]
+    starts_of = (
+        "--budget is 0",
+        "ranks is 7, but the launcher has started 3",
+        "there is no setting metod",
+        "--model cnn",
+        "--data is no.h5",
+        "the ranks were given different settings (seed); every rank makes the same call",
+        "the ranks were given different settings (some ranks have more of them)",
+    )
+    assert len(said) == 7 and all(a.startswith(b) for a, b in zip(said, starts_of, strict=True)), said
+    assert (threads, after, finished, ranks) == (1, 2, True, 3)
+    assert accuracy == computed[0].test_acc
+
+
+SCRIPT = """
+import signal, sys, dpfl_mpi
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background of a shell, it is ignored
+dpfl_mpi.run(ranks=2, out=sys.argv[1], **eval(sys.argv[2]))
+"""
+
+
+def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
+    """INT reaches this process alone, as the kernel of a notebook gets it: the ranks keep a checkpoint and are gone."""
+    out, fields = tmp_path / "run.h5", starts.small(rounds=300)
+    words = [sys.executable, "-c", SCRIPT, str(out), repr(fields)]
+    process = subprocess.Popen(
+        words, env=starts.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    starts.wait_for(lambda: starts.recorded(out) >= 1, process)
+    below = starts.children(process.pid)
+    assert len(below) >= 2
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), errors
+    (t,) = starts.checkpoint_rounds(out)
+    assert f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
+    starts.wait_for(lambda: not any(map(starts.alive, below)), timeout=10)
+
+
+# -- a result ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return dpfl_mpi.Result(tiny_result.make(tmp_path / "tiny.h5"))
+
+
+def test_a_result_says_what_it_is(tiny, tmp_path):
+    assert repr(tiny) == (
+        "<dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42: finished, test accuracy 70.00 %, "
+        f"{tmp_path}/tiny.h5>"
+    )
+
+
+def test_one_row_per_client(tiny):
+    pytest.importorskip("pandas")
+    frame = tiny.to_pandas()
+    assert frame.index.tolist() == [0, 1, 2, 3] and frame.index.name == "client"
+    assert frame["best_test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4] == frame["last_test_acc"].tolist()
+    assert frame["n_train"].tolist() == [10] * 4 and frame["p"].tolist() == [0.25] * 4
+    assert frame["collaborators"].tolist() == [2, 0, 1, 0]  # in round 2
+    assert frame["models_received"].tolist() == [2 * 2 + 1 + 2, 2 * 1, 2 * 2 + 1 + 1, 0]
+    assert "class_counts" not in frame and "confusion" not in " ".join(frame.columns)  # more than a number per client
+
+
+def test_what_is_not_one_number_per_client_is_no_column(tmp_path):
+    pytest.importorskip("pandas")
+    path = tiny_result.make(tmp_path / "drift.h5", drift="0.5:1")
+    with h5py.File(path, "r+") as file:
+        file["client/drift_classes"], file["client/drifted"] = np.array([0, 2]), np.array([True, False, True, False])
+    frame = dpfl_mpi.Result(path).to_pandas()
+    assert frame["drifted"].tolist() == [True, False, True, False] and "drift_classes" not in frame
+
+
+def test_one_row_per_round(tiny):
+    pytest.importorskip("pandas")
+    frame = tiny.curves()
+    assert frame.index.tolist() == [0, 1, 2] and frame.index.name == "round"
+    assert frame["test_acc"].tolist() == pytest.approx([0.5, 0.6, 0.7])
+    assert frame["epochs"].tolist() == [10, 15, 20] and frame["edges"].tolist() == [5, 2, 3]
+    assert frame["models_received"].tolist() == [2.5, 0.5, 0.75]
+    assert frame["seconds"].tolist() == [21.0] * 3  # 1 + 2 + ... + 6
+
+
+def test_tables_of_a_run_without_a_round(tmp_path):
+    pytest.importorskip("pandas")
+    tiny_result.empty(tmp_path / "run.h5", dpfl_mpi.config.Run().resolve())
+    result = dpfl_mpi.Result(tmp_path / "run.h5")
+    assert len(result.curves()) == len(result.to_pandas()) == 0
+    assert "finished, test accuracy not known yet" in repr(result)
+
+
+def test_tables_without_pandas_say_what_to_install(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="a table needs pandas: pip install pandas"):
+        tiny.curves()
+
+
+def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
+    """On each client's own test images as the data set has them, uint8, that the test picks by itself."""
+    torch = pytest.importorskip("torch")
+    from dpfl_mpi.data.recipes import deal
+    from dpfl_mpi.datasets import digits
+
+    result, _ = computed
+    arrays, partition = digits.load(), deal(result.run, result.source)
+    for k in range(FIELDS["clients"]):
+        mine = partition.of("test", k)
+        images, labels = arrays.test_images[mine], arrays.test_labels[mine]
+        assert images.dtype == np.uint8 and images.shape[1:] == (8, 8, 1)
+        model = result.model(k)
+        assert isinstance(model, torch.nn.Module) and not model.training
+        with torch.no_grad():
+            predicted = model(torch.from_numpy(images)).argmax(1).numpy()
+        assert (predicted == labels).mean() == result["best/test_acc"][k]
+    assert len({tuple(result.model(k).network.head.bias.tolist()) for k in range(6)}) == 6  # each its own
+
+
+def test_what_there_is_no_model_of(computed, tiny):
+    with pytest.raises(UserError, match="holds no models; run with --save_models"):
+        tiny.model(0)
+    for client in (-1, 6):
+        with pytest.raises(UserError, match=rf"there is no client {client} in .*; allowed are 0 to 5"):
+            computed[0].model(client)

@@ -1,0 +1,299 @@
+"""Anyone's own samples: what they are taken for, PFLlib's and FL-bench's folders read without executing their pickles, and what follows for a Run."""
+
+import io
+import os
+import pickle
+import pickletools
+import random
+import zipfile
+
+import numpy as np
+import pytest
+from making import folder, tar
+from test_prepare import refused, stage
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.source import check, in_file, open_source
+from dpfl_mpi.datasets import flbench, pfllib
+from dpfl_mpi.datasets._pickled import unpickled
+from dpfl_mpi.errors import UserError
+
+
+def test_what_own_samples_are(tmp_path):
+    """Images, vectors and tokens by type and axes; labels by name; the constant column of a vector is not divided by a rounding error."""
+    y = np.arange(40) % 4
+    levels = np.arange(40 * 30).reshape(40, 6, 5) % 256
+    for x in (levels.astype(np.uint8), levels, levels / 255, (levels / 255).astype(np.float32)):
+        out = arrays_of(x, y)
+        assert out.train_images.dtype == np.uint8 and out.train_images.shape == (32, 6, 5, 1)
+        assert np.array_equal(np.sort(np.r_[out.train_images, out.test_images].ravel()), np.sort(levels.ravel()))
+    vectors = np.stack([np.linspace(-2.6, 241.9, 40), np.full(40, 0.1)], 1)
+    out = arrays_of(vectors, np.array(["cat", "ant"])[y % 2])
+    assert out.train_images.dtype == np.float32 and out.class_names == ("ant", "cat") and out.train_labels.max() == 1
+    assert out.std[1] == 1.0 and out.std[0] == pytest.approx(out.train_images[:, 0].std(), rel=1e-5)
+    assert {float(out.train_images[:, 0].min()), float(out.test_images[:, 0].min())} >= {np.float32(-2.6)}
+    tokens = arrays_of(np.full((40, 3), 2**31 - 1), y - 7.0)
+    assert tokens.vocabulary == 2**31 and tokens.mean == () and tokens.class_names == ("-7", "-6", "-5", "-4")
+    assert tokens.train_images.dtype == np.int32 and int(tokens.train_images[0, 0]) == 2**31 - 1
+    alone = arrays_of(vectors, np.r_[np.zeros(38), 1, 1], client=np.r_[np.zeros(35), np.ones(5)])
+    assert 1 in alone.train_labels  # a class is never in the test part alone
+
+
+def test_defaults_of_own_data_follow_from_the_file(tmp_path):
+    """A small run without crops and flips; the model for the samples; all of the data's own clients, one of which is too small."""
+    owner = np.repeat(np.arange(7), [10, 10, 10, 10, 10, 10, 2])
+    x, y = np.arange(62 * 4).reshape(62, 4), np.arange(62) % 2
+    models = {}
+    for name, samples in {"t": x, "v": x + 0.5, "s": np.zeros((62, 8, 8)), "i": np.zeros((62, 16, 16))}.items():
+        np.savez(tmp_path / "a.npz", x=samples, y=y, **({"client": owner} if name == "t" else {}))
+        stage("arrays", tmp_path / "a.npz", tmp_path / f"{name}.h5")
+        models[name] = Run(dataset="arrays", data=str(tmp_path / f"{name}.h5")).resolve()
+    assert {name: run.model for name, run in models.items()} == {"t": "text", "v": "mlp", "s": "mlp", "i": "cnn"}
+    assert {(run.rounds, run.augment, run.batch_size) for run in models.values()} == {(20, False, 16)}
+    assert (models["t"].partition, models["t"].clients, models["t"].budget) == ("natural", 6, 2)  # 0.25 x 6, halves up
+    assert (models["v"].partition, models["v"].clients, models["v"].budget) == ("pathological", 20, 5)
+    run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
+    assert run.resolve().clients == 6  # of two samples none is left to test
+    assert Run(dataset="arrays", data=str(tmp_path / "t.h5"), partition="dirichlet").resolve().clients == 20
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        ({"train_images": np.zeros((4, 3))}, "train_images are float64 [4, 3]; allowed are uint8 or float32"),
+        ({"test_images": np.zeros((2, 5), np.float32)}, "of one shape in both parts"),
+        ({"train_labels": np.array([0, 1, 2, 0])}, "from 0 to 1: class_names has 2 names"),
+        ({"train_clients": np.zeros(4, np.int64)}, "must both be there or neither"),
+        ({"train_images": np.full((4, 3), np.nan, np.float32)}, "hold a number that is missing or infinite"),
+        ({"std": (1.0, 0.0, 1.0)}, "mean and std must have 3 numbers each, std above 0"),
+    ],
+)
+def test_what_a_file_returns_is_checked(edit, text):
+    import dataclasses
+
+    good = arrays_of(np.arange(18.0).reshape(6, 3), np.arange(6) % 2, test=np.arange(6) > 3)
+    assert check(good, "load of mine") is good
+    with pytest.raises(UserError, match=r"^load of mine: ") as error:
+        check(dataclasses.replace(good, **edit), "load of mine")
+    assert text in str(error.value)
+    with pytest.raises(UserError, match="load of mine returned a tuple; it must return Arrays"):
+        check((1, 2), "load of mine")
+
+
+# pickles ------------------------------------------------------------------------------------------------------------------
+DATA = {
+    "x": np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32),
+    "y": np.arange(5),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "big": np.arange(3, dtype=">i4"),
+    "names": np.array(["a", "bc"]),
+    "list": [1, -2, 2**40, 1.5, True, None, "text", b"bytes", (1, (2, 3, 4, 5)), {}, {"k": np.float32(2.5)}],
+}
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return np.array_equal(a, b) and np.asarray(a).dtype.newbyteorder("=") == np.asarray(b).dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_data_in_a_pickle_is_read_as_pickle_reads_it(protocol):
+    shared = DATA | {"again": DATA["list"], "x again": DATA["x"]}
+    got = unpickled(io.BytesIO(pickle.dumps(shared, protocol)), "file")
+    assert same(got, pickle.loads(pickle.dumps(shared, protocol)))
+
+
+class Hostile:
+    """Runs a command when Python's own pickle reads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def hostile(path):
+    """Return pickles that would write a file, or that name what is no data."""
+    call = pickle.dumps({"x": Hostile(path)}, 4)
+    return {
+        "os.system": call,
+        "protocol 0": pickle.dumps(Hostile(path), 0),
+        "a class": pickle.dumps(np.random.default_rng, 4),
+        "eval": b'cbuiltins\neval\n(S\'open("%s", "w")\'\ntR.' % str(path).encode(),
+        "instance": b"(S'touch %s'\nios\nsystem\n." % str(path).encode(),
+        "object": b"(cos\nsystem\nS'touch %s'\no." % str(path).encode(),
+        "new object": b"\x80\x02cos\nsystem\n(S'x'\nt\x81.",
+        "persistent": b"Pid\n.",
+        "extension": b"\x82\x01.",
+        "numpy's own loader": b"cnumpy\nload\n(S'x'\ntR.",
+        "a name alone": b"cnumpy\ndtype\n.",
+        "state of a dict": b"\x80\x02}X\x01\x00\x00\x00ab.",
+    }
+
+
+@pytest.mark.parametrize("name", hostile("x"))
+def test_a_hostile_pickle_is_refused_and_not_run(name, tmp_path):
+    path = tmp_path / "touched"
+    with pytest.raises(UserError, match=r"^file holds a .*pickle.*\(nothing (of it )?was executed\)$"):
+        unpickled(io.BytesIO(hostile(path)[name]), "file")
+    assert not path.exists()
+    if name == "os.system":  # the file is what it is said to be
+        pickle.loads(hostile(path)[name])
+        assert path.exists()
+
+
+def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
+    """Bytes of a good pickle replaced at random: never another exception, never a hang; nested lists that double do not grow."""
+    good = pickle.dumps({k: DATA[k] for k in ("x", "names", "list")}, 4)
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(3000):
+        bad = bytearray(good)
+        bad[rng.randrange(len(bad))] = rng.randrange(256)
+        try:
+            unpickled(io.BytesIO(bytes(bad)), "file")
+            seen.add("data")
+        except UserError as error:
+            seen.add(str(error).split(" with ")[0])
+    assert seen == {"data", "file holds a pickle", "file holds a damaged pickle (nothing of it was executed)"}
+    doubled = b"\x80\x04](" + b"".join(b"]\x94(h%ch%ce" % (i, i) if i else b"]\x94" for i in range(1)) + b"e."
+    assert unpickled(io.BytesIO(doubled), "file") == [[]]
+    laughs = [1]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    assert isinstance(unpickled(io.BytesIO(pickle.dumps(laughs, 4)), "file"), list)
+    assert pickletools  # genops alone is used of it
+
+
+# PFLlib -------------------------------------------------------------------------------------------------------------------
+def npz(value):
+    """Return the bytes that `np.savez_compressed(file, data=value)` writes."""
+    out = io.BytesIO()
+    np.savez_compressed(out, data=value)
+    return out.getvalue()
+
+
+def pfllib_files(make, clients=4, each=12):
+    """Return {train/K.npz: bytes, test/K.npz: bytes}: PFLlib's split of each client by itself, three quarters to train."""
+    return {
+        f"{part}/{k}.npz": npz({"x": make(k, m), "y": np.arange(m) % 3})
+        for k in range(clients)
+        for part, m in (("train", each * 3 // 4), ("test", each // 4))
+    }
+
+
+def image(k, m):
+    return np.random.default_rng([k, m]).normal(size=(m, 3, 4, 5)).astype(np.float32)
+
+
+def test_pfllib_images(tmp_path):
+    files = pfllib_files(image) | {"config.json": b"{}", "rawdata/x": b""}
+    out = pfllib.read(folder(tmp_path / "MNIST", files))
+    assert out.train_images.shape == (36, 4, 5, 3) and out.test_images.shape == (12, 4, 5, 3)
+    assert out.client_names == ("0", "1", "2", "3") and np.bincount(out.train_clients).tolist() == [9] * 4
+    mine = out.train_images[out.train_clients == 2]
+    assert np.array_equal(mine, image(2, 9).transpose(0, 2, 3, 1))
+    again = pfllib.read(tar(tmp_path / "m.tar.gz", {f"dataset/MNIST/{k}": v for k, v in files.items()}))
+    assert np.array_equal(again.train_images, out.train_images)
+    assert "36 training and 12 test images, 3 classes, 4 clients" in stage(
+        "pfllib", tmp_path / "MNIST", tmp_path / "p.h5"
+    )
+    run = Run(dataset="pfllib", data=str(tmp_path / "p.h5")).resolve()
+    assert (run.partition, run.clients, run.model) == ("natural", 4, "mlp")
+    assert open_source(run).dtype == "float32"
+
+
+def test_pfllib_texts_are_filled_up(tmp_path):
+    def text(k, m):  # as generate_AGNews.py: an array of objects [M, 2], tokens and their number
+        return np.array([([1 + k] * (3 + k), 3 + k) for _ in range(m)], dtype=object)
+
+    source = folder(tmp_path / "AGNews", pfllib_files(text))
+    out = pfllib.read(source)
+    assert out.train_images.dtype == np.int32 and out.train_images.shape == (36, 6) and out.vocabulary == 5
+    assert out.train_images[0].tolist() == [1, 1, 1, 0, 0, 0] and out.train_images[-1].tolist() == [4] * 6
+    stage("pfllib", source, tmp_path / "t.h5")
+    assert in_file(tmp_path / "t.h5", "pfllib").vocabulary == 5
+    assert Run(dataset="pfllib", data=str(tmp_path / "t.h5")).resolve().model == "text"
+
+
+def test_pfllib_refusals(tmp_path):
+    files = pfllib_files(image)
+    path = tmp_path / "touched"
+    bad = files | {"train/1.npz": npz(np.array({"x": Hostile(path)}, object))}
+    refused(tmp_path, "pfllib", folder(tmp_path / "a", bad), "holds a pickle with the name posix.system")
+    assert not path.exists()
+    refused(
+        tmp_path,
+        "pfllib",
+        folder(tmp_path / "b", {k: v for k, v in files.items() if k != "test/2.npz"}),
+        "client 2 has no file",
+    )
+    refused(tmp_path, "pfllib", folder(tmp_path / "c", {"x": b""}), "there is no train/0.npz")
+    refused(tmp_path, "pfllib", folder(tmp_path / "d", files | {"train/1.npz": b"PK"}), "train/1.npz is truncated")
+    short = files | {"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}
+    refused(tmp_path, "pfllib", folder(tmp_path / "e", short), "holds 3 samples and labels of (4,)")
+    other = files | {"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}
+    refused(tmp_path, "pfllib", folder(tmp_path / "f", other), "test/3.npz has samples of")
+    plain = io.BytesIO()
+    np.savez(plain, data=np.zeros(3))
+    refused(
+        tmp_path,
+        "pfllib",
+        folder(tmp_path / "g", files | {"train/1.npz": plain.getvalue()}),
+        "holds an array of float64",
+    )
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("../data.npy", b"")
+    refused(
+        tmp_path, "pfllib", folder(tmp_path / "h", files | {"train/1.npz": out.getvalue()}), "leads out of the archive"
+    )
+
+
+# FL-bench -----------------------------------------------------------------------------------------------------------------
+def flbench_files(indices, x=None):
+    """Return data.npy, targets.npy and partition.pkl of 20 samples."""
+
+    def npy(array):
+        out = io.BytesIO()
+        np.save(out, array)
+        return out.getvalue()
+
+    held = {"separation": {"train": [0, 1], "test": [0, 1], "total": 2}, "data_indices": indices}
+    x = np.arange(60.0).reshape(20, 3) if x is None else x
+    return {"data.npy": npy(x), "targets.npy": npy(np.arange(20) % 2), "partition.pkl": pickle.dumps(held)}
+
+
+def test_flbench(tmp_path):
+    indices = [
+        {"train": np.array([4, 5, 6]), "val": np.array([7]), "test": np.array([0, 1])},
+        {"train": [8, 9, 10, 11], "val": [], "test": [12, 2]},
+    ]
+    out = flbench.read(folder(tmp_path / "synthetic", flbench_files(indices)))
+    assert (
+        out.train_images[:, 0].tolist() == [12, 15, 18, 21, 24, 27, 30, 33]
+        and out.train_clients.tolist() == [0] * 4 + [1] * 4
+    )
+    assert out.test_images[:, 0].tolist() == [0, 3, 36, 6] and out.test_labels.tolist() == [0, 1, 0, 0]
+    for bad, text in (
+        ([{"train": [0, 20], "test": [1]}], "gives client 0 indices beyond 0 to 19"),
+        ([{"train": [0, 1], "test": [1]}], "deals a sample twice"),
+        ([{"train": [0, 1]}], "has no train and test of client 0"),
+        ([[1, 2]], "has no train and test of client 0"),
+    ):
+        refused(tmp_path, "flbench", folder(tmp_path / "bad", flbench_files(bad)), text)
+    files = flbench_files(indices)
+    refused(
+        tmp_path,
+        "flbench",
+        folder(tmp_path / "c", {"partition.pkl": files["partition.pkl"]}),
+        "holds no data.npy, which FL-bench makes",
+    )
+    files["partition.pkl"] = pickle.dumps(Hostile(tmp_path / "touched"))
+    refused(tmp_path, "flbench", folder(tmp_path / "d", files), "nothing was executed")
+    assert not (tmp_path / "touched").exists()

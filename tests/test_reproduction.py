@@ -1,0 +1,89 @@
+"""reproduction/: the CSV files against numbers chosen by hand, and the page against the CSV files."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import tiny_result
+
+from dpfl_mpi.config import Run
+from dpfl_mpi.results import Result
+
+FOLDER = Path(__file__).resolve().parents[1] / "reproduction"
+pytest.importorskip("matplotlib")
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(f"reproduction_{name}", FOLDER / f"{name}.py")
+    out = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(out)
+    sys.path[:] = before
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The CSV files of tiny results: Local and DPFL, seeds 42 and 52."""
+    collect, root = module("collect"), tmp_path_factory.mktemp("reproduction")
+    files = {"runs": [], "clients": [], "curves": []}
+    for method, seed in tiny_result.BEST:
+        path = tiny_result.make(root / f"{method}{seed}.h5", method, seed)
+        with Result(path) as result:
+            for name, frame in (
+                ("runs", pd.DataFrame([collect.about(Run(method=method, seed=seed), result)])),
+                ("clients", collect.clients(result)),
+                ("curves", collect.curves(result)),
+            ):
+                frame.insert(0, "run", result.run.slug()[-8:])
+                files[name].append(frame)
+    out = root / "digits-patho-3"
+    out.mkdir()
+    for name, frames in files.items():
+        for frame in frames:  # one by one: lines are added
+            collect.merge(out / f"{name}.csv", frame)
+        collect.merge(out / f"{name}.csv", frames[0])  # again: nothing is there twice
+    return out
+
+
+def test_csv_by_hand(folder):
+    draw = module("draw")
+    runs, clients = draw.read(folder, "runs"), draw.read(folder, "clients")
+    assert list(runs["row"]) == ["DPFL (B_c = 0.75N)"] * 2 + ["Local"] * 2 and list(runs["seed"]) == [42, 52, 42, 52]
+    assert len(clients) == 16 and len(draw.read(folder, "curves")) == 12
+    np.testing.assert_allclose(draw.percent(runs, "DPFL (B_c = 0.75N)"), [70, 75])
+    assert draw.ours(draw.percent(runs, "Local")) == "65.00 ± 0.00 (2)"
+    gains = draw.paired(clients, "DPFL (B_c = 0.75N)", "Local")
+    np.testing.assert_allclose(gains, [20, 0, 20, -20, 30, 10, 10, -10], atol=1e-12)
+    # mean 7.5, deviation sqrt(1950 / 7) = 16.690, t(7) = 2.3646
+    assert draw.difference(clients, "DPFL (B_c = 0.75N)", "Local") == "+7.50 ± 13.95"
+
+
+def test_verdict_by_hand():
+    """t(2) = 4.3027: three partitions of ours may differ by 4.3027 s sqrt(2/3), one by 4.3027 s sqrt(4/3)."""
+    verdict = module("draw").verdict
+    assert verdict(np.array([79.0, 80.0, 81.0]), (78.0, 1.0)) == "within (+2.00, noise ± 3.51)"
+    assert verdict(np.array([82.0, 82.0, 82.0]), (78.0, 1.0)) == "**off by +4.00** (noise ± 3.51)"
+    assert verdict(np.array([82.0]), (78.0, 1.0)) == "within (+4.00, noise ± 4.97)"
+
+
+def test_the_page_is_what_the_files_say():
+    """Its tables hold the numbers of the CSV files, and every row's mean is that of its clients."""
+    draw = module("draw")
+    page = (FOLDER / "README.md").read_text()
+    assert draw.filled(page, draw.blocks()) == page
+    for path in FOLDER.glob("*/runs.csv"):
+        runs, clients = draw.read(path.parent, "runs"), draw.read(path.parent, "clients")
+        assert (
+            sorted(runs["run"]) == sorted(set(clients["run"])) == sorted(set(draw.read(path.parent, "curves")["run"]))
+        )
+        means = clients.groupby("run")["test_acc"].mean()
+        np.testing.assert_allclose(runs.set_index("run")["test_acc"], means[runs["run"]], rtol=1e-12)
+
+
+def test_a_table_without_a_place_is_a_mistake():
+    with pytest.raises(SystemExit, match="no place for the table 'x'"):
+        module("draw").filled("nothing", {"x": ""})
