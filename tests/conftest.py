@@ -6,6 +6,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality 
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a worker has read its options; a pytest that a test starts under mpirun is not split again
+    os.environ.pop("PYTEST_ADDOPTS", None)
+
 ASKED = {
     "cluster": "also run what starts a Slurm, as root; Debian's packages are installed where they are missing",
     "browser": "also run what opens the HTML report in Chromium",
@@ -23,10 +26,8 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"runs with pytest --{name}"))
-    if config.pluginmanager.hasplugin(
-        "xdist"
-    ):  # -n 2 --dist loadgroup: a file's tests share what it made, and there is one cluster
-        for item in items:
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:  # with --dist loadgroup a file's tests share what it made, and there is one cluster
             item.add_marker(pytest.mark.xdist_group("cluster" if "slurm" in item.path.parts else item.path.stem))
 
 
