@@ -1,7 +1,8 @@
 """Accuracies as numbers of a table: repetitions of one setting, paired differences with intervals, what the best does not beat, markdown, LaTeX.
 
-Accuracies are in percent, differences in percentage points. An interval is Student's 95 % interval over clients: the pairs are the same client
-of the same partition under two methods, the mean over repetitions on one partition, all partitions together.
+Accuracies are in percent, differences in percentage points. Differences are paired: the same client of the same partition under two methods,
+the mean over repetitions on one partition. An interval is Student's 95 % interval. Clients of one partition share what chance dealt to all of them,
+so it is over the means of partitions where there are several, and over clients where there is one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ Group = list[Result]  # the repetitions of one Run under different seeds
 SEEDS_AND_FILES = ("seed", "partition_seed", "data", "preset")  # what repetitions may differ in
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean and the half width of its 95 % interval (nan for a single value)."""
+Parts = list[np.ndarray]  # a number per client, one array per partition
+
+
+def interval(parts: Parts) -> tuple[float, float]:
+    """Return the mean and the half width of its 95 % interval: over partition means, of one partition over its clients (nan for a single value)."""
+    values = np.array([part.mean() for part in parts]) if len(parts) > 1 else parts[0]
     n = len(values)
     half = stdtrit(n - 1, 0.975) * values.std(ddof=1) / np.sqrt(n) if n > 1 else float("nan")  # Student's t
     return float(values.mean()), float(half)
@@ -94,12 +99,12 @@ def partition_of(result: Result) -> tuple[str, str]:
     return result.fact("data_sha256"), result.fact("partition_sha256")
 
 
-def paired(a: Group, b: Group, metric: str = "accuracy") -> np.ndarray:
-    """Return accuracy (or `metric`) of a minus that of b in points, for every client of every partition both have run (empty: none).
+def paired(a: Group, b: Group, metric: str = "accuracy") -> Parts:
+    """Return accuracy (or `metric`) of a minus that of b in points, for every client of each partition that both have run (empty: none).
 
     Repetitions on one partition are averaged first, those of common seeds where there are any: they are the same clients.
     """
-    out = [np.zeros(0)]
+    out = []
     for part in dict.fromkeys(map(partition_of, a)):
         mine, theirs = ({r.run.seed: accuracy(r, metric) for r in group if partition_of(r) == part} for group in (a, b))
         common = mine.keys() & theirs.keys()
@@ -107,9 +112,19 @@ def paired(a: Group, b: Group, metric: str = "accuracy") -> np.ndarray:
             means = [
                 np.mean([x for s, x in side.items() if s in common or not common], axis=0) for side in (mine, theirs)
             ]
-            out.append(100 * (means[0] - means[1]))
-    difference = np.concatenate(out)
-    return difference[np.isfinite(difference)]
+            difference = 100 * (means[0] - means[1])
+            out.append(difference[np.isfinite(difference)])
+    return [difference for difference in out if len(difference)]
+
+
+def comparable(parts: Parts) -> bool:
+    """Return whether paired differences have an interval: several partitions, or several clients of one."""
+    return len(parts) > 1 or (len(parts) == 1 and len(parts[0]) > 1)
+
+
+def over(parts: Parts) -> str:
+    """Return what an interval is over, as a text."""
+    return f"{len(parts)} partitions" if len(parts) > 1 else f"{len(parts[0])} clients of one partition"
 
 
 def means(group: Group, metric: str = "accuracy") -> np.ndarray:
@@ -130,9 +145,11 @@ def unbeaten(groups: Sequence[Group], metric: str = "accuracy") -> list[bool]:
     out = []
     for group in groups:
         difference = paired(best, group, metric)
-        centre, half = interval(difference) if len(difference) > 1 else (0.0, 0.0)
-        comparable = len(difference) > 1
-        out.append(group is best or (comparable and not centre - half > 0))
+        if group is best or not comparable(difference):
+            out.append(group is best)
+            continue
+        centre, half = interval(difference)
+        out.append(not centre - half > 0)
     return out
 
 
@@ -220,7 +237,7 @@ def by_budget(
     text = f"""{markdown(table)}
 
 Test accuracy, %, on {", ".join(sorted(data["setting"].unique()))}: mean ± standard deviation over seeds (number of seeds).
-Bold: what the best of its column does not beat, among runs that differ in {symbol} alone (95 % interval of the paired difference over clients)."""
+Bold: what the best of its column does not beat, among runs that differ in {symbol} alone (95 % interval of the paired difference, over partitions; over clients where there is one partition)."""
     return data.drop(columns=["cell", "row"]), text, latex(table)
 
 

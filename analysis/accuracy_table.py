@@ -117,8 +117,8 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
         for (name, group), is_bold in zip(here, bold, strict=True):
             values = means(group, score)
             accuracies = [100 * a[np.isfinite(a)] for a in (accuracy(r, score) for r in group)]
-            difference = paired(group, local, score) if local and group is not local else np.zeros(0)
-            gain, half = interval(difference) if len(difference) else (np.nan, np.nan)
+            difference = paired(group, local, score) if local and group is not local else []
+            gain, half = interval(difference) if difference else (np.nan, np.nan)
             rows.append(
                 {
                     "setting": where,
@@ -130,7 +130,7 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
                     "client_std": np.mean([a.std() for a in accuracies]),
                     "vs_local": gain,
                     "vs_local_half_interval": half,
-                    "below_local_percent": 100 * np.mean(difference < 0) if len(difference) else np.nan,
+                    "below_local_percent": 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan,
                     "worst_decile": np.mean([np.sort(a)[: -(-len(a) // 10)].mean() for a in accuracies]),
                     "last_round": np.mean([100 * np.nanmean(r["last/test_acc"][r.benign]) for r in group]),
                     "epochs": epochs(group[0]),
@@ -162,7 +162,7 @@ def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy"
     parts = [
         markdown(table),
         f"\nTest {METRICS[score]}, %: mean over clients of their best model by validation; mean ± standard deviation over seeds (ddof 1; number of seeds)."
-        "\nBold: what the best of its column does not beat (the 95 % interval of the paired difference over clients reaches 0; only runs on common partitions are compared)."
+        "\nBold: what the best of its column does not beat (the 95 % interval of the paired difference reaches 0; only runs on common partitions are compared)."
         + ("\nIn brackets: the paper's Table 1." if paper else ""),
     ]
     for where in settings:
@@ -192,7 +192,7 @@ def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy"
         if not part["finished"].all():
             parts.append(f"Note: not finished: {', '.join(part[~part['finished']]['method'])}.")
     parts.append(
-        "\nvs Local: difference client by client on the same partition, points, with its 95 % interval over clients of all seeds."
+        "\nvs Local: difference client by client on the same partition, points, with its 95 % interval: over partitions, of one partition over its clients."
     )
     return Drawing(data.drop(columns="cell"), text="\n".join(parts), latex=latex(table))
 

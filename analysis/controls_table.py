@@ -1,7 +1,7 @@
 """What the controls of a run found: who overfits what he selects on, who listens to liars, what newcomers get, what early stopping saves.
 
-One row per Run, as in the accuracy table. The gap is validation minus test accuracy of each client's best model, in points, with its 95 % interval over
-clients (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom benign clients
+One row per Run, as in the accuracy table. The gap is validation minus test accuracy of each client's best model, in points, with its 95 % interval,
+over partitions or the clients of one (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom benign clients
 chose in rounds 1 to T. Backdoor: marked test images of other classes that benign clients' best models take for
 class 0, and in brackets the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
 """
@@ -14,7 +14,7 @@ from _common import Drawing, accuracy, main
 
 import numpy as np
 import pandas as pd
-from _tables import Group, interval, latex, markdown, named, partition_of, repetitions
+from _tables import Group, Parts, interval, latex, markdown, named, partition_of, repetitions
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
@@ -29,14 +29,14 @@ RUNS = (
 )
 
 
-def gap(group: Group) -> np.ndarray:
-    """Return validation minus test accuracy of each benign client's best model, points, for every client of every partition."""
+def gap(group: Group) -> Parts:
+    """Return validation minus test accuracy of each benign client's best model, points, for the clients of each partition."""
     out = []
     for part in dict.fromkeys(map(partition_of, group)):
         each = [100 * (r["best/val_acc"] - accuracy(r)) for r in group if partition_of(r) == part]
-        out.append(np.mean(each, 0))
-    values = np.concatenate(out)
-    return values[np.isfinite(values)]
+        values = np.mean(each, 0)
+        out.append(values[np.isfinite(values)])
+    return out
 
 
 def told(result: Result) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from _common import (
 import matplotlib.pyplot as plt
 import pandas as pd
 from _looks import labels, looks
-from _tables import fields, interval, means, named, paired, repetitions
+from _tables import comparable, fields, interval, means, named, over, paired, repetitions
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
@@ -67,11 +67,11 @@ def gaps(groups: Sequence[list[Result]]) -> list[str]:
         for b in groups:
             searches = [method_of(g[0].run).searches for g in (a, b)]
             difference = paired(a, b)
-            if searches == [True, False] and alike(a[0], b[0]) and len(difference) > 1:
+            if searches == [True, False] and alike(a[0], b[0]) and comparable(difference):
                 mean, half = interval(difference)
                 out.append(
                     f"{setting(a[0].run)}, {names[id(a)]} {means(a).mean():.2f} %, {names[id(b)]} {means(b).mean():.2f} %, difference client by client "
-                    f"{mean:+.2f} ± {half:.2f} points (95 % over clients)"
+                    f"{mean:+.2f} ± {half:.2f} points (95 % over {over(difference)})"
                 )
     return out
 

@@ -17,7 +17,7 @@ from _common import BLUE, DARK, GREY, STYLE, TEXT
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _tables import deviation, interval, markdown
+from _tables import Parts, comparable, deviation, interval, markdown
 from accuracy_table import PAPER, PAPER_COLUMNS
 from matplotlib.figure import Figure
 from scipy.special import stdtrit
@@ -57,18 +57,19 @@ def published(setting: str, row: str) -> tuple[float, float] | None:
     return float(numbers[at]), float(numbers[at + 1])
 
 
-def paired(clients: pd.DataFrame, a: str, b: str) -> np.ndarray:
-    """Return row a minus row b in points for every client of the seeds that both have (empty: none); a seed is a partition of its own."""
+def paired(clients: pd.DataFrame, a: str, b: str) -> Parts:
+    """Return row a minus row b in points for the clients of each seed that both have (empty: none); a seed is a partition of its own."""
     wide = clients.pivot(index=["seed", "client"], columns="row", values="test_acc")
     if a not in wide or b not in wide:
-        return np.zeros(0)
-    return (100 * (wide[a] - wide[b])).dropna().to_numpy()
+        return []
+    difference = (100 * (wide[a] - wide[b])).dropna()
+    return [part.to_numpy() for _, part in difference.groupby("seed")]
 
 
 def difference(clients: pd.DataFrame, a: str, b: str) -> str:
-    """Return "+3.45 ± 1.07": the paired difference and its 95 % interval over clients, a dash where there is none."""
+    """Return "+3.45 ± 1.07": the paired difference and its 95 % interval, a dash where there is none."""
     values = paired(clients, a, b)
-    if a == b or not len(values):
+    if a == b or not comparable(values):
         return "-"
     mean, half = interval(values)
     return f"{mean:+.2f} ± {half:.2f}"
@@ -127,7 +128,7 @@ def order(setting: str, folder: Path) -> str:
     rows = []
     for a, b in ORDER:
         values = paired(clients, a, b)
-        if not len(values):
+        if not comparable(values):
             continue
         mean, half = interval(values)
         told = "not decided" if abs(mean) <= half else ("holds" if mean > 0 else "**does not hold**")
@@ -153,7 +154,7 @@ def other_rows(folder: Path) -> str:
             {
                 "run": row,
                 "accuracy, %": ours(percent(runs, row)),
-                f"to {'the row above it in Table 1'}": difference(clients, row, base),
+                "to its row in Table 1": difference(clients, row, base),
             }
         )
     return markdown(pd.DataFrame(rows)) if rows else "(none yet)"
@@ -182,7 +183,7 @@ def picture(setting: str, folder: Path) -> Figure:
     clients, curves = read(folder, "clients"), read(folder, "curves")
     local = published(setting, "Local")
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
-    rows = [r for r in PAPER if r != "Local" and len(paired(clients, r, "Local"))]
+    rows = [r for r in PAPER if r != "Local" and comparable(paired(clients, r, "Local"))]
     for y, row in enumerate(rows):
         mean, half = interval(paired(clients, row, "Local"))
         left.errorbar(mean, y, xerr=half, fmt="o", color=BLUE, capsize=2, label="ours, 95 %" if y == 0 else None)

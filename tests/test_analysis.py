@@ -227,9 +227,9 @@ def test_the_accuracy_table_by_hand(made):
     dpfl, local = (drawing.data.set_index("method").loc[m] for m in ("DPFL (B_c = 0.75N)", "Local"))
     assert dpfl["mean"] == pytest.approx(72.5) and dpfl["std"] == pytest.approx(5 / 2**0.5) and dpfl["n"] == 2
     assert local["mean"] == pytest.approx(65) and local["std"] == pytest.approx(0)
-    # client by client: 20 0 20 -20 and 30 10 10 -10
+    # client by client: 20 0 20 -20 and 30 10 10 -10; partition means 5 and 10, of which t(1) = 12.706
     assert dpfl["vs_local"] == pytest.approx(7.5)
-    assert dpfl["vs_local_half_interval"] == pytest.approx(2.364624 * (1950 / 7 / 8) ** 0.5)
+    assert dpfl["vs_local_half_interval"] == pytest.approx(12.7062 * 2.5)
     assert dpfl["below_local_percent"] == pytest.approx(25)
     assert dpfl["worst_decile"] == pytest.approx(45)  # of four clients the lowest: 40 and 50
     assert dpfl["client_std"] == pytest.approx((500**0.5 + 275**0.5) / 2)
@@ -254,9 +254,10 @@ def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
     better = Result(tiny_result.make(tmp_path / "better.h5", best=(0.7, 0.7, 0.9, 0.71)))  # 10 10 10 11 above Local
     [local] = open_all(made, ("local", 42))
     assert tables.unbeaten([[better], [local]]) == [True, False]
-    assert tables.paired([better], [local]).tolist() == pytest.approx([10, 10, 10, 11])
+    [difference] = tables.paired([better], [local])
+    assert difference.tolist() == pytest.approx([10, 10, 10, 11])
     [other] = open_all(made, ("local", 52))  # another partition: nothing to compare client by client
-    assert len(tables.paired([better], [other])) == 0
+    assert tables.paired([better], [other]) == [] and not tables.comparable([])
 
 
 def test_the_paper_beside_ours(made):
@@ -279,7 +280,7 @@ def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_p
 @pytest.mark.parametrize("df, quantile", [(1, 12.706), (7, 2.365), (10, 2.228), (30, 2.042), (299, 1.968)])
 def test_students_quantile(df, quantile):
     values = np.arange(df + 1)
-    mean, half = module("_tables").interval(values)
+    mean, half = module("_tables").interval([values])
     assert mean == df / 2 and half == pytest.approx(quantile * (values.var(ddof=1) / (df + 1)) ** 0.5, rel=3e-4)
 
 
@@ -440,8 +441,9 @@ def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
     a = group("dpfl", (0.8, 0.5, 0.5, 0.5), (0.9, 0.5, 0.5, 0.5), (1.0, 0.5, 0.5, 0.5))
     b = group("local", (0.6, 0.5, 0.5, 0.4), (0.5, 0.5, 0.5, 0.2))  # without the third seed
     tables = module("_tables")
-    assert tables.paired(a, b).tolist() == pytest.approx([30, 0, 0, 20])  # means of .2 and .4, of .1 and .3: four pairs
-    assert tables.paired(a[2:], b).tolist() == pytest.approx([45, 0, 0, 20])  # no common seed: all of each
+    [both], [rest] = tables.paired(a, b), tables.paired(a[2:], b)
+    assert both.tolist() == pytest.approx([30, 0, 0, 20])  # means of .2 and .4, of .1 and .3: four pairs
+    assert rest.tolist() == pytest.approx([45, 0, 0, 20])  # no common seed: all of each
 
 
 def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
