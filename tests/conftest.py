@@ -6,7 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality 
 
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # a worker has read its options; a pytest that a test starts under mpirun is not split again
+if "PYTEST_XDIST_WORKER" in os.environ:  # its options are read; a pytest that a test starts is not split again
     os.environ.pop("PYTEST_ADDOPTS", None)
 
 ASKED = {
