@@ -13,7 +13,7 @@ if ! command -v slurmctld slurmd munged >/dev/null; then
   policy=/usr/sbin/policy-rc.d
   [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' > $policy; chmod +x $policy; trap 'rm -f '$policy EXIT; }
   export DEBIAN_FRONTEND=noninteractive
-  { apt-get update && apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge libpmi2-0; } \
+  { apt-get update && apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends slurmctld slurmd slurm-client munge libpmi2-0; } \
     >"$folder.apt.log" 2>&1 </dev/null || fail "Slurm could not be installed: $(tail -n 1 "$folder.apt.log")"
 fi
 
