@@ -8,7 +8,7 @@ from typing import Any
 
 from _common import BLUE, GREEN, ORANGE, PINK, RED, SKY, budget_label, has_budget, method_name, setting
 
-from _tables import Group, named, row_name
+from _tables import Group, named, repetitions, row_name
 from matplotlib.colors import to_hex, to_rgb
 
 from dpfl_mpi.config import Run
@@ -40,6 +40,7 @@ METHODS = (
     "oracle",
     "replay",
 )
+PANELS = 12  # results that a figure with a panel for each draws: two pages of a paper
 PALEST = 0.55  # share of white in the last of several curves of one method
 
 
@@ -95,6 +96,18 @@ def distinct(run: Run) -> str:
 def several(runs: Sequence[Run], of: Callable[[Run], Hashable]) -> bool:
     """Return whether the runs differ in this."""
     return len({of(run) for run in runs}) > 1
+
+
+def few(results: Sequence[Result]) -> tuple[list[Result], str]:
+    """Return what a figure with a panel per result draws, and a sentence on what it leaves out ("": nothing).
+
+    Up to `PANELS` results are all drawn; of more the first seed of each Run, and no more than `PANELS`.
+    """
+    if len(results) <= PANELS:
+        return list(results), ""
+    first = {group[0].path for group in repetitions(results)}
+    kept = [r for r in results if r.path in first][:PANELS]
+    return kept, f"{len(kept)} of {len(results)} results are drawn, a seed of each Run; name the files to draw others"
 
 
 def singles(results: Sequence[Result]) -> list[Group]:

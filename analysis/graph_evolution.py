@@ -29,7 +29,7 @@ from _common import (
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _looks import labels, singles
+from _looks import few, labels, singles
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
@@ -136,6 +136,7 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
         results = [r for b in asked for r in results if str(r.run.budget) == b]
         if not results:
             raise UserError(f"--budgets is {budgets}; none of the results has one of these")
+    results, left_out = few(results)
     several = len(results) > 1
     names = labels(singles(results))
     shown = {r.path: rounds_to_show(r, rounds, several) for r in results}
@@ -172,7 +173,7 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
         handleheight=0.9,
     )
     data = pd.concat([measure(r, shown[r.path]) for r in results], ignore_index=True)
-    lines: list[str] = []
+    lines = [left_out] if left_out else []
     for result, name in zip(results, names, strict=True):
         part = data[data["path"] == str(result.path)]
         lines.append(f"{plain(label(result.run))} on {setting(result.run)}, seed {result.run.seed}")

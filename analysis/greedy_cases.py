@@ -28,7 +28,7 @@ from _common import (
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _looks import labels, singles
+from _looks import few, labels, singles
 from sparsity import RUNS as SPARSITY
 
 from dpfl_mpi.errors import UserError
@@ -59,11 +59,12 @@ def draw(results: Sequence[Result]) -> Drawing:
     if not results:
         raise UserError("none of these results has searched for its graph")
     results = sorted(results, key=lambda r: (-budget_order(r.run), r.run.seed))
+    results, left_out = few(results)
     columns = min(len(results), 4)
     rows = -(-len(results) // columns)
     width = COLUMN if columns == 1 else TEXT
     figure, grid = plt.subplots(rows, columns, figsize=(width, 1.8 * rows + 0.4), squeeze=False, sharey=True)
-    parts, text = [], []
+    parts, text = [], [left_out] if left_out else []
     for axes, result, name in zip(grid.flat, results, labels(singles(results)), strict=False):
         data = measure(result)
         parts.append(data)

@@ -27,6 +27,7 @@ from _common import (
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from _looks import few
 from graph_evolution import round_list, rounds_to_show
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -110,9 +111,9 @@ def draw(results: Sequence[Result], rounds: str | None = None) -> Drawing:
     results = [r for r in graphs(results) if "client/flipped" in r and 0 < flipped(r).sum() < len(flipped(r))]
     if not results:
         raise UserError("none of these results has clients with flipped labels (--flip_share)")
-    results = sorted(results, key=lambda r: r.run.flipped_run_ggc)
+    results, left_out = few(sorted(results, key=lambda r: r.run.flipped_run_ggc))
     figure, grid = plt.subplots(len(results), 4, figsize=(TEXT, 1.95 * len(results) + 0.25), squeeze=False)
-    rows, text = [], []
+    rows, text = [], [left_out] if left_out else []
     for (first, end, over, histogram), result in zip(grid, results, strict=True):
         flip, last = flipped(result), result.last_round
         matrix(first, result, 0)

@@ -385,6 +385,16 @@ def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, name
 
 
+def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
+    """Thirteen Runs of two seeds: a seed of the first twelve, in the figure and in its numbers, and a sentence about the rest."""
+    results = [Result(tiny_result.make(tmp_path / f"{t}-{s}.h5", seed=s, tau_init=t)) for t in range(1, 14) for s in (42, 52)]  # fmt: skip
+    for name in ("graph_evolution", "greedy_cases"):
+        drawing = module(name).draw(results)
+        assert drawing.data["run"].nunique() == 12 and len({r.rpartition("-")[0] for r in drawing.data["run"]}) == 12
+        assert drawing.text.startswith("12 of 26 results are drawn, a seed of each Run")
+    assert module("graph_evolution").draw(results[:12]).data["seed"].nunique() == 2  # so many have room for all
+
+
 def test_greedy_cases(made):
     drawing = module("greedy_cases").draw(open_all(made, ("dpfl", 42)))
     assert drawing.data["candidates"].tolist() == [12, 5, 5]
