@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from _common import accuracy, budget_order, has_budget, method_name, setting
@@ -81,14 +82,20 @@ def named(groups: Sequence[Group], name: Callable[[Run], str] = row_name) -> lis
         differ = [f for f in values[0] if len({json.dumps(v.get(f)) for v in values}) > 1 and f != "budget"]
         usual = {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
         said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
-        extra = ", ".join(f"{f} {value_of(run, f)}" for f in said if getattr(run, f, "other") is not None)
+        extra = ", ".join(
+            f"{f} {value_of(run, f)}".removeprefix("options ") for f in said if getattr(run, f, "other") is not None
+        )
         out.append((setting(run), name(run) + (f", {extra}" if extra else ""), group))
     return out
 
 
 def value_of(run: Run, field: str) -> str:
-    """Return what a row says of a field: of code that is not shipped its name and the start of its hash."""
-    held = getattr(run, "contents", {}).get(field, "")
+    """Return what a row says of a field: of code that is not shipped its name and the start of its hash, of a result its name, options as words."""
+    held, value = getattr(run, "contents", {}).get(field, ""), getattr(run, field, "other")
+    if field == "options":
+        return ", ".join(f"{name} {chosen}" for name, chosen in value.items())
+    if field == "graphs" and value:
+        return f"of {Path(value).stem}"
     return (
         f"{short(getattr(run, field))} [{held[5:11]}]" if held.startswith(CODE) else str(getattr(run, field, "other"))
     )

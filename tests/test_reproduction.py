@@ -84,6 +84,35 @@ def test_the_page_is_what_the_files_say():
         np.testing.assert_allclose(runs.set_index("run")["test_acc"], means[runs["run"]], rtol=1e-12)
 
 
+def test_the_findings_are_what_the_files_say():
+    """Tables of docs/findings.md hold the numbers of the CSV files; its differences are recomputed from each client's accuracy."""
+    draw = module("draw_controls")
+    page = draw.PAGE.read_text()
+    assert draw.filled(page, draw.blocks()) == page
+    clients = pd.read_csv(draw.FOLDER / "clients.csv").merge(pd.read_csv(draw.FOLDER / "runs.csv"), on="run")
+    accuracy = clients[clients["rounds"] >= 20].groupby(["row", "seed", "client"])["test_acc_x"].mean()
+    means = 100 * (accuracy["DPFL"] - accuracy["Local"]).groupby("seed").mean()
+    half = {2: 12.7062, 3: 4.30265}[len(means)] * means.std() / len(means) ** 0.5
+    [line] = [line for line in page.splitlines() if line.startswith("| Local ")][:1]
+    assert f"{means.mean():+.2f} ± {half:.2f} ({len(means)})" in line
+
+
+def test_newcomers_and_lies_by_hand(monkeypatch):
+    draw = module("draw_controls")
+    runs = pd.DataFrame({"run": ["a", "b"], "row": ["DPFL, newcomers 0.1", "DPFL, attack noise:0.2"], "seed": 42, "rounds": 6, "test_acc": [0.8, 0.75]})  # fmt: skip
+    runs = runs.assign(newcomers_0=[0.1, np.nan], newcomers_1=[0.5, np.nan], newcomers_5=[0.625, np.nan])
+    runs = runs.assign(liars_chosen=[np.nan, 0.125], backdoor=np.nan, backdoor_unmarked=np.nan)
+    clients = pd.DataFrame({"run": ["b", "b"], "client": [0, 1], "test_acc": [0.7, 0.8], "val_acc": [0.75, 0.8]})
+    frames = {"runs": runs, "clients": clients.merge(runs[["run", "row", "seed", "rounds"]], on="run")}
+    monkeypatch.setattr(draw, "read", frames.__getitem__)
+    cells = [cell.strip() for cell in draw.came_later().splitlines()[-1].strip("|").split("|")]
+    assert cells == ["DPFL", "80.00", "10.00", "50.00", "62.50"]
+    cells = [cell.strip() for cell in draw.attacks().splitlines()[-1].strip("|").split("|")]
+    assert cells == ["DPFL", "noise", "75.00", "-", "12.5", "-"]
+    [gap] = draw.gaps(frames["clients"], "DPFL, attack noise:0.2")
+    np.testing.assert_allclose(gap, [5, 0], atol=1e-12)
+
+
 def test_a_table_without_a_place_is_a_mistake():
     with pytest.raises(SystemExit, match="no place for the table 'x'"):
         module("draw").filled("nothing", {"x": ""})
