@@ -223,7 +223,7 @@ def filled(page: str, tables: dict[str, str]) -> str:
     for name, table in tables.items():
         marks = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.S)
         if not marks.search(page):
-            raise SystemExit(f"README.md has no place for the table {name!r}")
+            raise SystemExit(f"the page has no place for the table {name!r}")
         page = marks.sub(lambda m, table=table: f"{m[1]}{table}\n{m[2]}", page)
     return page
 

@@ -6,16 +6,18 @@ The CSV files are in `controls/`; `controls.py` made them. Neither MPI, torch no
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
-from _common import BLUE, DARK, GREY, RED, STYLE, TEXT
+from _common import BLUE, DARK, GREY, PALE, RED, STYLE, TEXT
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from _looks import look
 from _tables import Parts, comparable, interval, markdown
 from draw import filled, ours, paired, percent
 from matplotlib.figure import Figure
@@ -23,7 +25,7 @@ from matplotlib.figure import Figure
 from dpfl_mpi.plan_power import chance_of, needed
 
 FOLDER, PAGE = HERE / "controls", HERE.parent / "docs" / "findings.md"
-LONG, SHORT = 100, 60  # local epochs, at least: of the comparisons, of lies, newcomers and drift
+SHORT = 6  # rounds of lies, newcomers and drift; the comparisons have 20 or more
 COMPARED = (
     "Local",
     "FedAvg",
@@ -36,10 +38,7 @@ COMPARED = (
     "Replay, reversed",
     "Oracle",
     "PENS",
-    "Ditto",
-    "FedRep",
     "DPFL, search_share 0.5",
-    "Pairwise, search_share 0.5",
 )
 LIES = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 
@@ -48,6 +47,12 @@ def read(name: str) -> pd.DataFrame:
     """Return one of the CSV files, with every Run's row and seed."""
     frame = pd.read_csv(FOLDER / f"{name}.csv", dtype={"run": str})
     return frame if name == "runs" else frame.merge(read("runs")[["run", "row", "seed", "rounds"]], on="run")
+
+
+def in_order(rows: Iterable[str]) -> list[str]:
+    """Return rows as the page names them: DPFL, then as in `COMPARED`, others last."""
+    known = ("DPFL", *COMPARED)
+    return sorted(set(rows), key=lambda row: (known.index(row) if row in known else len(known), row))
 
 
 def only_long(frame: pd.DataFrame) -> pd.DataFrame:
@@ -102,8 +107,8 @@ def reached(accuracy: float = 78.0) -> str:
     lines = only_long(read("costs"))
     lines = lines[(lines["seed"] == 42) & ~lines["row"].str.contains("same clients")]
     rows = []
-    for row, part in lines.groupby("row", sort=False):
-        at = part.sort_values("point")
+    for row in in_order(lines["row"]):
+        at = lines[lines["row"] == row].sort_values("point")
         there = at[at["accuracy"] >= accuracy]
         if not len(there):
             rows.append({"method": row, "best, %": f"{at['accuracy'].iloc[-1]:.2f}", "models received": "-", "models evaluated": "-", "steps": "-"})  # fmt: skip
@@ -126,7 +131,8 @@ def graph_table() -> str:
     lines = only_long(read("graphs"))
     lines = lines[~lines["row"].str.contains("same clients|patience")]
     rows = []
-    for row, mine in lines.groupby("row", sort=False):
+    for row in in_order(lines["row"]):
+        mine = lines[lines["row"] == row]
         for when, part in (("Omega", mine[mine["round"] == 0]), ("last round", mine[mine["round"] > 0])):
             values = part[["degree", "homophily", "z", "reciprocity", "asked", "gap", "classes"]].mean()
             rows.append({"method": f"{row} ({part['seed'].nunique()})", "graph": when, **{n: f"{v:.1f}" if n in ("z", "degree") else f"{v:.3f}" for n, v in values.items()}})  # fmt: skip
@@ -135,6 +141,8 @@ def graph_table() -> str:
 
 def agreement() -> str:
     """Return how far Omegas of one partition under several seeds agree."""
+    if not (FOLDER / "agreement.csv").exists():
+        return "(one seed alone)"
     frame = pd.read_csv(FOLDER / "agreement.csv")
     return markdown(frame.assign(**{c: frame[c].map("{:.3f}".format) for c in ("jaccard", "by chance")}))
 
@@ -169,7 +177,7 @@ def partitions(number: int) -> str:
 def attacks() -> str:
     """Return the table of lies."""
     runs, clients = read("runs"), read("clients")
-    runs, clients = runs[runs["rounds"] == 10], clients[clients["rounds"] == 10]
+    runs, clients = runs[runs["rounds"] == SHORT], clients[clients["rounds"] == SHORT]
     rows = []
     for method in ("DPFL", "FedAvg"):
         for kind in (None, *LIES):
@@ -188,7 +196,7 @@ def attacks() -> str:
                     "backdoor opens, % (unmarked)": f"{share(line['backdoor'])} ({share(line['backdoor_unmarked'])})" if kind == "backdoor" else "-",
                 }
             )  # fmt: skip
-    return markdown(pd.DataFrame(rows))
+    return markdown(pd.DataFrame(rows)) if rows else "(not run)"
 
 
 def share(value: float) -> str:
@@ -248,6 +256,13 @@ def blocks() -> dict[str, str]:
     }
 
 
+def style(row: str) -> dict[str, str]:
+    """Return colour and line style of a row's method, as in all figures."""
+    runs = read("runs")
+    colour, line = look(runs[runs["row"] == row]["method"].iloc[0])
+    return {"color": colour, "ls": line}
+
+
 def differences() -> Figure:
     """Return DPFL minus every other row, and validation minus test accuracy, with 95 % intervals."""
     clients = only_long(read("clients"))
@@ -276,16 +291,15 @@ def cost_figure() -> Figure:
     """Return accuracy of the best models so far over what they took, seed 42."""
     lines = only_long(read("costs"))
     lines = lines[lines["seed"] == 42]
-    rows = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Ditto", "FedRep", "Local")
+    rows = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
     figure, axes = plt.subplots(1, 3, figsize=(TEXT, 2.6), sharey=True)
-    for i, row in enumerate(rows):
+    for row in rows:
         part = lines[lines["row"] == row].sort_values("point")
         if not len(part):
             continue
         for panel, cost in zip(axes, ("models", "evaluations", "steps"), strict=True):
-            look = {"color": f"C{i % 7}", "ls": ("-", "--")[i // 7]}
-            panel.plot(part[cost], part["accuracy"], label=row if panel is axes[0] else None, **look)
-            panel.plot(part[cost].iloc[-1], part["accuracy"].iloc[-1], "o", color=look["color"])
+            panel.plot(part[cost], part["accuracy"], label=row if panel is axes[0] else None, **style(row))
+            panel.plot(part[cost].iloc[-1], part["accuracy"].iloc[-1], "o", color=style(row)["color"])
     for panel, text in zip(axes, ("models received", "models evaluated", "gradient steps"), strict=True):
         panel.set_xlabel(f"{text} per client")
     axes[0].set_ylim(60)
@@ -294,16 +308,50 @@ def cost_figure() -> Figure:
     return figure
 
 
+def graphs_figure() -> Figure:
+    """Return homophily, reciprocity and the spectral gap of Omega and of the last graph, means over the partitions."""
+    lines = only_long(read("graphs"))
+    lines = lines[~lines["row"].str.contains("same clients|patience|search_share")]
+    rows = in_order(lines["row"])
+    figure, axes = plt.subplots(1, 3, figsize=(TEXT, 2.2), sharey=True)
+    for panel, measure in zip(axes, ("homophily", "reciprocity", "gap"), strict=True):
+        for when, shift, colour, name in ((True, -0.2, BLUE, "Omega"), (False, 0.2, PALE, "last round")):
+            values = lines[(lines["round"] == 0) == when].groupby("row")[measure].mean().reindex(rows)
+            panel.barh(
+                np.arange(len(rows)) + shift, values, 0.38, color=colour, label=name if panel is axes[0] else None
+            )
+        panel.set_xlabel(measure)
+    axes[0].set_yticks(range(len(rows)), rows)
+    axes[0].invert_yaxis()
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+def power_figure() -> Figure:
+    """Return how many partitions of 100 clients find a difference with a power of 80 %, for three comparisons."""
+    clients = only_long(read("clients"))
+    figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
+    points = np.linspace(0.4, 3, 27)
+    for row in ("Local", "FedAvg+FT", "Pairwise"):
+        chance = chance_of(paired(clients, "DPFL", row))
+        axes.plot(points, [needed(chance, d, chance.clients, 0.8, 0.05) for d in points], label=f"DPFL minus {row}", **style(row))  # fmt: skip
+    axes.axhline(3, color=GREY, lw=0.6)
+    axes.axvline(0.63, color=GREY, lw=0.6)
+    axes.set_xlabel("difference to find, points")
+    axes.set_ylabel("partitions")
+    axes.set_ylim(0)
+    axes.legend()
+    return figure
+
+
 def lies_figure() -> Figure:
     """Return accuracy of the benign under every lie, beside how often liars are chosen."""
     runs = read("runs")
-    runs = runs[runs["rounds"] == 10].set_index("row")
+    runs = runs[runs["rounds"] == SHORT].set_index("row")
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
     for shift, method, colour in ((-0.2, "DPFL", BLUE), (0.2, "FedAvg", RED)):
         rows = [f"{method}, attack {kind}:0.2" for kind in LIES]
-        if not set(rows) <= set(runs.index):
-            continue
-        left.bar(np.arange(len(LIES)) + shift, 100 * runs.loc[rows, "test_acc"], 0.38, color=colour, label=method)
+        left.bar(np.arange(len(LIES)) + shift, 100 * runs["test_acc"].reindex(rows), 0.38, color=colour, label=method)
         left.axhline(100 * runs.loc[method, "test_acc"], color=colour, lw=0.8, ls="--")
     left.set_ylabel("accuracy of the benign, %")
     chosen = [100 * runs.loc[f"DPFL, attack {kind}:0.2", "liars_chosen"] for kind in LIES]
@@ -312,7 +360,7 @@ def lies_figure() -> Figure:
     right.set_ylabel("liars of those chosen, %")
     for panel in (left, right):
         panel.set_xticks(range(len(LIES)), [kind.replace("_", "\n") for kind in LIES], fontsize=6)
-    left.legend(loc="lower right", frameon=True)
+    figure.legend(loc="outside upper left", ncols=2)
     return figure
 
 
@@ -320,9 +368,9 @@ def newcomers_figure() -> Figure:
     """Return newcomers' accuracy over their own epochs."""
     runs = read("runs")
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
-    for i, (row, part) in enumerate(runs[runs["row"].str.contains("newcomers")].groupby("row", sort=False)):
-        line = part.iloc[0]
-        axes.plot((0, 1, 5), [100 * line[f"newcomers_{e}"] for e in (0, 1, 5)], "o-", color=f"C{i % 7}", label=row.split(",")[0])  # fmt: skip
+    for row, part in runs[runs["row"].str.contains("newcomers")].groupby("row"):
+        values = [100 * part.iloc[0][f"newcomers_{epochs}"] for epochs in (0, 1, 5)]
+        axes.plot((0, 1, 5), values, marker="o", label=row.split(",")[0], **style(row))
     axes.set_xlabel("epochs of their own")
     axes.set_ylabel("newcomers' test accuracy, %")
     axes.legend(loc="lower right", ncols=2)
@@ -330,20 +378,24 @@ def newcomers_figure() -> Figure:
 
 
 def drift_figure() -> Figure:
-    """Return accuracy over rounds where classes change their names after round 5."""
+    """Return accuracy over rounds where classes change their names."""
     lines = read("curves")
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
-    for i, (row, part) in enumerate(lines[lines["row"].str.contains("drift")].groupby("row", sort=False)):
-        axes.plot(part["epochs"], 100 * part["test_acc"], color=f"C{i % 7}", label=row.replace(", drift 0.5:5", "").replace(", drift 0.5:7", ""))  # fmt: skip
+    for row, part in lines[lines["row"].str.contains("drift")].groupby("row"):
+        anew = "omega_period" in row
+        name = row.split(",")[0] + (", Omega anew every 2 rounds" if anew else "")
+        axes.plot(part["epochs"], 100 * part["test_acc"], label=name, **style(row) | ({"ls": "--"} if anew else {}))
     axes.set_xlabel("local epochs")
     axes.set_ylabel("test accuracy, %")
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
 FIGURES = {
     "compared": differences,
     "costs": cost_figure,
+    "graphs": graphs_figure,
+    "power": power_figure,
     "attacks": lies_figure,
     "newcomers": newcomers_figure,
     "drift": drift_figure,

@@ -97,6 +97,20 @@ def test_the_findings_are_what_the_files_say():
     assert f"{means.mean():+.2f} ± {half:.2f} ({len(means)})" in line
 
 
+def test_the_findings_on_the_greedy_search_are_what_the_file_says():
+    draw = module("draw_controls")
+    page, rows = draw.PAGE.read_text(), pd.read_csv(draw.FOLDER / "optimality.csv")
+    best, greedy = rows[rows["order"] == -1].set_index("client_id"), rows[rows["order"] >= 0]
+    size = greedy["collaborators"].fillna("").str.split().str.len().mean()
+    assert f"| the best subset of at most 3 | {-best['reward'].mean():.4f} | 0.0 |" in page
+    assert best["collaborators"].isna().all() and f"| nobody | {-best['reward'].mean():.4f} | 0 |" in page
+    assert f"| Algorithm 2, mean over orders | {-greedy['reward'].mean():.4f} | {size:.1f} |" in page
+    assert f"found that out in {100 * (greedy['gap'] < 1e-12).mean():.1f} % of the orders" in page
+    better = best["test_acc"] - greedy.groupby("client_id")["test_acc"].mean()
+    half = 2.20099 * better.std() / len(better) ** 0.5  # t(11)
+    assert f"by {100 * better.mean():.1f} ± {100 * half:.1f} points" in page
+
+
 def test_newcomers_and_lies_by_hand(monkeypatch):
     draw = module("draw_controls")
     runs = pd.DataFrame({"run": ["a", "b"], "row": ["DPFL, newcomers 0.1", "DPFL, attack noise:0.2"], "seed": 42, "rounds": 6, "test_acc": [0.8, 0.75]})  # fmt: skip
