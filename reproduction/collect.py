@@ -34,7 +34,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import changed, to_flags
 
-TABLES = ("accuracy_table", "tau_init_table", "ggc_period_table", "random_graph", "label_flip", "motivation")
+TABLES = ("accuracy_table", "tau_init_table", "ggc_period_table", "random_graph", "label_flip", "motivation", "pareto")
 ROUND = ("train_loss", "val_loss", "val_acc", "test_acc")
 VARIED = ("tau_init", "ggc_period", "flip_share", "flipped_run_ggc", "budget_counts_self")  # beside method and budget
 

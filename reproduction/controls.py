@@ -26,6 +26,7 @@ from _common import has_graph, method_name
 import numpy as np
 import pandas as pd
 from _find import found
+from _tables import interval
 from collect import about, clients, curves, merge
 from controls_table import backdoor, newcomers, told
 from omega import agreement, of_round, overlap, z_score
@@ -116,6 +117,9 @@ def line_of(run: Run, result: Result) -> dict[str, Any]:
         if name != "accuracy"
     }
     came = {f"newcomers_{epochs}": value for epochs, value in zip((0, 1, 5), newcomers(result), strict=False)}
+    if came:
+        each = result["newcomers/test_acc"][:, result["client/newcomers"].astype(bool)]
+        came |= {f"newcomers_{epochs}_half": interval([row])[1] for epochs, row in zip((0, 1, 5), each, strict=True)}
     stopped = {"stopped": float((result["client/stopped_round"] >= 0).mean())} if run.patience else {}
     lies = {"liars": liars, "liars_chosen": chosen, "backdoor": opened, "backdoor_unmarked": unmarked}
     return (

@@ -214,7 +214,10 @@ def came_later() -> str:
             {
                 "method": row.split(",")[0],
                 "those who trained, %": f"{100 * line['test_acc']:.2f}",
-                **{f"newcomers, {e} epochs": f"{100 * line[f'newcomers_{e}']:.2f}" for e in (0, 1, 5)},
+                **{
+                    f"newcomers, E = {e}": f"{100 * line[f'newcomers_{e}']:.1f} ± {100 * line[f'newcomers_{e}_half']:.1f}"
+                    for e in (0, 1, 5)
+                },
             }
         )
     return markdown(pd.DataFrame(rows))

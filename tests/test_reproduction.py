@@ -115,12 +115,13 @@ def test_newcomers_and_lies_by_hand(monkeypatch):
     draw = module("draw_controls")
     runs = pd.DataFrame({"run": ["a", "b"], "row": ["DPFL, newcomers 0.1", "DPFL, attack noise:0.2"], "seed": 42, "rounds": 6, "test_acc": [0.8, 0.75]})  # fmt: skip
     runs = runs.assign(newcomers_0=[0.1, np.nan], newcomers_1=[0.5, np.nan], newcomers_5=[0.625, np.nan])
+    runs = runs.assign(newcomers_0_half=0.01, newcomers_1_half=0.02, newcomers_5_half=0.03)
     runs = runs.assign(liars_chosen=[np.nan, 0.125], backdoor=np.nan, backdoor_unmarked=np.nan)
     clients = pd.DataFrame({"run": ["b", "b"], "client": [0, 1], "test_acc": [0.7, 0.8], "val_acc": [0.75, 0.8]})
     frames = {"runs": runs, "clients": clients.merge(runs[["run", "row", "seed", "rounds"]], on="run")}
     monkeypatch.setattr(draw, "read", frames.__getitem__)
     cells = [cell.strip() for cell in draw.came_later().splitlines()[-1].strip("|").split("|")]
-    assert cells == ["DPFL", "80.00", "10.00", "50.00", "62.50"]
+    assert cells == ["DPFL", "80.00", "10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0"]
     cells = [cell.strip() for cell in draw.attacks().splitlines()[-1].strip("|").split("|")]
     assert cells == ["DPFL", "noise", "75.00", "-", "12.5", "-"]
     [gap] = draw.gaps(frames["clients"], "DPFL, attack noise:0.2")
