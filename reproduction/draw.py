@@ -68,8 +68,12 @@ def paired(clients: pd.DataFrame, a: str, b: str) -> Parts:
 
 def difference(clients: pd.DataFrame, a: str, b: str) -> str:
     """Return "+3.45 ± 1.07": the paired difference and its 95 % interval, a dash where there is none."""
-    values = paired(clients, a, b)
-    if a == b or not comparable(values):
+    return "-" if a == b else told(paired(clients, a, b))
+
+
+def told(values: Parts) -> str:
+    """Return a mean and its 95 % interval as a text, a dash where there is none."""
+    if not comparable(values):
         return "-"
     mean, half = interval(values)
     return f"{mean:+.2f} ± {half:.2f}"
@@ -131,14 +135,14 @@ def order(setting: str, folder: Path) -> str:
         if not comparable(values):
             continue
         mean, half = interval(values)
-        told = "not decided" if abs(mean) <= half else ("holds" if mean > 0 else "**does not hold**")
+        found = "not decided" if abs(mean) <= half else ("holds" if mean > 0 else "**does not hold**")
         pa, pb = published(setting, a), published(setting, b)
         rows.append(
             {
                 "claim": f"{a} > {b}",
-                "ours": f"{mean:+.2f} ± {half:.2f}",
+                "ours": told(values),
                 "paper": f"{pa[0] - pb[0]:+.2f}" if pa and pb else "-",
-                "": told,
+                "": found,
             }
         )
     return markdown(pd.DataFrame(rows)) if rows else "(not run)"

@@ -14,6 +14,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
 from _common import BLUE, DARK, GREY, PALE, RED, STYLE, TEXT
 
+import draw
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -60,12 +61,9 @@ def only_long(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["rounds"] >= 20]
 
 
-def told(parts: Parts, digits: int = 2) -> str:
+def told(parts: Parts) -> str:
     """Return "+0.20 ± 1.08 (3)": mean, 95 % interval, partitions; a dash where there is none."""
-    if not comparable(parts):
-        return "-"
-    mean, half = interval(parts)
-    return f"{mean:+.{digits}f} ± {half:.{digits}f} ({len(parts)})"
+    return f"{draw.told(parts)} ({len(parts)})" if comparable(parts) else "-"
 
 
 def gaps(clients: pd.DataFrame, row: str) -> Parts:
@@ -74,10 +72,10 @@ def gaps(clients: pd.DataFrame, row: str) -> Parts:
     return [(100 * (part["val_acc"] - part["test_acc"])).dropna().to_numpy() for _, part in mine.groupby("seed")]
 
 
-def mean_of(runs: pd.DataFrame, row: str, column: str, digits: int = 0) -> str:
+def mean_of(runs: pd.DataFrame, row: str, column: str) -> str:
     """Return a column's mean over a row's seeds, a dash where there is none."""
     values = runs[runs["row"] == row][column].dropna() if column in runs else []
-    return f"{np.mean(values):,.{digits}f}" if len(values) else "-"
+    return f"{np.mean(values):,.0f}" if len(values) else "-"
 
 
 def compared() -> str:
@@ -110,19 +108,9 @@ def reached(accuracy: float = 78.0) -> str:
     for row in in_order(lines["row"]):
         at = lines[lines["row"] == row].sort_values("point")
         there = at[at["accuracy"] >= accuracy]
-        if not len(there):
-            rows.append({"method": row, "best, %": f"{at['accuracy'].iloc[-1]:.2f}", "models received": "-", "models evaluated": "-", "steps": "-"})  # fmt: skip
-            continue
-        first = there.iloc[0]
-        rows.append(
-            {
-                "method": row,
-                "best, %": f"{at['accuracy'].iloc[-1]:.2f}",
-                "models received": f"{first['models']:,.0f}",
-                "models evaluated": f"{first['evaluations']:,.0f}",
-                "steps": f"{first['steps']:,.0f}",
-            }
-        )
+        costs = {"models": "models received", "evaluations": "models evaluated", "steps": "steps"}
+        first = {text: f"{there[name].iloc[0]:,.0f}" if len(there) else "-" for name, text in costs.items()}
+        rows.append({"method": row, "best, %": f"{at['accuracy'].iloc[-1]:.2f}", **first})
     return markdown(pd.DataFrame(rows))
 
 
@@ -141,8 +129,6 @@ def graph_table() -> str:
 
 def agreement() -> str:
     """Return how far Omegas of one partition under several seeds agree."""
-    if not (FOLDER / "agreement.csv").exists():
-        return "(one seed alone)"
     frame = pd.read_csv(FOLDER / "agreement.csv")
     return markdown(frame.assign(**{c: frame[c].map("{:.3f}".format) for c in ("jaccard", "by chance")}))
 
@@ -166,7 +152,7 @@ def power() -> str:
                 "for 2": partitions(needed(chance, 2.0, chance.clients, 0.8, 0.05)),
             }
         )
-    return markdown(pd.DataFrame(rows)) if rows else "(one partition alone)"
+    return markdown(pd.DataFrame(rows))
 
 
 def partitions(number: int) -> str:
@@ -196,7 +182,7 @@ def attacks() -> str:
                     "backdoor opens, % (unmarked)": f"{share(line['backdoor'])} ({share(line['backdoor_unmarked'])})" if kind == "backdoor" else "-",
                 }
             )  # fmt: skip
-    return markdown(pd.DataFrame(rows)) if rows else "(not run)"
+    return markdown(pd.DataFrame(rows))
 
 
 def share(value: float) -> str:
@@ -409,10 +395,10 @@ def main() -> None:
     """Fill the page, draw the pictures, print their paths."""
     PAGE.write_text(filled(PAGE.read_text(), blocks()))
     print(PAGE)
-    for name, draw in FIGURES.items():
+    for name, figure in FIGURES.items():
         with plt.rc_context(STYLE):
             path = PAGE.parent / "pictures" / f"findings-{name}.png"
-            draw().savefig(path, dpi=160)
+            figure().savefig(path, dpi=160)
         print(path)
 
 
