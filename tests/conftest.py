@@ -26,9 +26,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"runs with pytest --{name}"))
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:  # with --dist loadgroup a file's tests share what it made, and there is one cluster
-            item.add_marker(pytest.mark.xdist_group("cluster" if "slurm" in item.path.parts else item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,9 @@
 """MPI: placement, routes and exact sums; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
 
+import os
+import threading
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +20,26 @@ from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row
 RANKS = [1, 2, 3]
+
+
+def test_last_words_are_read_before_the_ranks_are_ended():
+    """A pipe whose reader is 0.3 seconds late is waited for; an empty one, a file and one that nobody reads any more are not."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, open(os.devnull, "w") as file:
+        for reader in (stream, file):
+            comm_module.until_read(reader, seconds=0.0)
+        print("why", file=stream, flush=True)
+        late = threading.Timer(0.3, os.read, (read, 100))
+        start = time.monotonic()
+        late.start()
+        comm_module.until_read(stream)
+        assert 0.29 < time.monotonic() - start < comm_module.PATIENCE
+        late.join()
+        print("why", file=stream, flush=True)
+        os.close(read)
+        start = time.monotonic()
+        comm_module.until_read(stream, seconds=0.1)
+        assert time.monotonic() - start < 1
 
 
 # placement and routes: every rank computes the same, without MPI -----------------------------------------------------------

@@ -8,13 +8,16 @@ Axes: N clients in all, K on this rank.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import stat
 import sys
+import termios
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -211,8 +214,20 @@ class World:
         if text:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
             print(text, file=sys.stderr, flush=True)
+            until_read(sys.stderr)
         self.comm.Abort(code)
         os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it
+
+
+def until_read(stream: IO[str], seconds: float = PATIENCE) -> None:
+    """Wait until the other end of a pipe has taken what was written: a launcher that is told to end its ranks reads no further."""
+    try:
+        pipe = stream.fileno() if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) else None
+        end = time.monotonic() + seconds
+        while pipe is not None and time.monotonic() < end and any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+            time.sleep(0.01)
+    except OSError:
+        pass  # no descriptor, or the reader has gone
 
 
 def as_bytes(array: np.ndarray | None) -> np.ndarray | None:
