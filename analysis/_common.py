@@ -13,6 +13,7 @@ import json
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,23 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
     return results, missing
 
 
+class Paragraphs(argparse.HelpFormatter):
+    """A docstring as the text above the flags, as wide as the terminal: paragraphs, and indented lists of a name and what it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Return the text in lines of at most `width` characters."""
+        filled = []
+        for paragraph in text.split("\n\n"):
+            for entry in re.split(r"\n(?=    \S)", paragraph):  # what goes on is indented further
+                name, gap, rest = re.match(r"(    \S+)?(\s*)(.*)", entry, re.DOTALL).groups()  # type: ignore[union-attr]
+                head = f"{name or ''}{gap}"
+                filled += textwrap.wrap(
+                    " ".join(rest.split()), width, initial_indent=head, subsequent_indent=" " * len(head)
+                )
+            filled.append("")
+        return "\n".join(filled[:-1])
+
+
 def main(
     name: str,
     doc: str | None,
@@ -132,7 +150,7 @@ def main(
         name: file name of what is written, without folder and ending.
         options: further flags by name, as keywords of `argparse.add_argument`; `draw` gets them as keywords.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=Paragraphs)
     parser.add_argument("files", nargs="*", metavar="RESULT", help="result files to draw, instead of RUNS of this file")
     parser.add_argument("--results", default="results", metavar="DIR", help="folder of the results (default: results)")
     parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")

@@ -200,6 +200,7 @@ def test_a_mistake_in_a_model_says_what_the_page_says(tmp_path, mistake):
 # your own data --------------------------------------------------------------------------------------------------------------
 TOPICS = {
     "neither": ("def load", "def lode"),
+    "def load(path)": ("def load()", "def load(path)"),
     '"client": 6': ('"clients": 6', '"client": 6'),
     "without `return`": ("    return arrays_of", "    arrays_of"),
     "label is missing": ("np.array(y)", "np.array(y)[:10]"),

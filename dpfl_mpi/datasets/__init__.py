@@ -21,6 +21,8 @@ scikit-learn only inside the function that needs them. Files whose name starts w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Parameter, signature
 from types import ModuleType
 
 from dpfl_mpi.errors import UserError
@@ -34,6 +36,13 @@ SMALL = {
 }  # fmt: skip
 
 
+def required(function: Callable[..., object]) -> list[str]:
+    """Return the names of the arguments that a function cannot be called without."""
+    filled = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    arguments = signature(function).parameters.values()
+    return [a.name for a in arguments if a.default is Parameter.empty and a.kind not in filled]
+
+
 def load(name: str, module: ModuleType) -> ModuleType:
     """Return a data set's file, with what it leaves out.
 
@@ -42,6 +51,10 @@ def load(name: str, module: ModuleType) -> ModuleType:
     """
     if not any(callable(getattr(module, function, None)) for function in ("load", "read")):
         raise UserError(f"the data set {name} has neither load() nor read(source); one of them must return the data")
+    if callable(getattr(module, "load", None)) and required(module.load):
+        raise UserError(
+            f"load of the data set {name} wants the argument {required(module.load)[0]}; it is called as load(), and read(source) gets a path"
+        )
     settings = getattr(module, "PAPER", {})
     unknown = sorted(set(settings) - set(SMALL))
     if unknown:
