@@ -53,13 +53,13 @@ def look(method: str) -> tuple[str, str]:
     return OTHERS[i % len(OTHERS)], STYLES[i // len(OTHERS) % len(STYLES)]
 
 
-def looks(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return colour and line style of each run's curve as keywords of `plot`: several of a method are shades of its colour."""
-    out = []
-    for i, run in enumerate(runs):
-        mine = [j for j, other in enumerate(runs) if short(other.method) == short(run.method)]
+def looks(methods: Sequence[str]) -> list[dict[str, Any]]:
+    """Return colour and line style of a curve of each method as keywords of `plot`: several of a method are shades of its colour."""
+    out, names = [], [short(method) for method in methods]
+    for i, name in enumerate(names):
+        mine = [j for j, other in enumerate(names) if other == name]
         place = mine.index(i)
-        colour, style = look(short(run.method))
+        colour, style = look(name)
         pale = PALEST * place / max(len(mine) - 1, 1)
         mixed = to_hex([(1 - pale) * c + pale for c in to_rgb(colour)])
         out.append({"color": mixed, "ls": style if len(mine) == 1 else STYLES[(STYLES.index(style) + place) % 4]})

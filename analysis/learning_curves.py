@@ -27,7 +27,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     figure, grid = plt.subplots(len(settings), 2, figsize=(TEXT, 2.2 * len(settings) + 0.4), squeeze=False)
     rows, handles = [], {}
     names = list(dict.fromkeys(n for _, n, _ in entries))
-    styles = dict(zip(names, looks([first(entries, n)[0].run for n in names]), strict=True))
+    styles = dict(zip(names, looks([first(entries, n)[0].run.method for n in names]), strict=True))
     for where, name, group in entries:
         look = styles[name]
         untuned = group[0].run.untuned().key()

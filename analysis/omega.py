@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 import pandas as pd
+from _looks import looks
 from _tables import markdown, named, partition_of, repetitions
 from scipy.special import comb
 
@@ -127,12 +128,13 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
     """Return the figure: measures over rounds; the text: Omega and the last round, z-scores, agreement."""
     figure, axes = plt.subplots(1, len(MEASURES), figsize=(TEXT, 1.9), sharex=True)
     rows, lines, flat = [], [], []
-    for i, (where, name, group) in enumerate(named(repetitions(graphs(results)))):
+    groups = repetitions(graphs(results))
+    for (where, name, group), look in zip(named(groups), looks([g[0].run.method for g in groups]), strict=True):
         flat += [(name, r) for r in group]
         table = {r.path: [of_round(r, t) for t in range(r.last_round + 1)] for r in group}
         for panel, measure in zip(axes, MEASURES, strict=True):
             x, mean, spread = over_rounds(group, lambda r, t=table, m=measure: np.array([row[m] for row in t[r.path]]))
-            curve(panel, x, mean, spread, color=f"C{i % 7}", label=text_label(name))
+            curve(panel, x, mean, spread, label=text_label(name), **look)
             panel.set_title(measure)
             panel.set_xlabel("round")
             rows += [{"setting": where, "method": name, "measure": measure, "round": t, "value": m, "std": s, "n": len(group)} for t, m, s in zip(x, mean, spread, strict=True)]  # fmt: skip

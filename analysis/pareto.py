@@ -14,6 +14,7 @@ from _common import TEXT, Drawing, main, text_label
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from _looks import looks
 from _tables import markdown, named, repetitions
 
 from dpfl_mpi.config import Run
@@ -81,11 +82,11 @@ def draw(results: Sequence[Result], reach: float = 80.0) -> Drawing:
     """Return the figure, and the table of costs at the end and where `reach` percent is reached first."""
     figure, axes = plt.subplots(1, len(COSTS), figsize=(TEXT, 2.2), sharey=True)
     rows, lines = [], []
-    for i, (where, name, group) in enumerate(named(repetitions(results))):
+    groups = repetitions(results)
+    for (where, name, group), look in zip(named(groups), looks([g[0].run.method for g in groups]), strict=True):
         each = [curves(r) for r in group]
         shortest = min(len(c["accuracy"]) for c in each)
         mean = {n: np.mean([c[n][:shortest] for c in each], 0) for n in each[0]}
-        look = {"color": f"C{i % 7}", "ls": ("-", "--", ":")[i // 7 % 3]}
         for panel, (cost, title) in zip(axes, COSTS.items(), strict=True):
             panel.plot(mean[cost], mean["accuracy"], label=text_label(name), **look)
             panel.plot(mean[cost][-1:], mean["accuracy"][-1:], "o", color=look["color"])

@@ -43,7 +43,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     groups.sort(key=lambda g: (setting(g[0].run), not method_of(g[0].run).searches, -budget_order(g[0].run)))
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
     rows = []
-    entries = zip(named(groups), labels(groups), looks([g[0].run for g in groups]), strict=True)
+    entries = zip(named(groups), labels(groups), looks([g[0].run.method for g in groups]), strict=True)
     for (where, name, group), text, look in entries:
         x, mean, spread = over_rounds(group, lambda r: 100 * r.mean("round/test_acc"))
         curve(axes, x, mean, spread, label=text, **look)

@@ -143,7 +143,7 @@ def compared(
 ) -> list[dict[str, Any]]:
     """Return what the comparison shows of each group, for JSON: means over seeds, the best accuracy first; `runs` are what `describe` said."""
     out = []
-    for group, name, look, described in zip(groups, names, looks([g[0].run for g in groups]), runs, strict=True):
+    for group, name, look, described in zip(groups, names, looks([g[0].run.method for g in groups]), runs, strict=True):
         _, mean, spread = over_rounds(group, lambda r: 100 * r.mean("round/test_acc"))
         accuracies = means(group)
         rest = {k: np.mean([d["summary"][k] for d in described]) for k in described[0]["summary"]}

@@ -38,7 +38,7 @@ def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[n
     """Draw a percentage of the graph over rounds, one curve per group of repetitions, and return its numbers."""
     rows = []
     groups = sorted(repetitions(graphs(results)), key=lambda g: -budget_order(g[0].run))
-    entries = zip(named(groups), labels(groups), looks([g[0].run for g in groups]), strict=True)
+    entries = zip(named(groups), labels(groups), looks([g[0].run.method for g in groups]), strict=True)
     for (where, row, group), text, look in entries:
         x, mean, spread = over_rounds(group, of_graphs(measure))
         curve(axes, x, 100 * mean, 100 * spread, label=text, **look)

@@ -58,7 +58,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     figure, grid = plt.subplots(rows, columns, figsize=(width, 2.1 * rows + 0.6), squeeze=False)
     names = list(dict.fromkeys(data["method"]))
     runs = {name: group[0].run for _, name, group in named(repetitions(results))}
-    colours = [look["color"] for look in looks([runs[n] for n in names])]
+    colours = [look["color"] for look in looks([runs[n].method for n in names])]
     look = {n: (MARKS[i % len(MARKS)], colour) for i, (n, colour) in enumerate(zip(names, colours, strict=True))}
     handles = {}
     for axes, where in zip(grid.flat, settings, strict=False):

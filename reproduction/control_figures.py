@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _common import BLUE, DARK, GREY, PALE, RED, TEXT
+from _common import BLUE, DARK, GREY, PALE, TEXT
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -108,7 +108,8 @@ def lies_figure() -> Figure:
     runs = read("runs")
     runs = runs[runs["rounds"] == SHORT].set_index("row")
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
-    for shift, method, colour in ((-0.2, "DPFL", BLUE), (0.2, "FedAvg", RED)):
+    for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
+        colour = style(method)["color"]
         rows = [f"{method}, attack {kind}:0.2" for kind in LIES]
         left.bar(np.arange(len(LIES)) + shift, 100 * runs["test_acc"].reindex(rows), 0.38, color=colour, label=method)
         left.axhline(100 * runs.loc[method, "test_acc"], color=colour, lw=0.8, ls="--")

@@ -12,17 +12,19 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "analysis"), str(HERE.parent)]
 
-from _common import BLUE, DARK, GREY, STYLE, TEXT
+from _common import BLUE, DARK, GREY, STYLE, TEXT, curve
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from _looks import looks
 from _tables import Parts, comparable, deviation, interval, markdown
 from accuracy_table import PAPER, PAPER_COLUMNS
 from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
 PAPER_SEEDS = 3
+CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # that a picture shows
 # what the paper claims of the order of its methods
 ORDER = (
     ("DPFL (B_c = inf)", "FedAvg+FT"),
@@ -38,6 +40,11 @@ ORDER = (
 def slug(setting: str) -> str:
     """Return the folder of a setting that is named as in the paper's table."""
     return re.sub(r"[^a-z0-9]+", "-", setting.lower()).strip("-")
+
+
+def method_of(row: str) -> str:
+    """Return the method of a row, as `--method` names it: "DPFL (B_c = inf)" is of dpfl."""
+    return re.split(r"[ +,]", row)[0].lower()
 
 
 def read(folder: Path, name: str) -> pd.DataFrame:
@@ -200,11 +207,11 @@ def picture(setting: str, folder: Path) -> Figure:
     left.invert_yaxis()
     left.set_xlabel("difference to Local, points")
     left.legend(loc="lower left")
-    for row in ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)"):
-        part = curves[curves["row"] == row]
-        if len(part):
-            mean = part.groupby("epochs")["test_acc"].mean() * 100
-            right.plot(mean.index, mean, label=row)
+    shown = [row for row in CURVES if row in set(curves["row"])]
+    for row, look in zip(shown, looks([method_of(row) for row in shown]), strict=True):
+        epochs = curves[curves["row"] == row].groupby("epochs")["test_acc"]
+        mean, spread = 100 * epochs.mean(), 100 * epochs.std().fillna(0)
+        curve(right, mean.index.to_numpy(), mean.to_numpy(), spread.to_numpy(), label=row, **look)
     right.set_xlabel("local epochs")
     right.set_ylabel("test accuracy, %")
     right.legend(loc="lower right")

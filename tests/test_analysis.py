@@ -374,6 +374,10 @@ def test_a_method_has_one_colour_in_every_figure(made):
     assert colours == {"DPFL": looks.look("dpfl")[0].upper(), "Local": looks.look("local")[0].upper()}
     points = module("variance").draw(results).figure.axes[0].lines
     assert {line.get_color().upper() for line in points} == set(colours.values())
+    for name in ("pareto", "omega"):  # a DPFL curve and, where there is one without a graph, Local's
+        lines = module(name).draw(results).figure.axes[0].lines
+        assert {line.get_color().upper() for line in lines} - set(colours.values()) == set()
+        assert colours["DPFL"] in {line.get_color().upper() for line in lines}
 
 
 def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
