@@ -50,10 +50,14 @@ def row_of(run: Run, standard: Run) -> str:
     return ", ".join([row_name(run), *extra])
 
 
+def spent_in(result: Result, phase: str) -> float:
+    """Return the core seconds of a phase over all rounds: the mean over ranks, times ranks."""
+    return float(result[f"seconds/{phase}"][:, 1].sum()) * result.starts()[-1]["ranks"]
+
+
 def cost(result: Result) -> float:
-    """Return the core hours of a result's rounds: the mean over ranks of every phase, times ranks."""
-    seconds = sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES)
-    return seconds * result.starts()[-1]["ranks"] / 3600
+    """Return the core hours of a result's rounds."""
+    return sum(spent_in(result, phase) for phase in PHASES) / 3600
 
 
 def about(run: Run, result: Result) -> dict[str, Any]:
@@ -82,6 +86,8 @@ def about(run: Run, result: Result) -> dict[str, Any]:
         **{name: last["versions"].get(name, "") for name in ("dpfl_mpi", "python", "torch", "numpy", "h5py")},
         "data_sha256": meta["data_sha256"],
         "partition_sha256": meta["partition_sha256"],
+        **{f"{phase}_seconds": round(spent_in(result, phase)) for phase in ("train", "graph", "evaluate")},
+        "megabytes": round(result.path.stat().st_size / 1e6, 1),
     }
 
 

@@ -190,6 +190,30 @@ def spent(folders: list[Path]) -> str:
     return markdown(pd.DataFrame(rows))
 
 
+def measured(folders: list[Path]) -> str:
+    """Return the mean Run of each row whose seconds are known: core minutes, what a step and an evaluation took, size of the result."""
+    rows = []
+    for folder in folders:
+        runs = read(folder, "runs")
+        runs = runs[~runs["row"].str.contains("+FT", regex=False)].dropna(subset=["train_seconds"])
+        for row, part in runs.groupby("row"):
+            evaluations, graph = part["evaluations"].sum(), part["graph_seconds"].sum()
+            rows.append(
+                {
+                    "setting": folder.name,
+                    "row": row,
+                    "Runs": f"{len(part)}",
+                    "core minutes per Run": f"{60 * part['core_hours'].mean():.1f}",
+                    "training": f"{part['train_seconds'].mean() / 60:.1f}",
+                    "ms per step": f"{1e3 * part['train_seconds'].sum() / part['gradient_steps'].sum():.2f}",
+                    "choosing": f"{part['graph_seconds'].mean() / 60:.1f}" if evaluations else "-",
+                    "ms per evaluation": f"{1e3 * graph / evaluations:.2f}" if evaluations else "-",
+                    "MB": f"{part['megabytes'].mean():.1f}",
+                }
+            )
+    return markdown(pd.DataFrame(rows)) if rows else "(not known)"
+
+
 def picture(setting: str, folder: Path) -> Figure:
     """Return differences to Local beside the paper's, and accuracy over local epochs."""
     clients, curves = read(folder, "clients"), read(folder, "curves")
@@ -227,7 +251,7 @@ def blocks(where: Path = HERE) -> dict[str, str]:
         out[f"order {folder.name}"] = order(setting, folder)
         out[f"others {folder.name}"] = other_rows(folder)
     folders = sorted(p.parent for p in where.glob("*/runs.csv"))
-    return out | {"spent": spent(folders)}
+    return out | {"spent": spent(folders), "measured": measured([p for p in folders if p.name != "controls"])}
 
 
 def filled(page: str, tables: dict[str, str]) -> str:

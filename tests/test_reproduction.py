@@ -70,6 +70,28 @@ def test_verdict_by_hand():
     assert verdict(np.array([82.0]), (78.0, 1.0)) == "within (+4.00, noise ± 4.97)"
 
 
+def test_what_a_step_took_by_hand(tmp_path):
+    """Means over a row's Runs; a line from before the seconds were kept is left out, and +FT, whose rounds are the base's."""
+    lines = pd.DataFrame(
+        {
+            "run": list("abcd"),
+            "row": ["DPFL", "DPFL", "Local", "FedAvg+FT"],
+            "seed": [1, 2, 1, 1],
+            "gradient_steps": 1_000_000,
+            "evaluations": [100_000, 100_000, 0, 0],
+            "core_hours": [0.25, 0.5, 1, 1],
+            "train_seconds": [600, 1200, np.nan, 600],
+            "graph_seconds": [100, 300, np.nan, 0],
+            "megabytes": [0.5, 0.7, np.nan, 1],
+        }
+    )
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    lines.to_csv(folder / "runs.csv", index=False)
+    *_, row = module("draw").measured([folder]).splitlines()
+    assert [cell.strip() for cell in row.strip("|").split("|")] == "digits DPFL 2 22.5 15.0 0.90 3.3 2.00 0.6".split()
+
+
 def test_the_page_is_what_the_files_say():
     """Its tables hold the numbers of the CSV files, and every row's mean is that of its clients."""
     draw = module("draw")
