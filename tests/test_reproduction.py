@@ -89,7 +89,17 @@ def test_what_a_step_took_by_hand(tmp_path):
     folder.mkdir()
     lines.to_csv(folder / "runs.csv", index=False)
     *_, row = module("draw").measured([folder]).splitlines()
-    assert [cell.strip() for cell in row.strip("|").split("|")] == "digits DPFL 2 22.5 15.0 0.90 3.3 2.00 0.6".split()
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "digits",
+        "DPFL",
+        "2",
+        "22.5",
+        "15.0",
+        "0.90",
+        "3.3",
+        "2.00",
+        "0.6",
+    ]
 
 
 def test_the_page_is_what_the_files_say():
