@@ -81,6 +81,15 @@ def test_cost_model_by_hand(benchmarks):
     assert (eight["graph"], eight["files"]) == (two["graph"], two["files"])  # what ranks do not share
 
 
+def test_costs_of_the_papers_network_are_measured_here(benchmarks):
+    """Seconds: of the same order as one another, and of nothing that was not measured."""
+    model = benchmarks("scaling_model")
+    before = model.Costs(step=1, score=1, evaluation=1, add=1e-5, edge=1e-7, bandwidth=1e6, latency=1e-3, disk=1e6)
+    costs = model.paper_costs(before)
+    assert 0 < costs.evaluation < costs.score < 1 and 0 < costs.step < 1
+    assert (costs.edge, costs.bandwidth, costs.latency, costs.disk) == (1e-7, 1e6, 1e-3, 1e6)
+
+
 def test_rows_arriving_is_what_a_route_counts(benchmarks):
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route

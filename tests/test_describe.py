@@ -1,5 +1,6 @@
 """`describe`: the partition and the plan it prints, what it saves, and what it refuses."""
 
+import dataclasses
 import json
 import re
 
@@ -87,6 +88,12 @@ def test_plan_is_what_the_run_does(tmp_path):
         assert received[0] <= plan.received[0] and (received[1:] <= plan.received[1]).all()
         assert evaluated[0] <= plan.evaluations[0] and (evaluated[1:] <= plan.evaluations[1]).all()
         assert evaluated[0] > 0.2 * plan.evaluations[0]
+    assert 2 * plan.candidates.sum() == plan.evaluations[0] + run.rounds * plan.evaluations[1]  # two models each
+    # seconds by hand, of the rank that chooses longest: 100 images of 0.01 s and 2 candidates of 3 s, or 300 and 1
+    two = dataclasses.replace(plan, judged=np.array([100, 300]), candidates=np.array([2, 1]))
+    cost = needs.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
+    seconds = needs.seconds_of(run, two, cost)
+    assert seconds["choose"] == pytest.approx(7.0) and seconds["train"] == pytest.approx(0.5 * plan.steps.max())
 
 
 def test_window_of_a_rank():

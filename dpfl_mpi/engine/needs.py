@@ -33,6 +33,10 @@ LABEL = 8  # bytes
 PYTHON = (
     390 * 2**20
 )  # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
+DECISION = (
+    5e-4  # seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
+)
+SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
 PAD = 4  # pixels around a training image that is cropped
 
 
@@ -42,6 +46,7 @@ class Cost:
 
     step: float  # one gradient step on a mini-batch
     image: float  # one image scored
+    candidate: float  # one candidate of the greedy search, beside the scores of its two averages
     byte: float  # one byte copied
 
 
@@ -68,6 +73,7 @@ class Needs:
     steps: np.ndarray  # gradient steps
     scored: np.ndarray  # images scored by evaluate
     judged: np.ndarray  # images scored while choosing, at most
+    candidates: np.ndarray  # of the greedy search, at most
 
     @property
     def memory(self) -> np.ndarray:
@@ -146,6 +152,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         steps=per_rank(-(-train // run.batch_size) * tau),
         scored=per_rank((val + test) * (rounds + 1)),
         judged=per_rank(val * (first * (1 + anew) + later * ggc) * repeats),
+        candidates=k_r * (first * (1 + anew) + later * ggc) * repeats // 2,
     )
 
 
@@ -193,9 +200,10 @@ def refuse(job: Job, needs: Needs) -> None:
 
 
 def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
-    """Return what a step, a scored image and a copied byte cost here: the quickest of several tries, one thread, about a second."""
+    """Return what a step, a scored image, a candidate and a copied byte cost here: the quickest of several tries, one thread, about a second."""
     import torch
 
+    from dpfl_mpi.numerics.backend import averaged
     from dpfl_mpi.numerics.ensemble import Block, cross_entropy
     from dpfl_mpi.numerics.native import Sgd
     from dpfl_mpi.numerics.steps import adam_step, sgd_step
@@ -209,6 +217,7 @@ def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
     momentum, block, adam = torch.zeros_like(row), Block(ensemble, row), run.optimizer != "sgd"
     memory = torch.zeros(1, 2 * ensemble.width + 1)
     pair = row.repeat(2, 1)
+    sums = row.double()
     index = torch.from_numpy(rng.integers(0, 64, s))
     key = torch.zeros(1, dtype=torch.int64) if ensemble.draws.layers else None
 
@@ -222,11 +231,15 @@ def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
             return adam_step(block.w, block.g, memory, 1e-4, (0.9, 0.999), 1e-8, 1e-3, False, run.clip_norm)
         sgd_step(block.w, block.g, momentum, 1e-4, run.momentum, 1e-3, run.clip_norm)
 
-    prepared = ensemble.prepare(ensemble.normalise(x[:, :32]))
+    scored = np.resize(np.arange(64, dtype=np.int32), SCORED)
+    prepared = ensemble.prepare(ensemble.normalise(x[:, scored]))
 
     def score() -> None:
         logits = ensemble.logits(ensemble.ready(pair), prepared)
-        cross_entropy(logits, y[:, :32].expand(2, -1)).sum()
+        cross_entropy(logits, y[:, scored].expand(2, -1)).sum()
+
+    def average() -> None:
+        averaged(ensemble, sums, sums, row, np.full(1, 0.1), np.ones(1), np.ones(1), pair[None])
 
     if native := kernels_of(job, source, ensemble):
         images, of = native.images(x[0], y[0]), np.arange(64, dtype=np.int32)
@@ -239,12 +252,18 @@ def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
             native.train(row[0], momentum[0], images, order, None, s, sgd)
 
         def score() -> None:  # type: ignore[no-redef]
-            native.score(pair, images, of[:32])
+            native.score(pair, images, scored)
+
+        def average() -> None:  # type: ignore[no-redef]
+            native.candidate(sums[0], sums[0], row[0], 0.1, 1.0, 1.0, pair)
 
     source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
     with torch.no_grad():
         return Cost(
-            quickest(step, 0.4), quickest(score, 0.3) / 64, quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24
+            step=quickest(step, 0.4),
+            image=quickest(score, 0.3) / (2 * SCORED),
+            candidate=quickest(average, 0.1) + DECISION,
+            byte=quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24,
         )
 
 
@@ -267,7 +286,7 @@ def seconds_of(run: Run, needs: Needs, cost: Cost) -> dict[str, float]:
     return {
         "train": float(crowd * needs.steps.max() * cost.step),
         "evaluate": float(crowd * needs.scored.max() * cost.image),
-        "choose": float(crowd * needs.judged.max() * cost.image),
+        "choose": float(crowd * (needs.judged * cost.image + needs.candidates * cost.candidate).max()),
         "exchange": 2 * wire * cost.byte / max(1, len(needs.clients)) * crowd,
     }
 
