@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).parents[1]
 PAGES = {
     "index.md": "README.md",
     "benchmarks.md": "benchmarks/README.md",
+    "reproduction/index.md": "reproduction/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
@@ -37,6 +38,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie elsewhere, and those that are made."""
     for address, source in PAGES.items():
         files.append(File.generated(config, address, content=(REPOSITORY / source).read_text()))
+    for picture in REPOSITORY.glob("reproduction/*/*.png"):
+        files.append(File.generated(config, picture.relative_to(REPOSITORY).as_posix(), content=picture.read_bytes()))
     for address, modules in rooms().items():
         text = f"# {Path(address).stem}\n\n" + "\n\n".join(f"::: {module}" for module in modules)
         files.append(File.generated(config, address, content=text))

@@ -1,6 +1,6 @@
 """Redraw every table and figure of this folder from its CSV files: `python reproduction/draw.py`.
 
-The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md, the pictures beside it. Neither MPI, torch nor a result is needed.
+The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project, the pictures beside the CSV files. Neither MPI, torch nor a result is needed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
 PAPER_SEEDS = 3
+HEADLINE = ("FedAvg", "Local", "FedAvg+FT", "DPFL (B_c = 0.1N)")  # of the project's README
 CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # that a picture shows
 # what the paper claims of the order of its methods
 ORDER = (
@@ -131,6 +132,22 @@ def table_1(setting: str, folder: Path) -> str:
             }
         )
     return markdown(pd.DataFrame(rows))
+
+
+def headline(setting: str, folder: Path) -> str:
+    """Return the methods on which the paper's order rests, side by side."""
+    runs, clients = read(folder, "runs"), read(folder, "clients")
+    local = published(setting, "Local")
+    lines = {"": [], "here": [], "the paper": [], "to Local, here": [], "to Local, the paper": []}  # type: dict[str, list[str]]
+    for row in HEADLINE:
+        paper = published(setting, row)
+        assert paper and local
+        lines[""].append(row)
+        lines["here"].append(ours(percent(runs, row)))
+        lines["the paper"].append(f"{paper[0]:.2f} ± {paper[1]:.2f}")
+        lines["to Local, here"].append(difference(clients, row, "Local"))
+        lines["to Local, the paper"].append("-" if row == "Local" else f"{paper[0] - local[0]:+.2f}")
+    return markdown(pd.DataFrame(lines))
 
 
 def order(setting: str, folder: Path) -> str:
@@ -254,6 +271,12 @@ def blocks(where: Path = HERE) -> dict[str, str]:
     return out | {"spent": spent(folders), "measured": measured([p for p in folders if p.name != "controls"])}
 
 
+def front() -> dict[str, str]:
+    """Return the table of the project's README by the name of its mark."""
+    setting = "CIFAR-10 Patho(3)"
+    return {"headline": headline(setting, HERE / slug(setting))}
+
+
 def filled(page: str, tables: dict[str, str]) -> str:
     """Return the page with every table between its marks; a table without marks is a mistake."""
     for name, table in tables.items():
@@ -266,9 +289,9 @@ def filled(page: str, tables: dict[str, str]) -> str:
 
 def main() -> None:
     """Fill the page, draw the pictures, print their paths."""
-    page = HERE / "README.md"
-    page.write_text(filled(page.read_text(), blocks()))
-    print(page)
+    for page, tables in ((HERE / "README.md", blocks()), (HERE.parent / "README.md", front())):
+        page.write_text(filled(page.read_text(), tables))
+        print(page)
     for setting in PAPER_COLUMNS:
         folder = HERE / slug(setting)
         if (folder / "runs.csv").exists():

@@ -107,6 +107,8 @@ def test_the_page_is_what_the_files_say():
     draw = module("draw")
     page = (FOLDER / "README.md").read_text()
     assert draw.filled(page, draw.blocks()) == page
+    front = (FOLDER.parent / "README.md").read_text()
+    assert draw.filled(front, draw.front()) == front
     for path in FOLDER.glob("*/runs.csv"):
         runs, clients = draw.read(path.parent, "runs"), draw.read(path.parent, "clients")
         assert (
