@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "analysis"), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
 from _common import accuracy, setting
 
@@ -34,7 +34,16 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import changed, to_flags
 
-TABLES = ("accuracy_table", "tau_init_table", "ggc_period_table", "random_graph", "label_flip", "motivation", "pareto")
+TABLES = (
+    "accuracy_table",
+    "tau_init_table",
+    "ggc_period_table",
+    "random_graph",
+    "label_flip",
+    "motivation",
+    "pareto",
+    "tried",
+)
 ROUND = ("train_loss", "val_loss", "val_acc", "test_acc")
 VARIED = ("tau_init", "ggc_period", "flip_share", "flipped_run_ggc", "budget_counts_self")  # beside method and budget
 
@@ -45,8 +54,10 @@ def folder_of(run: Run) -> str:
 
 
 def row_of(run: Run, standard: Run) -> str:
-    """Return the name of the table's row that a resolved Run is a repetition of; fields unlike the data set's `standard` are named."""
+    """Return the name of the table's row that a resolved Run is a repetition of; fields and options unlike the data set's `standard` are named."""
     extra = [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(standard, name)]
+    usual = standard.options or {}
+    extra += [f"{name} {value}" for name, value in (run.options or {}).items() if value != usual.get(name, value)]
     return ", ".join([row_name(run), *extra])
 
 

@@ -62,6 +62,21 @@ def test_csv_by_hand(folder):
     assert draw.difference(clients, "DPFL (B_c = 0.75N)", "Local") == "+7.50 ± 31.77"
 
 
+def test_a_row_names_the_options_that_are_not_the_usual():
+    row_of, usual = module("collect").row_of, Run(method="perfedavg").resolve()
+    assert row_of(usual, usual) == "PerFedAvg"
+    trained = Run(method="perfedavg", options={"score_trained": True}).resolve()
+    assert row_of(trained, usual) == "PerFedAvg, score_trained True"
+
+
+def test_what_was_tried_can_be_run(monkeypatch):
+    """Its own method is FedProx but for the weight in +FT, so that the base of all weights is one Run."""
+    monkeypatch.chdir(FOLDER.parent)
+    tuned = [run.resolve() for run in module("tried").RUNS if run.finetune_epochs]
+    assert len({run.slug() for run in tuned}) == 5 and len({run.untuned().slug() for run in tuned}) == 1
+    assert {run.options["mu"] for run in tuned} == {0.1}
+
+
 def test_verdict_by_hand():
     """t(2) = 4.3027: three partitions of ours may differ by 4.3027 s sqrt(2/3), one by 4.3027 s sqrt(4/3)."""
     verdict = module("draw").verdict

@@ -1,0 +1,25 @@
+"""FedProx whose proximal term has another weight in +FT: `--method reproduction/fedprox_tuned.py --finetune_epochs 10 --options.finetune_mu 1`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dpfl_mpi.config import option
+from dpfl_mpi.methods import fedprox
+
+METHOD = dataclasses.replace(fedprox.METHOD, title="FedProx")
+init, round = fedprox.init, fedprox.round
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of FedProx."""
+
+    mu: float = option(0.1, "weight of the proximal term (the paper's lambda)", low=0)
+    finetune_mu: float = option(0.1, "+FT: weight of the proximal term", low=0, tuning=True)
+
+
+def finetune_gradient(fed: Any, start: Any) -> Any:
+    """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from."""
+    return fed.proximal(start, fed.options["finetune_mu"])
