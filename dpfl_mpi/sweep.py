@@ -13,13 +13,11 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dpfl_mpi.config import Job, Run, old_flags
 from dpfl_mpi.errors import UserError, exit_with
@@ -27,6 +25,7 @@ from dpfl_mpi.settings.fields import changed, check, fields, to_flags
 from dpfl_mpi.survival.signals import REQUEUE
 from dpfl_mpi.sweeps import here
 from dpfl_mpi.sweeps.flags import parser, split
+from dpfl_mpi.sweeps.interrupt import ended_as_by_ctrl_c
 from dpfl_mpi.sweeps.jobs import executor, submit
 from dpfl_mpi.sweeps.known import ASK_S, Known, follow, queued, recall
 from dpfl_mpi.sweeps.table import Live
@@ -76,22 +75,6 @@ def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
     for k in todo:
         line = shlex.join(to_flags(changed(k.run) | changed(dataclasses.replace(job, out=str(k.path)))))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
-
-
-@contextlib.contextmanager
-def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Take TERM and the end of the terminal for Ctrl-C, so that the Runs of this machine keep a checkpoint each."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main(arguments: list[str] | None = None) -> int:

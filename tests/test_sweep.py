@@ -22,8 +22,9 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Recorder, Result
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.lock import Lock, born
-from dpfl_mpi.sweeps import jobs, known, wanted
+from dpfl_mpi.sweeps import interrupt, jobs, known, wanted
 from dpfl_mpi.sweeps.flags import parser, split
+from dpfl_mpi.sweeps.table import Live
 
 
 def rest(folder: Path, **changes: object) -> list[str]:
@@ -243,6 +244,24 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, number):
     assert done.returncode == 0 and "2 finished of 2" in done.stdout, done.stdout + done.stderr
     with Result(out) as result:
         assert len(result.starts()) == 2
+
+
+def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch):
+    """Python ignores what is raised in `__del__`, KeyboardInterrupt too; the next look at the Runs raises it."""
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: dropped.append(lost.exc_type))
+
+    class Caught:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    for _ in range(2):  # a second sweep of the process starts without the first one's signal
+        with pytest.raises(KeyboardInterrupt), interrupt.ended_as_by_ctrl_c():
+            interrupt.check()
+            Caught()
+            assert dropped == [KeyboardInterrupt]
+            known.follow([], Live(sys.stdout), 0.0, lambda: True)
+        dropped.clear()
 
 
 def test_watching_ends_with_the_last_job(tmp_path, slurm, capsys, monkeypatch):

@@ -19,6 +19,7 @@ from dpfl_mpi.mpi.placement import visible_gpus
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.survival.signals import REQUEUE
+from dpfl_mpi.sweeps import interrupt
 from dpfl_mpi.sweeps.jobs import flags_of, minutes, new_folder
 from dpfl_mpi.sweeps.known import Known, follow, queued, recall, remember
 from dpfl_mpi.sweeps.table import Live
@@ -140,6 +141,7 @@ def compute(args: argparse.Namespace, job: Job, todo: list[Known], known: list[K
         if not foreground:
             return follow(known, live, LOOK_S, busy)
         while busy():
+            interrupt.check()
             time.sleep(LOOK_S)
 
     def note() -> None:

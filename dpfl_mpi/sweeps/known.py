@@ -22,6 +22,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.storage.files import replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
 from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.sweeps import interrupt
 from dpfl_mpi.sweeps.table import Live, Row
 
 LOG_LINES = 6
@@ -194,6 +195,7 @@ def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool
     """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
     queue, unasked = queued(known), 0.0
     while True:
+        interrupt.check()
         going = busy() if busy else None
         rows = [k.look(queue) for k in known]
         live.show(rows)
