@@ -17,7 +17,8 @@ class Options:
     """Options of FedProx."""
 
     mu: float = option(0.1, "weight of the proximal term (the paper's lambda)", low=0)
-    finetune_mu: float = option(0.1, "+FT: weight of the proximal term", low=0, tuning=True)
+    # 0 is none of the weights tried, so that each is named in its row and none is taken for the table's FedProx+FT
+    finetune_mu: float = option(0.0, "+FT: weight of the proximal term", low=0, tuning=True)
 
 
 def finetune_gradient(fed: Any, start: Any) -> Any:

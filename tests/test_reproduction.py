@@ -75,6 +75,9 @@ def test_what_was_tried_can_be_run(monkeypatch):
     tuned = [run.resolve() for run in module("tried").RUNS if run.finetune_epochs]
     assert len({run.slug() for run in tuned}) == 5 and len({run.untuned().slug() for run in tuned}) == 1
     assert {run.options["mu"] for run in tuned} == {0.1}
+    row_of, usual = module("collect").row_of, tuned[0].untuned()
+    rows = [row_of(run, usual) for run in tuned]  # none is a second FedProx+FT of its seed
+    assert rows == [f"FedProx+FT, finetune_mu {mu}" for mu in (0.1, 0.3, 1.0, 3.0, 10.0)]
 
 
 def test_verdict_by_hand():

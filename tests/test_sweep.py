@@ -253,9 +253,8 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch):
 
     class Caught:
         def __del__(self):
-            signal.getsignal(signal.SIGTERM)(
-                signal.SIGTERM, None
-            )  # no real one: it would end a run of this process, too
+            # no real one: runs of this process would hear it, too
+            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
 
     for _ in range(2):  # a second sweep of the process starts without the first one's signal
         with pytest.raises(KeyboardInterrupt), interrupt.ended_as_by_ctrl_c():
