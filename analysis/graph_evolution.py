@@ -32,6 +32,7 @@ import pandas as pd
 from _looks import few, labels, singles
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dpfl_mpi.config import Run
@@ -68,10 +69,8 @@ def rounds_to_show(result: Result, asked: Sequence[int | str] | None, several: b
     return sorted({*range(0, last + 1, step), last})
 
 
-def cells(result: Result, t: int) -> np.ndarray:
-    """Return int `[N, N]` in the order of `client_order`: 0 not in Omega, 1 in Omega but not chosen, 2 chosen, 3 the client itself."""
-    order = client_order(result)
-    chosen, omega = result.graph(t), result.omega().matrix()
+def cells(chosen: np.ndarray, omega: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return int `[N, N]` in the order of the clients `[N]`: 0 not in Omega, 1 in Omega but not chosen, 2 chosen, 3 the client itself."""
     out = np.where(chosen, 2, np.where(omega, 1, 0))
     np.fill_diagonal(out, 3)
     return out[np.ix_(order, order)]
@@ -107,17 +106,16 @@ def measure(result: Result, rounds: Sequence[int]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def panel(axes: Axes, result: Result, t: int) -> None:
-    """Draw one adjacency matrix, with lines and numbers for the clients' most frequent class."""
-    n = len(result["client/p"])
-    axes.imshow(cells(result, t), cmap=COLOURS, vmin=0, vmax=3, interpolation="nearest", rasterized=True)
-    classes = dominant_class(result)[client_order(result)]
-    starts = np.flatnonzero(np.diff(classes, prepend=-1))
+def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, order: np.ndarray, classes: np.ndarray, t: int) -> None:
+    """Draw round t's adjacency matrix in the order of the clients `[N]`, with lines and numbers for their most frequent classes `[N]`."""
+    n = len(order)
+    axes.imshow(cells(chosen, omega, order), cmap=COLOURS, vmin=0, vmax=3, interpolation="nearest", rasterized=True)
+    starts = np.flatnonzero(np.diff(classes[order], prepend=-1))
     ends = np.append(starts[1:], n)
     for start in starts[1:]:
         axes.axhline(start - 0.5, color=GREY, lw=0.25)
         axes.axvline(start - 0.5, color=GREY, lw=0.25)
-    names = [str(classes[s]) if e - s >= 0.04 * n else "" for s, e in zip(starts, ends, strict=True)]
+    names = [str(classes[order[s]]) if e - s >= 0.04 * n else "" for s, e in zip(starts, ends, strict=True)]
     axes.set_xticks((starts + ends - 1) / 2, names)
     axes.set_yticks((starts + ends - 1) / 2, names)
     axes.tick_params(length=0, labelsize=5, pad=1.5)
@@ -125,7 +123,27 @@ def panel(axes: Axes, result: Result, t: int) -> None:
         spine.set_visible(True)
         spine.set_linewidth(0.5)
     name = r"$\Omega$ (before round 1)" if t == 0 else f"round {t}"
-    axes.set_title(f"{name}\nsparsity {100 * sparsity(result.graph(t)):.1f} %", fontsize=7, pad=3)
+    axes.set_title(f"{name}\nsparsity {100 * sparsity(chosen):.1f} %", fontsize=7, pad=3)
+
+
+def panel(axes: Axes, result: Result, t: int) -> None:
+    """Draw one adjacency matrix of a result."""
+    matrix(axes, result.graph(t), result.omega().matrix(), client_order(result), dominant_class(result), t)
+
+
+def legend(figure: Figure) -> None:
+    """Draw what the colours mean."""
+    figure.legend(
+        handles=[
+            Patch(color=CHOSEN, label="chosen"),
+            Patch(color=LEFT_OUT, label=r"in $\Omega$, not chosen"),
+            Patch(color=DARK, label="the client itself"),
+        ],
+        loc="outside upper center",
+        ncols=3,
+        handlelength=0.9,
+        handleheight=0.9,
+    )
 
 
 def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, budgets: str | None = None) -> Drawing:
@@ -161,17 +179,7 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
     figure.supxlabel("sender, by most frequent class", fontsize=7)
     figure.supylabel("receiver, by most frequent class", fontsize=7)
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.02, wspace=0.02, hspace=0.02)  # type: ignore[union-attr]
-    figure.legend(
-        handles=[
-            Patch(color=CHOSEN, label="chosen"),
-            Patch(color=LEFT_OUT, label=r"in $\Omega$, not chosen"),
-            Patch(color=DARK, label="the client itself"),
-        ],
-        loc="outside upper center",
-        ncols=3,
-        handlelength=0.9,
-        handleheight=0.9,
-    )
+    legend(figure)
     data = pd.concat([measure(r, shown[r.path]) for r in results], ignore_index=True)
     lines = [left_out] if left_out else []
     for result, name in zip(results, names, strict=True):

@@ -25,6 +25,11 @@ REACH = 10.0  # points below the best: what is further away (FedAvg by 35) would
 MARKS = "oosDv^<>pPX*d"
 
 
+def sampling_variance(a: np.ndarray, n: np.ndarray) -> float:
+    """Return what the size of the test sets `[N]` alone adds to the variance of the clients' accuracies, 0 to 1 `[N]`: squared points."""
+    return float(1e4 * np.nanmean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25)))
+
+
 def measure(results: Sequence[Result]) -> pd.DataFrame:
     """Return one row per setting and method: accuracy in percent, variances in squared points, means over the seeds."""
     rows = []
@@ -33,7 +38,7 @@ def measure(results: Sequence[Result]) -> pd.DataFrame:
         for r in group:
             a, n = accuracy(r), r["client/n_test"]
             total.append(1e4 * np.nanvar(a))
-            sampling.append(1e4 * np.nanmean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25)))
+            sampling.append(sampling_variance(a, n))
         rows.append(
             {
                 "setting": where,

@@ -1,10 +1,11 @@
 """Write the numbers of finished results as CSV files that git can keep: `python reproduction/collect.py --results results`.
 
-A folder per setting (data and partition), three files in each, floats as short as they can be without losing a bit:
+A folder per setting (data and partition), four files in each, floats as short as they can be without losing a bit:
 
     runs.csv      a line per Run: its row in the tables, seed, flags, what it cost, what computed it, hashes of data and partition
     clients.csv   a line per Run and client: test accuracy of its best model by validation, that model's round, p_k, sizes
     curves.csv    a line per Run and round: means over clients
+    graphs.csv    a line per client of the graphs of seed 42: Omega, half way, and the last; classes from the most frequent on
 
 `run` in every file is the end of the result's name, eight hex digits of its key. What is there of other Runs stays.
 """
@@ -15,14 +16,14 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
-from _common import accuracy, setting
+from _common import accuracy, has_graph, setting
 
 import numpy as np
 import pandas as pd
@@ -44,8 +45,16 @@ TABLES = (
     "pareto",
     "tried",
 )
+DRAWN = 42  # the seed of which graphs are stored
 ROUND = ("train_loss", "val_loss", "val_acc", "test_acc")
-VARIED = ("tau_init", "ggc_period", "flip_share", "flipped_run_ggc", "budget_counts_self")  # beside method and budget
+VARIED = (
+    "tau_init",
+    "ggc_period",
+    "flip_share",
+    "flipped_run_ggc",
+    "budget_counts_self",
+    "reach",
+)  # beside method and budget
 
 
 def folder_of(run: Run) -> str:
@@ -123,6 +132,34 @@ def curves(result: Result) -> pd.DataFrame:
     return out.dropna(subset=["test_acc"])  # most baselines score nothing before round 1
 
 
+def graphs(result: Result) -> pd.DataFrame:
+    """Return the lines of graphs.csv: round t, and whom each client receives from; of a Run with another seed, or without a graph, none."""
+    if result.run.seed != DRAWN or not has_graph(result):
+        return pd.DataFrame(columns=["t", "client", "classes", "collaborators"])
+    counts = result["client/class_counts"]
+    ranked = np.argsort(-counts, axis=1, kind="stable")
+    classes = [listed(c for c in of_client if held[c]) for of_client, held in zip(ranked, counts, strict=True)]
+    rounds = sorted({0, result.last_round // 2, result.last_round})
+    return pd.DataFrame(
+        {"t": t, "client": k, "classes": classes[k], "collaborators": listed(np.flatnonzero(chosen))}
+        for t in rounds
+        for k, chosen in enumerate(result.graph(t))
+    )
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers as "3 5 7"."""
+    return " ".join(map(str, numbers))
+
+
+FILES: dict[str, Callable[[Run, Result], pd.DataFrame]] = {
+    "runs": lambda run, result: pd.DataFrame([about(run, result)]),
+    "clients": lambda _, result: clients(result),
+    "curves": lambda _, result: curves(result),
+    "graphs": lambda _, result: graphs(result),
+}
+
+
 def pairs(names: list[str], results: Path) -> Iterator[tuple[Run, Result]]:
     """Yield every Run of the tables that has a finished result, once."""
     seen = set()
@@ -145,7 +182,9 @@ def merge(path: Path, new: pd.DataFrame) -> None:
     if path.exists():
         old = pd.read_csv(path, dtype={"run": str})
         new = pd.concat([old[~old["run"].isin(new["run"])], new])
-    keys = [c for c in ("row", "seed", "run", "client", "round") if c in new and not (c == "round" and "client" in new)]
+    keys = [
+        c for c in ("row", "seed", "run", "t", "client", "round") if c in new and not (c == "round" and "client" in new)
+    ]
     new.sort_values(keys, kind="stable").to_csv(path, index=False)
 
 
@@ -158,19 +197,16 @@ def main() -> None:
     args = parser.parse_args()
     lines: dict[str, dict[str, list[pd.DataFrame]]] = {}
     for run, result in pairs([Path(t).stem for t in args.tables], args.results):
-        files = lines.setdefault(folder_of(result.run), {"runs": [], "clients": [], "curves": []})
+        files = lines.setdefault(folder_of(result.run), {name: [] for name in FILES})
         tag = result.run.slug()[-8:]
-        for name, frame in (
-            ("runs", pd.DataFrame([about(run, result)])),
-            ("clients", clients(result)),
-            ("curves", curves(result)),
-        ):
+        for name, frame in ((name, lines_of(run, result)) for name, lines_of in FILES.items()):
             frame.insert(0, "run", tag)
             files[name].append(frame)
     for folder, files in lines.items():
         (args.out / folder).mkdir(parents=True, exist_ok=True)
         for name, frames in files.items():
-            merge(args.out / folder / f"{name}.csv", pd.concat(frames))
+            if any(map(len, frames)):
+                merge(args.out / folder / f"{name}.csv", pd.concat([frame for frame in frames if len(frame)]))
         print(f"{args.out / folder}: {len(files['runs'])} Runs")
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from _looks import look
 from _tables import comparable, interval
 from control_lines import COMPARED, LIES, SHORT, gaps, in_order, only_long, read
-from draw import paired
 from matplotlib.figure import Figure
+from stored import paired
 
 from dpfl_mpi.plan_power import chance_of, needed
 

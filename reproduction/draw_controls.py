@@ -13,14 +13,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
 from _common import STYLE
 
-import draw
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _tables import Parts, comparable, markdown
 from control_figures import FIGURES
 from control_lines import COMPARED, FOLDER, LIES, SHORT, gaps, in_order, only_long, read
-from draw import filled, ours, paired, percent
+from draw import filled
+from stored import ours, paired, percent
+from stored import told as told_of
 
 from dpfl_mpi.plan_power import chance_of, needed
 
@@ -29,7 +30,7 @@ PAGE = HERE.parent / "docs" / "findings.md"
 
 def told(parts: Parts) -> str:
     """Return "+0.20 ± 1.08 (3)": mean, 95 % interval, partitions; a dash where there is none."""
-    return f"{draw.told(parts)} ({len(parts)})" if comparable(parts) else "-"
+    return f"{told_of(parts)} ({len(parts)})" if comparable(parts) else "-"
 
 
 def mean_of(runs: pd.DataFrame, row: str, column: str) -> str:

@@ -20,6 +20,7 @@ def module(name):
     spec = importlib.util.spec_from_file_location(f"reproduction_{name}", FOLDER / f"{name}.py")
     out = importlib.util.module_from_spec(spec)
     before = list(sys.path)
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "analysis")]
     spec.loader.exec_module(out)
     sys.path[:] = before
     return out
@@ -29,15 +30,12 @@ def module(name):
 def folder(tmp_path_factory):
     """The CSV files of tiny results: Local and DPFL, seeds 42 and 52."""
     collect, root = module("collect"), tmp_path_factory.mktemp("reproduction")
-    files = {"runs": [], "clients": [], "curves": []}
+    files = {name: [] for name in collect.FILES}
     for method, seed in tiny_result.BEST:
         path = tiny_result.make(root / f"{method}{seed}.h5", method, seed)
         with Result(path) as result:
-            for name, frame in (
-                ("runs", pd.DataFrame([collect.about(Run(method=method, seed=seed), result)])),
-                ("clients", collect.clients(result)),
-                ("curves", collect.curves(result)),
-            ):
+            for name, lines_of in collect.FILES.items():
+                frame = lines_of(Run(method=method, seed=seed), result)
                 frame.insert(0, "run", result.run.slug()[-8:])
                 files[name].append(frame)
     out = root / "digits-patho-3"
@@ -50,7 +48,7 @@ def folder(tmp_path_factory):
 
 
 def test_csv_by_hand(folder):
-    draw = module("draw")
+    draw = module("stored")
     runs, clients = draw.read(folder, "runs"), draw.read(folder, "clients")
     assert list(runs["row"]) == ["DPFL (B_c = 0.75N)"] * 2 + ["Local"] * 2 and list(runs["seed"]) == [42, 52, 42, 52]
     assert len(clients) == 16 and len(draw.read(folder, "curves")) == 12
@@ -82,7 +80,7 @@ def test_what_was_tried_can_be_run(monkeypatch):
 
 def test_verdict_by_hand():
     """t(2) = 4.3027: three partitions of ours may differ by 4.3027 s sqrt(2/3), one by 4.3027 s sqrt(4/3)."""
-    verdict = module("draw").verdict
+    verdict = module("stored").verdict
     assert verdict(np.array([79.0, 80.0, 81.0]), (78.0, 1.0)) == "within (+2.00, noise ± 3.51)"
     assert verdict(np.array([82.0, 82.0, 82.0]), (78.0, 1.0)) == "**off by +4.00** (noise ± 3.51)"
     assert verdict(np.array([82.0]), (78.0, 1.0)) == "within (+4.00, noise ± 4.97)"
@@ -106,7 +104,7 @@ def test_what_a_step_took_by_hand(tmp_path):
     folder = tmp_path / "digits"
     folder.mkdir()
     lines.to_csv(folder / "runs.csv", index=False)
-    *_, row = module("draw").measured([folder]).splitlines()
+    *_, row = module("costs").measured([folder]).splitlines()
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         "digits",
         "DPFL",
@@ -120,18 +118,84 @@ def test_what_a_step_took_by_hand(tmp_path):
     ]
 
 
+def test_graphs_by_hand(folder):
+    """Omega of seed 42 has 5 edges of 16 cells, of which one has no reverse; the last round's 3, of which one has none."""
+    experiments = module("experiments")
+    found = experiments.graphs_of(folder, "DPFL (B_c = 0.75N)")
+    assert [t for t, _ in found] == [0, 1, 2]
+    for (_, chosen), senders in zip(found, tiny_result.GRAPHS, strict=True):
+        assert [list(np.flatnonzero(row)) for row in chosen] == senders
+    assert not experiments.graphs_of(folder, "Local")
+    omega, last = [found[0][1]], [found[2][1]]
+    assert experiments.shares(module("experiments").sparsity, omega, last) == "43.8 to 56.2"  # 9 and 7 of 16
+    assert experiments.shares(lambda a: 1 - experiments.asymmetry(a)[0], omega, last) == "80.0 to 66.7"
+    classes = pd.read_csv(folder / "graphs.csv").query("t == 0")["classes"].astype(str)
+    assert list(classes) == ["0", "1", "0 1", "2"]
+
+
+def written(tmp_path, accuracies, **columns):
+    """Write the CSV files of one Run per row and seed, each with these clients' accuracies."""
+    runs, clients = [], []
+    for i, ((row, seed), values) in enumerate(accuracies.items()):
+        runs.append({"run": str(i), "row": row, "seed": seed, "flags": "", "test_acc": np.nanmean(values)})
+        clients += [{"run": str(i), "client": k, "test_acc": a} for k, a in enumerate(values)]
+    pd.DataFrame(runs).to_csv(tmp_path / "runs.csv", index=False)
+    pd.DataFrame(clients).to_csv(tmp_path / "clients.csv", index=False)
+    return tmp_path
+
+
+def cells(table):
+    """Return the texts of a markdown table, line by line, without its head."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_ablation_by_hand(tmp_path):
+    folder = written(tmp_path, {("DPFL (B_c = inf)", 42): [0.5, 0.7], ("DPFL (B_c = 0.1N), tau_init 1", 42): [0.4, 0.4]})
+    table = module("experiments").by_budget(folder, "tau_init", "tau_init", {1: tuple("abcd"), 10: tuple("efgh")})
+    assert cells(table) == [
+        ["1", "- [a]", "- [b]", "40.00 (1) [c]", "- [d]"],
+        ["10", "60.00 (1) [e]", "- [f]", "- [g]", "- [h]"],
+    ]
+
+
+def test_random_graph_by_hand(tmp_path):
+    rows = {("DPFL (B_c = inf)", 1): [0.5, 0.7], ("DPFL (B_c = inf)", 2): [0.6, 0.8], ("DPFL (B_c = 0.1N)", 1): [0, 0]}
+    rows |= {("Random graph (B_c = inf)", 1): [0.4, 0.6], ("Random graph (B_c = inf)", 2): [0.4, 0.4]}
+    # differences of the partitions 10 and 30: mean 20, deviation 14.142, over sqrt(2) 10, t(1) = 12.7062
+    expected = ["inf", "Random graph", "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "+4"]
+    assert cells(module("experiments").random_graph(written(tmp_path, rows), "+4")) == [expected]
+
+
+def test_flips_by_hand(tmp_path):
+    """Clients 2 and 3 are flipped: of the others' three edges one comes from them in Omega, and none at the end."""
+    folder = written(tmp_path, {("DPFL (B_c = inf), flip_share 0.4", 42): [0.5, 0.7, np.nan, np.nan]})
+    lines = [(0, 0, "1 2"), (0, 1, "0"), (0, 2, "3"), (0, 3, ""), (9, 0, "1"), (9, 1, ""), (9, 2, "0"), (9, 3, "")]
+    graphs = pd.DataFrame(lines, columns=["t", "client", "collaborators"]).assign(run="0")
+    graphs.to_csv(folder / "graphs.csv", index=False)
+    expected = ["only train", "60.00 (1)", "33.3 %", "0.0 %", "66.7 %", "none in the end"]
+    assert cells(module("experiments").flips(folder)) == [expected]
+
+
+def test_the_example_by_hand(tmp_path):
+    """Only client 1 counts, over the seeds."""
+    both = "Random graph (B_c = inf)"
+    rows = {("Local", 1): [0.5, 0.9], ("Local", 2): [0.6, 0.9], (both, 1): [0.6, 0.1], (both, 2): [0.66, 0.1]}
+    assert cells(module("experiments").example(written(tmp_path, rows))) == [
+        ["alone", "55.00 ± 7.07 (2)", "-", "-"],
+        ["with 2 and 3", "63.00 ± 4.24 (2)", "+8.0 ± 25.4", "about +6"],
+    ]
+
+
 def test_the_page_is_what_the_files_say():
     """Its tables hold the numbers of the CSV files, and every row's mean is that of its clients."""
-    draw = module("draw")
+    draw, read = module("draw"), module("stored").read
     page = (FOLDER / "README.md").read_text()
     assert draw.filled(page, draw.blocks()) == page
     front = (FOLDER.parent / "README.md").read_text()
     assert draw.filled(front, draw.front()) == front
     for path in FOLDER.glob("*/runs.csv"):
-        runs, clients = draw.read(path.parent, "runs"), draw.read(path.parent, "clients")
-        assert (
-            sorted(runs["run"]) == sorted(set(clients["run"])) == sorted(set(draw.read(path.parent, "curves")["run"]))
-        )
+        runs, clients = read(path.parent, "runs"), read(path.parent, "clients")
+        assert sorted(runs["run"]) == sorted(set(clients["run"])) == sorted(set(read(path.parent, "curves")["run"]))
         means = clients.groupby("run")["test_acc"].mean()
         np.testing.assert_allclose(runs.set_index("run")["test_acc"], means[runs["run"]], rtol=1e-12)
 

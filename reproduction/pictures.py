@@ -1,0 +1,146 @@
+"""The figures of this folder from the CSV files, by the name of their picture.
+
+Axes: N clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _common import BLUE, COLUMN, DARK, GREY, TEXT, curve, text_label
+from _common import legend as place_legend
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from _looks import looks
+from _tables import comparable, interval
+from accuracy_table import PAPER
+from experiments import BUDGETS, graphs_of, row_at
+from graph_evolution import legend as legend_of_graphs
+from graph_evolution import matrix
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from stored import paired, published, read
+from variance import MARKS, REACH, sampling_variance
+
+CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
+
+
+def styles(runs: pd.DataFrame, rows: Sequence[str]) -> list[dict[str, Any]]:
+    """Return colour and line style of each row's method, as in all figures."""
+    flags = runs.drop_duplicates("row").set_index("row")["flags"]
+    methods = flags.str.extract(r"--method=(\S+)", expand=False).fillna("dpfl")
+    return looks([methods[row] for row in rows])
+
+
+def over(axes: Axes, folder: Path, rows: Iterable[str], x: str) -> None:
+    """Draw test accuracy over a column of curves.csv, a mean over seeds with a band per row."""
+    curves = read(folder, "curves")
+    shown = [row for row in rows if row in set(curves["row"])]
+    for row, look in zip(shown, styles(read(folder, "runs"), shown), strict=True):
+        values = curves[curves["row"] == row].groupby(x)["test_acc"]
+        mean, spread = 100 * values.mean(), 100 * values.std().fillna(0)
+        curve(axes, mean.index.to_numpy(), mean.to_numpy(), spread.to_numpy(), label=text_label(row), **look)
+
+
+def accuracy(setting: str, folder: Path) -> Figure | None:
+    """Return differences to Local beside the paper's, and accuracy over local epochs."""
+    clients = read(folder, "clients")
+    local = published(setting, "Local")
+    rows = [r for r in PAPER if r != "Local" and comparable(paired(clients, r, "Local"))]
+    if not rows:
+        return None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
+    for y, row in enumerate(rows):
+        mean, half = interval(paired(clients, row, "Local"))
+        left.errorbar(mean, y, xerr=half, fmt="o", color=BLUE, capsize=2, label="ours, 95 %" if y == 0 else None)
+        paper = published(setting, row)
+        if paper and local:
+            left.plot(paper[0] - local[0], y, "D", mfc="none", color=DARK, label="paper" if y == 0 else None)
+    left.axvline(0, color=GREY, lw=0.6)
+    left.set_yticks(range(len(rows)), [text_label(row) for row in rows])
+    left.invert_yaxis()
+    left.set_xlabel("difference to Local, points")
+    left.legend(loc="lower left")
+    over(right, folder, CURVES, "epochs")
+    right.set_xlabel("local epochs")
+    right.set_ylabel("test accuracy, %")
+    right.legend(loc="lower right")
+    return figure
+
+
+def variance(setting: str, folder: Path) -> Figure | None:
+    """Return mean accuracy against the variance over clients, as the figure of that name in `analysis` draws it."""
+    clients = read(folder, "clients")
+    rows = [row for row in PAPER if row in set(clients["row"])]
+    if len(rows) < 2:
+        return None
+    spots = []
+    for row in rows:
+        each = [part for _, part in clients[clients["row"] == row].groupby("seed")]
+        total = np.mean([1e4 * np.nanvar(part["test_acc"]) for part in each])
+        chance = np.mean([sampling_variance(part["test_acc"].to_numpy(), part["test"].to_numpy()) for part in each])
+        spots.append((np.mean([100 * part["test_acc"].mean() for part in each]), total, chance))
+    best = max(x for x, _, _ in spots)
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
+    for i, (row, look, (x, total, chance)) in enumerate(
+        zip(rows, styles(read(folder, "runs"), rows), spots, strict=True)
+    ):
+        if x < best - REACH:
+            continue
+        axes.plot([x, x], [max(total - chance, 0), total], color=look["color"], lw=0.6, alpha=0.6, zorder=1)
+        axes.plot(x, max(total - chance, 0), "_", color=look["color"], ms=4, mew=0.8, zorder=1)
+        mark = MARKS[i % len(MARKS)]
+        axes.plot(x, total, mark, color=look["color"], mec="white", mew=0.3, label=text_label(row), zorder=2)
+    axes.set_xlabel("test accuracy, %")
+    axes.set_ylabel("variance over clients, %$^2$")
+    axes.set_ylim(bottom=0)
+    handles = axes.get_legend_handles_labels()
+    place_legend(figure, *handles, "outside lower center", handlelength=1.0, handletextpad=0.3)
+    return figure
+
+
+def random_graph(setting: str, folder: Path) -> Figure | None:
+    """Return test accuracy over rounds of DPFL and of the same method on a random graph, by budget."""
+    here = set(read(folder, "runs")["row"])
+    budgets = [b for b in BUDGETS if {row_at(b), f"Random graph (B_c = {b})"} <= here]
+    if not budgets:
+        return None
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
+    over(axes, folder, [row_at(b) for b in budgets] + [f"Random graph (B_c = {b})" for b in budgets], "round")
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy, %")
+    place_legend(figure, *axes.get_legend_handles_labels(), "outside upper center")
+    return figure
+
+
+def graphs(setting: str, folder: Path) -> Figure | None:
+    """Return the graph of each budget before round 1, half way and at the end; clients are ordered by their most frequent classes."""
+    each = {budget: found for budget in BUDGETS if (found := graphs_of(folder, row_at(budget)))}
+    if not each:
+        return None
+    columns = max(map(len, each.values()))
+    figure, grid = plt.subplots(len(each), columns, figsize=(TEXT, 2.4 * len(each) + 0.3), squeeze=False)
+    ranked = read(folder, "graphs").query("t == 0").drop_duplicates("client").sort_values("client")["classes"]
+    classes = [[int(c) for c in str(held).split()] for held in ranked]
+    order = np.array(sorted(range(len(classes)), key=classes.__getitem__))
+    most = np.array([held[0] for held in classes])
+    for panels, (budget, found) in zip(grid, each.items(), strict=True):
+        for axes, (t, chosen) in zip(panels, found, strict=False):
+            matrix(axes, chosen, found[0][1], order, most, t)
+        panels[0].set_ylabel(text_label(f"B_c = {budget}"), fontsize=7)
+    figure.supxlabel("sender, by most frequent class", fontsize=7)
+    figure.supylabel("receiver, by most frequent class", fontsize=7)
+    legend_of_graphs(figure)
+    return figure
+
+
+PICTURES: dict[str, Callable[[str, Path], Figure | None]] = {
+    "accuracy": accuracy,
+    "variance": variance,
+    "random-graph": random_graph,
+    "graphs": graphs,
+}
