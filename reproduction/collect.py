@@ -47,14 +47,17 @@ TABLES = (
 )
 DRAWN = 42  # the seed of which graphs are stored
 ROUND = ("train_loss", "val_loss", "val_acc", "test_acc")
+# beside method and budget
 VARIED = (
     "tau_init",
     "ggc_period",
+    "averaging",
+    "metric",
     "flip_share",
     "flipped_run_ggc",
     "budget_counts_self",
     "reach",
-)  # beside method and budget
+)
 
 
 def folder_of(run: Run) -> str:

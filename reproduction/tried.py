@@ -1,7 +1,8 @@
 """Runs that look for the cause where a row of Table 1 is not the paper's: `python -m dpfl_mpi.sweep reproduction/tried.py`.
 
 FedProx+FT lies far above the paper's, so its proximal term gets other weights while tuning. PerFedAvg lies far below, so what is scored is the
-locally trained model, as in the code that the paper's authors built on, and not the mean after one step.
+locally trained model, as in the code that the paper's authors built on, and not the mean after one step. DPFL averages one client after the other,
+or scores by mini-batches, as in the authors' code.
 """
 
 from dpfl_mpi.config import Run
@@ -10,5 +11,7 @@ CIFAR10 = {"dataset": "cifar10", "seed": 42}
 TUNED = {"method": "reproduction/fedprox_tuned.py", "finetune_epochs": 10}
 RUNS = [
     Run(**CIFAR10, method="perfedavg", options={"score_trained": True}),
+    Run(**CIFAR10, budget="0.1N", averaging="serial"),
+    Run(**CIFAR10, budget="0.1N", metric="batch"),
     *(Run(**CIFAR10, **TUNED, options={"finetune_mu": mu}) for mu in (0.1, 0.3, 1.0, 3.0, 10.0)),
 ]

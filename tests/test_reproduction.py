@@ -150,7 +150,9 @@ def cells(table):
 
 
 def test_ablation_by_hand(tmp_path):
-    folder = written(tmp_path, {("DPFL (B_c = inf)", 42): [0.5, 0.7], ("DPFL (B_c = 0.1N), tau_init 1", 42): [0.4, 0.4]})
+    folder = written(
+        tmp_path, {("DPFL (B_c = inf)", 42): [0.5, 0.7], ("DPFL (B_c = 0.1N), tau_init 1", 42): [0.4, 0.4]}
+    )
     table = module("experiments").by_budget(folder, "tau_init", "tau_init", {1: tuple("abcd"), 10: tuple("efgh")})
     assert cells(table) == [
         ["1", "- [a]", "- [b]", "40.00 (1) [c]", "- [d]"],
