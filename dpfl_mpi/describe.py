@@ -186,6 +186,8 @@ def plan_text(run: Run, plan: Needs) -> str:
     )
     lines.append(
         f"choosing   at most {plan.evaluations[0]} evaluations in preprocessing and {plan.evaluations[1]} in a round that chooses"
+        if plan.evaluations[0]
+        else f"choosing   no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
     )
     if plan.anew:
         lines.append(

@@ -48,6 +48,12 @@ def test_partition_and_plan(capsys):
     assert "anew" not in text
 
 
+def test_a_plan_says_what_it_does_not_count(capsys):
+    """PENS scores models to choose, but not by the greedy search: "at most 0 evaluations" would be wrong."""
+    text = shown(capsys, "--clients", "8", "--budget", "3", "--method", "pens")
+    assert "models that pens scores by itself to choose are not counted" in text and "evaluations in" not in text
+
+
 def test_a_plan_counts_the_rounds_that_search_anew(capsys):
     flags = ["--clients", "8", "--budget", "3", "--rounds", "7"]
     assert "3 rounds search Omega anew" in shown(capsys, *flags, "--omega_period", "2")
