@@ -9,12 +9,23 @@ from _tables import markdown
 from stored import read
 
 
+def without_tuning(folder: Path) -> pd.DataFrame:
+    """Return the Runs of a setting but those with +FT: their rounds are those of the row without."""
+    runs = read(folder, "runs")
+    return runs[~runs["row"].str.contains("+FT", regex=False)]
+
+
+def total(folders: list[Path]) -> str:
+    """Return how many Runs there are and their core hours, as a sentence."""
+    runs = pd.concat([without_tuning(folder) for folder in folders])
+    return f"It has {len(runs)} Runs of {runs['core_hours'].sum():.0f} core hours so far."
+
+
 def spent(folders: list[Path]) -> str:
     """Return what the Runs cost, by setting."""
     rows = []
     for folder in folders:
-        runs = read(folder, "runs")
-        runs = runs[~runs["row"].str.contains("+FT", regex=False)]  # their rounds are those of the row without
+        runs = without_tuning(folder)
         rows.append(
             {
                 "setting": folder.name,
@@ -31,8 +42,7 @@ def measured(folders: list[Path]) -> str:
     """Return the mean Run of each row whose seconds are known: core minutes, what a step and an evaluation took, size of the result."""
     rows = []
     for folder in folders:
-        runs = read(folder, "runs")
-        runs = runs[~runs["row"].str.contains("+FT", regex=False)].dropna(subset=["train_seconds"])
+        runs = without_tuning(folder).dropna(subset=["train_seconds"])
         for row, part in runs.groupby("row"):
             evaluations, graph = part["evaluations"].sum(), part["graph_seconds"].sum()
             rows.append(

@@ -16,7 +16,7 @@ from _common import STYLE
 
 import matplotlib.pyplot as plt
 from accuracy_table import PAPER_COLUMNS
-from costs import measured, spent
+from costs import measured, spent, total
 from experiments import EXPERIMENTS
 from pictures import PICTURES
 from stored import slug
@@ -33,14 +33,19 @@ def blocks(where: Path = HERE) -> dict[str, str]:
     for name, tables in EXPERIMENTS.items():
         if (where / name / "runs.csv").exists():
             out |= {f"{mark} {name}": table(where / name) for mark, table in tables.items()}
-    folders = sorted(p.parent for p in where.glob("*/runs.csv"))
-    return out | {"spent": spent(folders), "measured": measured([p for p in folders if p.name != "controls"])}
+    full = full_length(where)
+    return out | {"spent": spent([*full, where / "controls"]), "measured": measured(full)}
+
+
+def full_length(where: Path) -> list[Path]:
+    """Return the folders of the Runs at the paper's length: the controls are shorter."""
+    return sorted(p.parent for p in where.glob("*/runs.csv") if p.parent.name != "controls")
 
 
 def front() -> dict[str, str]:
-    """Return the table of the project's README by the name of its mark."""
+    """Return what the project's README says of the results, by the name of its mark."""
     setting = "CIFAR-10 Patho(3)"
-    return {"headline": headline(setting, HERE / slug(setting))}
+    return {"headline": headline(setting, HERE / slug(setting)), "core hours": total(full_length(HERE))}
 
 
 def filled(page: str, tables: dict[str, str]) -> str:
