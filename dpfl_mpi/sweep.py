@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, or 1 where a Run failed."""
+    """Run the command line and return the exit code: 0, or 1 where a Run failed or was left out."""
     args = argparse.Namespace(cluster="", list=True)
     try:
         args, rest = split(sys.argv[1:] if arguments is None else arguments, parser((__doc__ or "").split("\n\n")[0]))
@@ -119,7 +120,9 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     tried = trials(wanted, args.tune) if args.tune else {"": wanted}
     values = {v: [old_flags(r, given).resolve() for r in runs] for v, runs in tried.items()}
     runs = [r for some in values.values() for r in some]
-    known = list({path.name: Known(run, path) for run in runs for path in [run.path(job.results)]}.values())
+    known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
+    for line in left_out:
+        print(line, file=sys.stderr)
     recall(known, Path(job.results) / "sweeps")
     queue = queued(known)
     again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
@@ -142,9 +145,33 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
     for k in failed:
         print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
+    for line in left_out:  # again: the first time was hours ago
+        print(f"\n{line}")
     if args.tune:
         print(choose(values, job, args.tune))
-    return 1 if failed else 0
+    return 1 if failed or left_out else 0
+
+
+def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
+    """Return the Runs, each once, and a sentence on those of a file of RUNS that cannot be named: a file that they read is not there.
+
+    Raises:
+        UserError: that is so of all of them, or of one where the `whole` is wanted.
+    """
+    known: dict[str, Known] = {}
+    missing: dict[str, int] = {}
+    for run in runs:
+        try:
+            path = run.path(results)
+        except UserError as error:
+            if whole:
+                raise
+            missing[str(error)] = missing.get(str(error), 0) + 1
+        else:
+            known[path.name] = Known(run, path)
+    if not known and missing:
+        raise UserError(next(iter(missing)))
+    return list(known.values()), [f"left out {n} of {len(runs)} Runs: {why}" for why, n in missing.items()]
 
 
 def settings(rest: list[str]) -> Any:

@@ -102,6 +102,20 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capsys):
+    """The other Runs of the file go on; a sweep of nothing but such Runs, or a grid, is refused."""
+    runs = [Run(**starts.small(seed=1)), *(Run(dataset="cifar10", data=f"{tmp_path}/none.h5", seed=s) for s in (1, 2))]
+    file = tmp_path / "some.py"
+    file.write_text(f"from dpfl_mpi.config import Run\nRUNS = [{', '.join(map(repr, runs))}]")
+    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 1
+    out, err = capsys.readouterr()
+    said = f"left out 2 of 3 Runs: --data is {tmp_path}/none.h5; "
+    assert said in err and said in out and "1 missing of 1" in out
+    file.write_text(file.read_text().replace(repr(runs[0]) + ", ", ""))
+    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --data is {tmp_path}/none.h5; ")
+
+
 def test_what_sbatch_would_get(tmp_path, slurm, capsys):
     words = ["--seeds", "1,2,3", "--cluster", "slurm", "--dry_run", "--slurm_partition", "long", "--account", "me"]
     words += [
