@@ -83,6 +83,16 @@ def cost(result: Result) -> float:
     return sum(spent_in(result, phase) for phase in PHASES) / 3600
 
 
+def candidates(result: Result) -> dict[str, int]:
+    """Return how many candidates of all greedy searches gained by being added, removed, neither or both, by name; of no search nothing."""
+    if "graph/cases" not in result:
+        return {}
+    counts = result["graph/cases"].sum((0, 1))  # in the order of graph.CASES
+    return dict(
+        zip(("adding_gained", "removing_gained", "neither_gained", "both_gained"), map(int, counts), strict=True)
+    )
+
+
 def about(run: Run, result: Result) -> dict[str, Any]:
     """Return a Run's line of runs.csv."""
     starts, meta, held = result.starts(), result.file["meta"].attrs, result.run
@@ -99,6 +109,7 @@ def about(run: Run, result: Result) -> dict[str, Any]:
         "gradient_steps": int(result["round/gradient_steps"][-1]),
         "models_received": int(result["traffic/models_received"].sum()),
         "evaluations": int(result["graph/evaluations"].sum()) if "graph/evaluations" in result else 0,
+        **candidates(result),
         "core_hours": round(cost(result), 3),
         "starts": len(starts),
         "ranks": last["ranks"],

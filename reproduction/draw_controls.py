@@ -127,17 +127,20 @@ def attacks() -> str:
     runs, clients = runs[runs["rounds"] == SHORT], clients[clients["rounds"] == SHORT]
     rows = []
     for method in ("DPFL", "FedAvg"):
+        lying = clients[clients["row"].str.startswith(f"{method}, attack")]
+        benign = lying.dropna(subset=["test_acc"])["client"].unique()  # liars have no accuracy
         for kind in (None, *LIES):
             row = method + (f", attack {kind}:0.2" if kind else "")
             line = runs[runs["row"] == row]
             if not len(line):
                 continue
             line = line.iloc[0]
+            theirs = clients[(clients["row"] == row) & clients["client"].isin(benign)]["test_acc"]
             rows.append(
                 {
                     "method": method,
                     "lie": kind or "none",
-                    "accuracy of the benign, %": f"{100 * line['test_acc']:.2f}",
+                    "accuracy of the benign, %": f"{100 * theirs.mean():.2f}",
                     "to no lie": told(paired(clients, row, method)) if kind else "-",
                     "liars of those chosen, %": share(line["liars_chosen"]),
                     "backdoor opens, % (unmarked)": f"{share(line['backdoor'])} ({share(line['backdoor_unmarked'])})" if kind == "backdoor" else "-",
@@ -183,10 +186,10 @@ def moved() -> str:
                 "run": row,
                 "accuracy, %": f"{100 * line['test_acc']:.2f}",
                 "to the run without": told(paired(same[1], row, base)),
-                "models received": f"{line['models_per_client']:,.0f}",
-                "of without": mean_of(same[0], base, "models_per_client"),
-                "steps": f"{line['steps_per_client']:,.0f}",
-                "steps without": mean_of(same[0], base, "steps_per_client"),
+                "models per client": f"{line['models_per_client']:,.0f}",
+                "models without it": mean_of(same[0], base, "models_per_client"),
+                "steps per client": f"{line['steps_per_client']:,.0f}",
+                "steps without it": mean_of(same[0], base, "steps_per_client"),
             }
         )
     return markdown(pd.DataFrame(rows))

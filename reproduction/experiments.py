@@ -18,6 +18,7 @@ from _tables import comparable, interval, markdown
 from accuracy_table import PAPER
 from label_flip import edge_share
 from stored import difference, ours, paired, percent, read, told
+from variance import sampling_variance
 
 from dpfl_mpi.graph import asymmetry, sparsity
 
@@ -26,6 +27,19 @@ USUAL = {"tau_init": 10, "ggc_period": 1}  # what the rows of Table 1 were run w
 SPARSITY = {"DPFL (B_c = 0.1N)": "80 to 88 %", "DPFL (B_c = 0.05N)": "95 to 96 %"}  # the paper's, Omega to round 99
 FLIPPED = {False: "none in the end", True: "under 10 % in the end"}  # the paper's, by whether flipped clients search
 SYNERGY = {1: "about -11", 2: "about +6"}  # the paper's, in percent, by the number of collaborators
+
+VARIANCE = {  # squared points, read by eye off the figures of the paper's code
+    "cifar-10-patho-3": {
+        **{"Local": 99, "FedRep": 103, "pFedGraph": 115, "APFL": 103, "PerFedAvg": 98, "Ditto": 96, "FedAvg+FT": 97},
+        **{"kNN-Per": 91, "DPFL (B_c = inf)": 81, "DPFL (B_c = 0.2N)": 92, "DPFL (B_c = 0.1N)": 80},
+        **{"DPFL (B_c = 0.05N)": 91},
+    },
+    "cifar-10-dir-0-1": {
+        **{"Local": 249, "FedRep": 232, "pFedGraph": 225, "PerFedAvg": 259, "kNN-Per": 205, "APFL": 196, "Ditto": 191},
+        **{"FedAvg+FT": 191, "DPFL (B_c = inf)": 188, "DPFL (B_c = 0.2N)": 191, "DPFL (B_c = 0.1N)": 174},
+        **{"DPFL (B_c = 0.05N)": 200},
+    },
+}
 
 
 def row_at(budget: str, **fields: Any) -> str:
@@ -98,6 +112,31 @@ def graphs(folder: Path) -> str:
                 "the paper's": SPARSITY.get(row_at(budget), "-"),
                 "edges with their reverse, %": shares(lambda a: 1 - asymmetry(a)[0], omega, last),
                 "pairs linked both ways or not at all, %": shares(lambda a: 1 - asymmetry(a)[1], omega, last),
+            }
+        )
+    return markdown(pd.DataFrame(rows)) if rows else "(not run)"
+
+
+def searches(folder: Path) -> str:
+    """Return how many candidates DPFL's greedy searches looked at, and what share gained by being added, removed, both or neither."""
+    if "both_gained" not in (runs := read(folder, "runs")):
+        return "(not run)"
+    rows = []
+    for budget in BUDGETS:
+        mine = runs[runs["row"] == row_at(budget)].dropna(subset=["both_gained"])
+        counts = mine[[f"{name}_gained" for name in ("adding", "removing", "neither", "both")]].sum()
+        if not (total := counts.sum()):
+            continue
+        adding, removing, neither, both = (f"{100 * count / total:.1f}" for count in counts)
+        rows.append(
+            {
+                "B_c": f"{budget} ({len(mine)})",
+                "candidates per Run": f"{total / len(mine):,.0f}",
+                "only adding gains, %": adding,
+                "only removing gains, %": removing,
+                "neither gains, %": neither,
+                "both gain, %": both,
+                "the paper's": "under 1 %",
             }
         )
     return markdown(pd.DataFrame(rows)) if rows else "(not run)"
@@ -177,16 +216,58 @@ def others(folder: Path) -> str:
     return markdown(pd.DataFrame(rows)) if rows else "(none yet)"
 
 
+def spots(folder: Path) -> pd.DataFrame:
+    """Return accuracy (percent) and its variance over clients (squared points) of the rows of Table 1, means over seeds.
+
+    `chance` is what the size of the test sets alone adds to the variance.
+    """
+    clients, out = read(folder, "clients"), []
+    for row in PAPER:
+        each = [part for _, part in clients[clients["row"] == row].groupby("seed")]
+        if not each:
+            continue
+        chance = [sampling_variance(part["test_acc"].to_numpy(), part["test"].to_numpy()) for part in each]
+        out.append(
+            {
+                "row": row,
+                "n": len(each),
+                "accuracy": np.mean([100 * part["test_acc"].mean() for part in each]),
+                "variance": np.mean([1e4 * np.nanvar(part["test_acc"]) for part in each]),
+                "chance": np.mean(chance),
+            }
+        )
+    return pd.DataFrame(out)
+
+
+def variance(folder: Path) -> str:
+    """Return the variance over clients by row, beside what is read off the paper's figure."""
+    published = VARIANCE[folder.name]
+    rows = [
+        {
+            "method": f"{spot.row} ({spot.n})",
+            "accuracy, %": f"{spot.accuracy:.2f}",
+            "variance, squared points": f"{spot.variance:.0f}",
+            "of which by the size of the test sets": f"{spot.chance:.0f}",
+            "the paper's, read off its figure": str(published.get(spot.row, "-")),
+        }
+        for spot in spots(folder).itertuples()
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
 # by mark and folder: what the paper did on which data
 EXPERIMENTS: dict[str, dict[str, Callable[[Path], str]]] = {
     "cifar-10-patho-3": {
         "tau_init": partial(by_budget, field="tau_init", symbol="tau_init", paper=tau_init_table.PAPER),
         "random graph": partial(random_graph, paper="-"),
         "graphs": graphs,
+        "searches": searches,
+        "variance": variance,
         "flips": flips,
         "others": others,
     },
     "cifar-10-dir-0-1": {
+        "variance": variance,
         "P": partial(by_budget, field="ggc_period", symbol="P", paper=ggc_period_table.PAPER),
         "random graph": partial(random_graph, paper="about +4"),
         "others": others,

@@ -5,7 +5,7 @@ Axes: N clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,18 @@ import pandas as pd
 from _looks import looks
 from _tables import comparable, interval
 from accuracy_table import PAPER
-from experiments import BUDGETS, graphs_of, row_at
+from experiments import BUDGETS, graphs_of, row_at, spots
 from graph_evolution import legend as legend_of_graphs
 from graph_evolution import matrix
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from stored import paired, published, read
-from variance import MARKS, REACH, sampling_variance
+from variance import MARKS, REACH
 
 CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
 
 
-def styles(runs: pd.DataFrame, rows: Sequence[str]) -> list[dict[str, Any]]:
+def styles(runs: pd.DataFrame, rows: Iterable[str]) -> list[dict[str, Any]]:
     """Return colour and line style of each row's method, as in all figures."""
     flags = runs.drop_duplicates("row").set_index("row")["flags"]
     methods = flags.str.extract(r"--method=(\S+)", expand=False).fillna("dpfl")
@@ -74,27 +74,18 @@ def accuracy(setting: str, folder: Path) -> Figure | None:
 
 def variance(setting: str, folder: Path) -> Figure | None:
     """Return mean accuracy against the variance over clients, as the figure of that name in `analysis` draws it."""
-    clients = read(folder, "clients")
-    rows = [row for row in PAPER if row in set(clients["row"])]
-    if len(rows) < 2:
+    here = spots(folder)
+    if len(here) < 2:
         return None
-    spots = []
-    for row in rows:
-        each = [part for _, part in clients[clients["row"] == row].groupby("seed")]
-        total = np.mean([1e4 * np.nanvar(part["test_acc"]) for part in each])
-        chance = np.mean([sampling_variance(part["test_acc"].to_numpy(), part["test"].to_numpy()) for part in each])
-        spots.append((np.mean([100 * part["test_acc"].mean() for part in each]), total, chance))
-    best = max(x for x, _, _ in spots)
     figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
-    for i, (row, look, (x, total, chance)) in enumerate(
-        zip(rows, styles(read(folder, "runs"), rows), spots, strict=True)
-    ):
-        if x < best - REACH:
+    for i, (spot, look) in enumerate(zip(here.itertuples(), styles(read(folder, "runs"), here["row"]), strict=True)):
+        if spot.accuracy < here["accuracy"].max() - REACH:
             continue
-        axes.plot([x, x], [max(total - chance, 0), total], color=look["color"], lw=0.6, alpha=0.6, zorder=1)
-        axes.plot(x, max(total - chance, 0), "_", color=look["color"], ms=4, mew=0.8, zorder=1)
-        mark = MARKS[i % len(MARKS)]
-        axes.plot(x, total, mark, color=look["color"], mec="white", mew=0.3, label=text_label(row), zorder=2)
+        left = max(spot.variance - spot.chance, 0)
+        axes.plot([spot.accuracy] * 2, [left, spot.variance], color=look["color"], lw=0.6, alpha=0.6, zorder=1)
+        axes.plot(spot.accuracy, left, "_", color=look["color"], ms=4, mew=0.8, zorder=1)
+        how = {"color": look["color"], "mec": "white", "mew": 0.3, "zorder": 2}
+        axes.plot(spot.accuracy, spot.variance, MARKS[i % len(MARKS)], label=text_label(spot.row), **how)
     axes.set_xlabel("test accuracy, %")
     axes.set_ylabel("variance over clients, %$^2$")
     axes.set_ylim(bottom=0)
