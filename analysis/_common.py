@@ -361,6 +361,6 @@ def client_order(result: Result) -> np.ndarray:
 def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
     """Return each client's test accuracy, or another of `metrics.METRICS`, 0 to 1, `[N]`: that of its best model by validation.
 
-    Fine-tuned where the run tunes; nan for clients with flipped labels, which no average is over.
+    Fine-tuned where the run tunes; nan for clients with flipped labels, liars and newcomers, which no average is over.
     """
     return np.where(result.benign, result.score(metric), np.nan)

@@ -18,8 +18,8 @@ from _tables import Group, Parts, interval, latex, markdown, named, partition_of
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.controls import ATTACKS
 
-ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 METHODS = ("dpfl", "pairwise", "random_graph", "fedavg")
 RUNS = (
     [Run(dataset="cifar10", method=m, search_share=share) for m in METHODS for share in (1.0, 0.5)]

@@ -281,6 +281,7 @@ def summary(path: Path) -> str:
     with Result(path) as result:
         script = graph_script()
         run, test = result.run, result["best/test_acc"][result.benign]
+        test = test[np.isfinite(test)]  # a client may have diverged before it was scored
         chosen = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
         received = result["traffic/models_received"]
         rounds = max(len(received) - 1, 1)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.controls import controls_of
+from dpfl_mpi.settings.controls import ATTACKS, FALSE, controls_of
 from dpfl_mpi.settings.fields import (
     as_dict,
     changed,
@@ -168,6 +168,11 @@ class Run:
         if self.finetune_epochs and not method.finetunes:
             raise UserError(
                 f"--finetune_epochs is {self.finetune_epochs}; {short(self.method)} is scored by more than its model and cannot be fine-tuned; use 0"
+            )
+        if str(filled["attack"]).partition(":")[0] in FALSE and not method.sends_models:
+            raise UserError(
+                f"--attack is {filled['attack']}; {short(self.method)} sends more than models, which these lies do not falsify; allowed are "
+                f"{', '.join(kind for kind in ATTACKS if kind not in FALSE)}"
             )
         code = {kind: sha for kind, sha in held.items() if sha}
         run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))

@@ -22,9 +22,9 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     /attack/success [N]                                                 with --attack backdoor: marked test images taken for class 0
     /graph/reach/{indptr [N+1], senders [E]}                            with --reach: receiver k can receive from these
     /graph/omega/{indptr [N+1], senders [E]}, /graph/chosen/{indptr [T+1, N+1], senders [E]}    receiver k of round t takes
-                         senders[indptr[t, k] : indptr[t, k+1]], indptr running on over rounds; row 0 = Omega
+                         senders[indptr[t, k] : indptr[t, k+1]], indptr running on over rounds; row 0 = Omega. A round that averages nothing (--ggc_off_rounds skip) repeats the one before
     /graph/cases [T+1, N, 4] in the order of `graph.CASES`, /graph/evaluations [T+1, N] of the reward
-    /traffic/models_received [T+1, N]                                   what a real network would carry (row 0: both phases of Algorithm 3)
+    /traffic/models_received [T+1, N]                                   what a real network would carry (row 0: Algorithm 3, and line 4 of Algorithm 1)
     /traffic/{bytes_rma,bytes_collective} [T+1]                         what MPI carried here, all ranks together
     /seconds/{train,graph,exchange,wait,evaluate,write} [T+1, 3]        min, mean, max over ranks (wait: before the opening Fence)
     /model/best [N, D], attrs names and shapes                          with --save_models
@@ -283,7 +283,7 @@ class Result:
         return layout.chosen(self.hdf5, self.run, t)
 
     def graph(self, t: int) -> np.ndarray:
-        """Return bool `[N, N]`: element (k, j) says that in round t client k averaged with client j."""
+        """Return bool `[N, N]`: element (k, j) says that in round t client k averaged with client j (with --ggc_off_rounds skip: when it last did)."""
         return self.chosen(t).matrix()
 
     @property

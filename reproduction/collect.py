@@ -32,6 +32,7 @@ from _tables import row_name
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import changed, to_flags
 
@@ -66,8 +67,12 @@ def folder_of(run: Run) -> str:
 
 
 def row_of(run: Run, standard: Run) -> str:
-    """Return the name of the table's row that a resolved Run is a repetition of; fields and options unlike the data set's `standard` are named."""
-    extra = [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(standard, name)]
+    """Return the name of the table's row that a resolved Run is a repetition of; fields and options unlike the data set's `standard` are named.
+
+    So is code that is not shipped.
+    """
+    extra = [] if run.method in shipped("method") else [short(run.method)]
+    extra += [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(standard, name)]
     usual = standard.options or {}
     extra += [f"{name} {value}" for name, value in (run.options or {}).items() if value != usual.get(name, value)]
     return ", ".join([row_name(run), *extra])
@@ -106,7 +111,9 @@ def about(run: Run, result: Result) -> dict[str, Any]:
         "name": held.slug(),
         "test_acc": np.nanmean(accuracy(result)),
         "epochs": int(result["round/epochs"][-1]) + held.finetune_epochs,
-        "gradient_steps": int(result["round/gradient_steps"][-1]),
+        "gradient_steps": int(
+            result["finetune/gradient_steps" if held.finetune_epochs else "round/gradient_steps"][-1]
+        ),
         "models_received": int(result["traffic/models_received"].sum()),
         "evaluations": int(result["graph/evaluations"].sum()) if "graph/evaluations" in result else 0,
         **candidates(result),
@@ -126,7 +133,7 @@ def about(run: Run, result: Result) -> dict[str, Any]:
 
 
 def clients(result: Result) -> pd.DataFrame:
-    """Return the lines of clients.csv; clients with flipped labels have no accuracy."""
+    """Return the lines of clients.csv; clients with flipped labels, liars and newcomers have no accuracy."""
     return pd.DataFrame(
         {
             "client": np.arange(len(result["client/p"])),
@@ -140,7 +147,7 @@ def clients(result: Result) -> pd.DataFrame:
 
 
 def curves(result: Result) -> pd.DataFrame:
-    """Return the lines of curves.csv: means over the clients whose labels are not flipped."""
+    """Return the lines of curves.csv: means over the clients that averages are over."""
     means = {name: pd.DataFrame(result[f"round/{name}"][:, result.benign]).mean(axis=1).round(6) for name in ROUND}
     out = pd.DataFrame({"round": result["round/number"], "epochs": result["round/epochs"], **means})
     return out.dropna(subset=["test_acc"])  # most baselines score nothing before round 1

@@ -8,11 +8,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from _looks import look
 from _tables import comparable, interval
-from control_lines import COMPARED, LIES, SHORT, gaps, in_order, only_long, read
+from control_lines import COMPARED, SHORT, benign, gaps, in_order, only_long, read
 from matplotlib.figure import Figure
 from stored import paired
 
 from dpfl_mpi.plan_power import chance_of, needed
+from dpfl_mpi.settings.controls import ATTACKS
 
 
 def style(row: str) -> dict[str, str]:
@@ -109,17 +110,17 @@ def lies_figure() -> Figure:
     runs = runs[runs["rounds"] == SHORT].set_index("row")
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
     for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
-        colour = style(method)["color"]
-        rows = [f"{method}, attack {kind}:0.2" for kind in LIES]
-        left.bar(np.arange(len(LIES)) + shift, 100 * runs["test_acc"].reindex(rows), 0.38, color=colour, label=method)
-        left.axhline(100 * runs.loc[method, "test_acc"], color=colour, lw=0.8, ls="--")
+        colour, means = style(method)["color"], 100 * benign(read("clients"), method).groupby("row")["test_acc"].mean()
+        rows = [f"{method}, attack {kind}:0.2" for kind in ATTACKS]
+        left.bar(np.arange(len(ATTACKS)) + shift, means.reindex(rows), 0.38, color=colour, label=method)
+        left.axhline(means[method], color=colour, lw=0.8, ls="--")
     left.set_ylabel("accuracy of the benign, %")
-    chosen = [100 * runs.loc[f"DPFL, attack {kind}:0.2", "liars_chosen"] for kind in LIES]
-    right.bar(range(len(LIES)), chosen, 0.6, color=BLUE)
+    chosen = [100 * runs.loc[f"DPFL, attack {kind}:0.2", "liars_chosen"] for kind in ATTACKS]
+    right.bar(range(len(ATTACKS)), chosen, 0.6, color=BLUE)
     right.axhline(20, color=DARK, lw=0.8, ls="--")
     right.set_ylabel("liars of those chosen, %")
     for panel in (left, right):
-        panel.set_xticks(range(len(LIES)), [kind.replace("_", "\n") for kind in LIES], fontsize=6)
+        panel.set_xticks(range(len(ATTACKS)), [kind.replace("_", "\n") for kind in ATTACKS], fontsize=6)
     figure.legend(loc="outside upper left", ncols=2)
     return figure
 

@@ -24,7 +24,13 @@ COMPARED = (
     "PENS",
     "DPFL, search_share 0.5",
 )
-LIES = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
+
+
+def benign(clients: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Return the lines of the Runs of 6 rounds, of the clients that lie in none of them: liars have no accuracy."""
+    clients = clients[clients["rounds"] == SHORT]
+    lying = clients[clients["row"].str.startswith(f"{method}, attack")]
+    return clients[clients["client"].isin(lying.dropna(subset=["test_acc"])["client"])]
 
 
 def read(name: str) -> pd.DataFrame:

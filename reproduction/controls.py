@@ -1,7 +1,7 @@
 """What the controls found on CIFAR-10: `python -m dpfl_mpi.sweep reproduction/controls.py` computes the Runs, this file collects their numbers.
 
-All Runs are the paper's CIFAR-10 Patho(3), N = 100, B_c = 0.1N, but shorter: 20 rounds and so 110 local epochs for comparisons over three partitions,
-6 rounds (40 epochs) for lies, newcomers and drift on one partition. Replayed graphs need the result that they replay, so the sweep is called twice.
+All Runs are the paper's CIFAR-10 Patho(3), N = 100, B_c = 0.1N, but shorter: 20 rounds for comparisons over three partitions (DPFL: 110 local epochs),
+6 rounds for lies, newcomers and drift on one partition (DPFL: 40). Methods with a server have none before round 1, so ten less. Replayed graphs need the result that they replay, so the sweep is called twice.
 
     runs.csv       a line per Run: its name in the tables, flags, costs, and what the controls measure
     clients.csv    a line per Run and client, as for Table 1
@@ -34,22 +34,23 @@ from pareto import curves as costs
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.controls import ATTACKS
 
 SEEDS = (42, 32, 52)  # a partition each
 
 
 def long(method: str, seed: int = 42, rounds: int = 20, **fields: Any) -> Run:
-    """Return a Run of 110 local epochs: DPFL's 10 before round 1 and 5 in each of 20 rounds, or what comes to as many."""
+    """Return a Run of 110 local epochs: DPFL's 10 before round 1 and 5 in each of 20 rounds. Methods with a server have 100."""
     return Run(**{"dataset": "cifar10", "budget": "0.1N", "method": method, "seed": seed, "rounds": rounds} | fields)
 
 
 def short(method: str, rounds: int = 6, **fields: Any) -> Run:
-    """Return a Run of 40 local epochs."""
+    """Return a Run of 40 local epochs; methods with a server have 30."""
     return Run(dataset="cifar10", budget="0.1N", method=method, rounds=rounds, **fields)
 
 
 def replayed(seed: int) -> list[Run]:
-    """Return the Runs that take their graphs from DPFL's, as far as that is there."""
+    """Return the Runs that take their graphs from DPFL's, as far as that is in the folder `results`."""
     source = long("dpfl", seed).path()
     if not source.is_file():
         return []
@@ -76,10 +77,9 @@ COMPARED = [
 ]
 MORE = [long("oracle"), long("random_graph"), long("pens", rounds=22)]
 REPEATED = [long("dpfl", seed, partition_seed=42) for seed in (32,)]  # the same clients, other draws
-LIES = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 HARMFUL = ("sign_flip", "scale", "backdoor")  # to a server, which averages with whoever sends
 ATTACKED = [short(m) for m in ("dpfl", "fedavg")] + [
-    short(m, attack=f"{kind}:0.2") for m in ("dpfl", "fedavg") for kind in LIES if m == "dpfl" or kind in HARMFUL
+    short(m, attack=f"{kind}:0.2") for m in ("dpfl", "fedavg") for kind in ATTACKS if m == "dpfl" or kind in HARMFUL
 ]
 LATER = [short(m, newcomers=0.1) for m in ("dpfl", "fedavg", "fedrep", "knnper", "ditto")]
 MOVED = [

@@ -18,12 +18,13 @@ import numpy as np
 import pandas as pd
 from _tables import Parts, comparable, markdown
 from control_figures import FIGURES
-from control_lines import COMPARED, FOLDER, LIES, SHORT, gaps, in_order, only_long, read
+from control_lines import COMPARED, FOLDER, SHORT, benign, gaps, in_order, only_long, read
 from draw import filled
 from stored import ours, paired, percent
 from stored import told as told_of
 
 from dpfl_mpi.plan_power import chance_of, needed
+from dpfl_mpi.settings.controls import ATTACKS
 
 PAGE = HERE.parent / "docs" / "findings.md"
 
@@ -127,20 +128,18 @@ def attacks() -> str:
     runs, clients = runs[runs["rounds"] == SHORT], clients[clients["rounds"] == SHORT]
     rows = []
     for method in ("DPFL", "FedAvg"):
-        lying = clients[clients["row"].str.startswith(f"{method}, attack")]
-        benign = lying.dropna(subset=["test_acc"])["client"].unique()  # liars have no accuracy
-        for kind in (None, *LIES):
+        honest = benign(clients, method)
+        for kind in (None, *ATTACKS):
             row = method + (f", attack {kind}:0.2" if kind else "")
             line = runs[runs["row"] == row]
             if not len(line):
                 continue
             line = line.iloc[0]
-            theirs = clients[(clients["row"] == row) & clients["client"].isin(benign)]["test_acc"]
             rows.append(
                 {
                     "method": method,
                     "lie": kind or "none",
-                    "accuracy of the benign, %": f"{100 * theirs.mean():.2f}",
+                    "accuracy of the benign, %": f"{100 * honest[honest['row'] == row]['test_acc'].mean():.2f}",
                     "to no lie": told(paired(clients, row, method)) if kind else "-",
                     "liars of those chosen, %": share(line["liars_chosen"]),
                     "backdoor opens, % (unmarked)": f"{share(line['backdoor'])} ({share(line['backdoor_unmarked'])})" if kind == "backdoor" else "-",

@@ -20,7 +20,7 @@ def slug(setting: str) -> str:
 
 
 def read(folder: Path, name: str) -> pd.DataFrame:
-    """Return one of the three files, with every Run's row and seed."""
+    """Return one of the files, with every Run's row and seed."""
     frame = pd.read_csv(folder / f"{name}.csv", dtype={"run": str})
     if name == "runs":
         return frame

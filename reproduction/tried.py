@@ -13,5 +13,6 @@ RUNS = [
     Run(**CIFAR10, method="perfedavg", options={"score_trained": True}),
     Run(**CIFAR10, budget="0.1N", averaging="serial"),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
+    Run(**CIFAR10, **TUNED | {"finetune_epochs": 0}),  # whose rounds are those of all weights
     *(Run(**CIFAR10, **TUNED, options={"finetune_mu": mu}) for mu in (0.1, 0.3, 1.0, 3.0, 10.0)),
 ]

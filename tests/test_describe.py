@@ -43,7 +43,7 @@ def test_partition_and_plan(capsys):
         assert re.search(
             rf"rank {rank} .*: {' '.join(map(str, sorted(ids_of(owner, dealt.sizes('train'), rank))[:12]))}", text
         )
-    assert "at most 1984 received in preprocessing and 224 per round" in text
+    assert "at most 2208 received in preprocessing and 224 per round" in text
     assert re.search(r"time +[\d.]+ s without choosing", text) and "ms per step" in text
     assert "anew" not in text
 
@@ -84,16 +84,19 @@ def test_plan_is_what_the_run_does(tmp_path):
             received = result["traffic/models_received"].sum(1)
             assert received.tolist() == [plan.received[0], plan.received[1], plan.received[1]], method
             assert result["graph/evaluations"].sum() == sum(plan.evaluations) == 0
-    run = Run(**few).resolve()
-    source = open_source(run)
-    plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
-    path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
-    with Result(path) as result:
-        assert result["round/gradient_steps"][-1] == plan.steps.sum()
-        received, evaluated = result["traffic/models_received"].sum(1), result["graph/evaluations"].sum(1)
-        assert received[0] <= plan.received[0] and (received[1:] <= plan.received[1]).all()
-        assert evaluated[0] <= plan.evaluations[0] and (evaluated[1:] <= plan.evaluations[1]).all()
-        assert evaluated[0] > 0.2 * plan.evaluations[0]
+    unbounded = few | {"budget": "inf", "ggc_repeats": 2}
+    for fields in (unbounded, few | {"method": "pairwise"}, few | {"method": "ditto", "finetune_epochs": 1}, few):
+        run = Run(**fields).resolve()
+        source = open_source(run)
+        plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
+        path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
+        with Result(path) as result:
+            steps = "finetune/gradient_steps" if run.finetune_epochs else "round/gradient_steps"
+            assert result[steps][-1] == plan.steps.sum()
+            received, evaluated = result["traffic/models_received"].sum(1), result["graph/evaluations"].sum(1)
+            assert received[0] <= plan.received[0] and (received[1:] <= plan.received[1]).all()
+            assert evaluated[0] <= plan.evaluations[0] and (evaluated[1:] <= plan.evaluations[1]).all()
+            assert evaluated[0] >= 0.2 * plan.evaluations[0]
     assert 2 * plan.candidates.sum() == plan.evaluations[0] + run.rounds * plan.evaluations[1]  # two models each
     # seconds by hand, of the rank that chooses longest: 100 images of 0.01 s and 2 candidates of 3 s, or 300 and 1
     two = dataclasses.replace(plan, judged=np.array([100, 300]), candidates=np.array([2, 1]))

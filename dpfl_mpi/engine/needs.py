@@ -113,27 +113,31 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     width = models_per_pass(slots, np.full(ranks, limit), k_r)
     passes = 1 if width is None else -(-run.others // width) if width else 0
     graph = run.others > 0
-    rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
-    tau = run.tau_init + rounds * run.tau_train
     method = find("method", run.method)
+    rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
+    tau = run.tau_init + rounds * run.tau_train * method.models + run.finetune_epochs
     server = method.topology == "server"  # models go down from it and up again
     searches = graph and method.searches
     every = n * (n - 1)
-    received = (
-        2 * every if searches else n * run.others if graph else 0,
-        n * run.others if graph else 2 * n if server else 0,
-    )
-    first = (
-        2 * (n - 1) + 2 if searches else 0
-    )  # R of two models per candidate, and of the two that the search starts from
+    repeats = run.ggc_repeats
+    asks = graph and method.asks_all
+    # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
+    choosing = (1 + repeats) * every if searches else every if asks else 0
+    averaging = n * run.others if graph else 0
+    received = choosing + averaging, averaging if graph else 2 * n if server else 0
+    # R of two models per candidate, and of the two that the search starts from; or of each model that is asked
+    first = 2 * (n - 1) + 2 if searches else n - 1 if asks else 0
     later = 2 * run.others + 2 if searches else 0
     anew = int(rounds // search_period(run.omega_period)) if graph else 0
-    repeats = run.ggc_repeats
     # a row may come to a rank again in another phase, for another client
-    phases = (-(-(n - 1) // run.others) if searches else 1) if graph else 0
+    phases = -(-(n - 1) // run.others) if searches else 0
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
-    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats
+    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
+    once = int(slots.sum()) * row if graph else 0
+    summed = (
+        2 * ranks * 2 * row if server or searches else 0
+    )  # an exact sum of all rows: numbers of 64 bits, there and back
     return Needs(
         owner=owner,
         clients=k_r,
@@ -146,7 +150,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         parameters=ensemble.size,
         row=row,
         received=received,
-        wire=(asked * row, int(slots.sum()) * row if graph else 2 * ranks * 2 * row if server else 0),
+        wire=(asked * row + once + summed * (not server), once + summed * server),
         evaluations=(n * first * repeats, n * later * repeats),
         anew=anew,
         steps=per_rank(-(-train // run.batch_size) * tau),

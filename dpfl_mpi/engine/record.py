@@ -16,10 +16,9 @@ import numpy as np
 from dpfl_mpi.config import Run
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.federation.attack import opened
+from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import PHASES, Recorder
-
-SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")
 
 
 def open_recorder(

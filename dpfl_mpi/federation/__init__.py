@@ -78,7 +78,7 @@ class Federation(Parts):
         """Start a round: who takes part, and empty notes. Collective."""
         if self.drift.due(number):
             self.drift.happen(self.members, self.scoring)
-        if self.run.patience:
+        if self.run.patience and not self.drift.awaited:
             self.members.stop(self.scoring.stale >= self.run.patience)
         self.members.begin(number)
         self.log.begin()
@@ -100,6 +100,11 @@ class Federation(Parts):
     def awake(self) -> np.ndarray:
         """Who takes part in this round and has not stopped early (--patience), bool `[N]`: it trains and receives."""
         return self.members.awake
+
+    @property
+    def participants(self) -> np.ndarray:
+        """Who takes part in some round and has a finite model, bool `[N]`: all but those who come after the last one (--newcomers)."""
+        return self.members.alive & ~self.members.limits.newcomers
 
     @property
     def notes(self) -> dict[str, np.ndarray]:
@@ -242,7 +247,8 @@ class Federation(Parts):
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4); a client without senders keeps its row. Collective.
 
-        `received` saves the exchange where the models are already here; all clients average the rows of one snapshot.
+        `received` saves the exchange where the models are already here. All clients average the rows of one snapshot;
+        with --averaging serial those who come later average over averages.
         """
         return self.sums.average(w_KW, graph, received)
 

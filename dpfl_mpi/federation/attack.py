@@ -27,6 +27,7 @@ from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.numerics.ensemble import LARGEST, Ensemble
+from dpfl_mpi.settings.controls import FALSE
 
 SCALE = 10.0  # of the update that `scale` sends
 
@@ -37,8 +38,7 @@ class Attack:
     def __init__(self, run: Run, members: Members, ensemble: Ensemble):
         self.kind, self.seed = str(run.attack or "").partition(":")[0], run.seed
         self.members, self.ensemble = members, ensemble
-        sends_lies = self.kind in ("sign_flip", "noise", "scale", "stale")
-        self.mine = np.flatnonzero(members.limits.liars[members.ids]) if sends_lies else np.zeros(0, np.int64)
+        self.mine = np.flatnonzero(members.limits.liars[members.ids]) if self.kind in FALSE else np.zeros(0, np.int64)
         self.began: dict[
             str, Tensor
         ] = {}  # by the name of their momentum: the liars' rows as they began to train in this round

@@ -32,6 +32,11 @@ class Drift:
         """Return whether the world has yet to move before round `number` begins."""
         return 0 < self.round <= number and not self.done
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the world has yet to move. Until then nobody stops early: who has stopped would not see it."""
+        return self.round > 0 and not self.done
+
     def happen(self, members: Members, scoring: Scoring) -> None:
         """Move the world: the labels of this rank's drifting clients, and what was known of all models."""
         self.done = True
@@ -39,4 +44,3 @@ class Drift:
         scoring.backend.exchange_classes(np.flatnonzero(self.drifted[members.ids]), a, b)
         scoring.forget_best()
         scoring.stale[:] = 0
-        members.stopped_round[:] = -1

@@ -51,9 +51,9 @@ class Greedy:
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
         members, repeats = self.members, []
+        sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
         for repeat in range(self.repeats):
             orders = [Order(self, int(k), repeat) for k in members.ids]  # line 9
-            sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
             searches = self._searches(w_KW, sums, p_sums, repeat)
             widths = members.others[members.ids]  # of a client's batch; 0 once its budget is full
             while True:  # line 10

@@ -14,7 +14,8 @@ import torch
 
 from dpfl_mpi.results import PHASES
 
-SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc", "mixed_val_acc", "mixed_test_acc")
+SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")  # of the reported models
+MIXED = ("mixed_val_acc", "mixed_test_acc")  # of the rows after mixing
 
 
 class Log:
@@ -28,7 +29,7 @@ class Log:
 
     def begin(self) -> None:
         """Start the notes of a round: scores NaN, counts 0."""
-        self.notes = {name: np.full(self.k, np.nan) for name in SCORES}
+        self.notes = {name: np.full(self.k, np.nan) for name in (*SCORES, *MIXED)}
         self.notes |= {"cases": np.zeros((self.k, 4)), "evaluations": np.zeros(self.k)}
         self.notes["models_received"] = np.zeros(self.k)
         self.seconds = dict.fromkeys(PHASES, 0.0)

@@ -140,6 +140,9 @@ class MailRoom:
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first. Collective."""
+        alive = self.members.alive
+        if not alive.all():  # who has diverged sends and receives no more
+            graph = graph.only(alive[graph.receivers()] & alive[graph.senders])
         whole, width = self._whole_route(graph)
         self._open(int((whole.need if width is None else self._capacity())[self.members.world.rank]))
 

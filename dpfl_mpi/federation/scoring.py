@@ -88,7 +88,8 @@ class Scoring:
     def forget_best(self) -> None:
         """Let the next score of every client be its best; one that has diverged keeps its last finite best."""
         alive = self.members.alive[self.members.ids]
-        self.best_val[alive], self.best_round[alive] = np.nan, -1
+        self.best_val[alive], self.best_test[alive] = np.nan, np.nan
+        self.best_round[alive], self.best_confusion[alive] = -1, 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return one model's loss on the validation images of every client of this rank that `counted` `[K]` marks, nan for the others, `[K]`."""

@@ -145,8 +145,8 @@ class Sums:
         if members.reach is None and not members.arriving:  # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
-                total = from_fixed_point(self._over_all(w_KW))
-                return total.expand(len(w_KW), -1), np.full(len(w_KW), math.fsum(members.p[members.active]))
+                total = self._true_of_self(self._over_all(w_KW), w_KW)
+                return from_fixed_point(total), np.full(len(w_KW), math.fsum(members.p[members.active]))
         sets = [
             np.union1d(members.reachable(k), [k]) if want else np.array([k])
             for k, want in zip(members.ids, wants, strict=True)
@@ -157,9 +157,19 @@ class Sums:
         for j, row_W in self.mail.every_row(w_KW):
             term = self._term(j, row_W)
             for i, members_i in enumerate(sets):
-                if j in members_i:
-                    total[i] += term
+                if j in members_i:  # of itself a liar knows the truth
+                    total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
         return from_fixed_point(total), np.array([math.fsum(members.p[s]) for s in sets])
+
+    def _true_of_self(self, total_W: Tensor, w_KW: Tensor) -> Tensor:
+        """Return a sum of what all sent for each client, fixed-point `[K, W]`: of itself a liar knows the truth."""
+        attack, ids = self.mail.attack, self.members.ids
+        each = total_W.expand(len(w_KW), -1)
+        if len(attack.mine):
+            each, sent = each.clone(), attack.sent(w_KW)
+            for i in attack.mine[self.members.active[ids[attack.mine]]]:
+                each[i] += self._term(ids[i], w_KW[i]) - self._term(ids[i], sent[i])
+        return each
 
     def _zeros(self) -> Tensor:
         """Return sums to begin with: fixed-point zeros `[K, W]`."""

@@ -24,7 +24,7 @@ from dpfl_mpi.numerics.ensemble import Block
 def learning_rate(run: Run, t: int) -> float:
     """Return eta of round t of a resolved Run: its schedule over rounds 1 to T, times lr_decay every 10 rounds.
 
-    Preprocessing (t = 0) is at the schedule's start, and so is fine-tuning (t > T), which starts anew like momentum.
+    Preprocessing (t = 0) is at the schedule's start, and so is fine-tuning (t > T). lr_decay goes on while tuning, an epoch counting as a round.
     """
     eta = run.lr * run.lr_decay ** (t // 10)
     done = t - 1 if 1 <= t <= run.rounds else 0  # rounds behind it
@@ -76,7 +76,7 @@ class Training:
         advance: bool = True,
     ) -> Tensor:
         """Train every client's row in place for `epochs` local epochs and return it; see `Federation.local_opt`."""
-        for (block,) in self._blocks({momentum: w_KW}):
+        for (block,) in self._blocks({momentum: w_KW}, moves=not self.members.arriving):
             self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
         self._advance(epochs if advance else 0)
         return w_KW
@@ -86,7 +86,7 @@ class Training:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows; see `Federation.batches`."""
         backend = self.backend
-        for now in self._blocks(rows_KW):
+        for now in self._blocks(rows_KW, moves=advance):
             for batch in backend.batches(now[0].rows, epochs, self.epochs):
                 if batch.step == most:
                     break
@@ -98,10 +98,14 @@ class Training:
         """Take one step of SGD from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
         self.backend.step(block, loss, self.lr, trained)
 
-    def _blocks(self, rows_KW: dict[str, Tensor]) -> Iterator[list[Block]]:
-        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them."""
+    def _blocks(self, rows_KW: dict[str, Tensor], moves: bool) -> Iterator[list[Block]]:
+        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them.
+
+        `moves`: it is the training of this round, from whose start on a liar's way counts, and no probe.
+        """
         backend, active = self.backend, self.members.awake[self.members.ids]
-        self.attack.note_start(rows_KW)
+        if moves:
+            self.attack.note_start(rows_KW)
         for name in rows_KW:
             self.momentum.setdefault(name, backend.memory_rows(len(active)))
         with self.log.clock("train"), torch.no_grad():

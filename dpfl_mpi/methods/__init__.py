@@ -79,9 +79,14 @@ class Method:
     # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
+    asks_all: bool = (
+        False  # of a graph that is not searched: a choice receives and scores the model of each client in reach
+    )
     ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of omega_period and graphs
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
+    models: int = 1  # that each client trains, tau_train epochs each, in a round
+    sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
     optimizers: tuple[str, ...] = (
         "sgd",
         "adam",

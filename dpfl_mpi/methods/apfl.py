@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 METHOD = Method(
     title="APFL",
     topology="server",
+    models=2,
     citation="""@article{deng2020apfl,
   title = {Adaptive Personalized Federated Learning},
   author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},

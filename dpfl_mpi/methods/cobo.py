@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 METHOD = Method(
     title="CoBo",
     topology="server",
+    sends_models=False,  # gradients, too
     citation="""@inproceedings{hashemi2024cobo,
   title = {{CoBo}: Collaborative Learning via Bilevel Optimization},
   author = {Hashemi, Diba and He, Lie and Jaggi, Martin},

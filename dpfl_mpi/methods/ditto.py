@@ -18,6 +18,7 @@ METHOD = Method(
     title="Ditto",
     elementwise=True,
     topology="server",
+    models=2,
     citation="""@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},
   author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},

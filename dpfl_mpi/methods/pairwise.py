@@ -26,6 +26,7 @@ METHOD = Method(
     topology="graph",
     searches=False,
     preprocesses=True,
+    asks_all=True,
     ignores=("graphs",),
     citation=dpfl.METHOD.citation,
 )

@@ -22,6 +22,7 @@ METHOD = Method(
     title="SCAFFOLD",
     elementwise=True,
     topology="server",
+    sends_models=False,  # control variates, too
     citation="""@inproceedings{karimireddy2020scaffold,
   title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
@@ -53,7 +54,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     y_i = fed.local_opt(y_i, fed.run.tau_train, gradient=corrected(fed, c, c_i, total, steps))  # lines 8-11
     c_next = (total / steps.clamp(min=1)).where(steps > 0, c_i)  # line 12, option II
     y = fed.mean(y_i)  # lines 13, 16
-    present = float(fed.p[fed.active].sum() / fed.p.sum())  # |S| / N
+    present = float(fed.p[fed.active].sum() / fed.p[fed.participants].sum())  # |S| / N
     c = present * fed.mean(c_next - c_i) + c  # lines 13, 16, 17
     x = y if fed.options["global_lr"] == 1 else fed.options["global_lr"] * (y - x) + x  # line 17
     fed.evaluate(fed.copies(x))

@@ -10,6 +10,7 @@ from typing import Any
 from dpfl_mpi.errors import UserError
 
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
+FALSE = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
 SHARE = r"(\d*\.?\d+)"
 
 

@@ -36,10 +36,10 @@ def myself() -> dict[str, Any]:
 def born(pid: int) -> str:
     """Return when a process started, in ticks since boot, "" where there is none: a number may be used again by another process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    fields = stat.rsplit(")", 1)[1].split()
+    fields = text.rsplit(")", 1)[1].split()
     return "" if fields[0] in "ZX" else fields[19]  # a zombie writes no more
 
 

@@ -15,7 +15,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.sweeps.flags import MINUTES
-from dpfl_mpi.sweeps.known import Known, recall, remember
+from dpfl_mpi.sweeps.known import Known, queued, recall, remember
 from dpfl_mpi.sweeps.wanted import bases
 
 WARNING_S = 120  # before the end of a job, or half of a shorter one
@@ -93,7 +93,8 @@ def submit(
         raise UserError(
             f"--results is {job.results}; Slurm replaces % in the names of logs, so its whole path must have none on a cluster"
         )
-    after = {name: base for name, base in bases(known).items() if base in todo or base.alive({base.job_id})}
+    queue = queued(known)
+    after = {name: base for name, base in bases(known).items() if base in todo or base.alive(queue)}
     needed = {base.path.name for base in bases(known).values()}
     folder = new_folder(job)
     first = [k for k in todo if k.path.name not in after]

@@ -141,7 +141,7 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
             with Result(path) as result:
                 if not result.finished:
                     return "the tuning is not finished: run the same command again when it is"
-                scores.append(float(np.nanmean(result["best/val_acc"])))
+                scores.append(float(np.nanmean(result["best/val_acc"][result.benign])))
         mean = float(np.mean(scores))
         lines.append(f"  {value:>10s}  {100 * mean:.2f} %")
         if mean > best[1]:
