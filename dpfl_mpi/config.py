@@ -224,10 +224,22 @@ class Run:
         options = {n: v for n, v in run.options.items() if n not in defaults}
         return decisive | tuning | ({"options": options} if options else {}) | run.contents
 
+    @property
+    def numerics(self) -> int:
+        """The version of a resolved Run's numbers: one more where a change altered those of such Runs alone.
+
+        Second version: what liars send, and how they choose; who is absent after a drift, or would stop before it; newcomers and SCAFFOLD;
+        models received in a repeated search.
+        """
+        lies = str(self.attack).partition(":")[0] in FALSE
+        moved = self.drift and (self.patience or self.participation < 1 or self.available)
+        late = self.newcomers and self.method == "scaffold"
+        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1)
+
     def slug(self) -> str:
         """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""
         run = self.resolve()
-        text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
+        text = json.dumps({"numerics": run.numerics, **run.key()}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         partition = "file" if run.partition_file else run.partition
         budget = "file" if "budget" in run.contents else str(run.budget).replace(":", "-")

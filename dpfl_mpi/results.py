@@ -45,7 +45,7 @@ import h5py
 import numpy as np
 
 from dpfl_mpi import layout
-from dpfl_mpi.config import NUMERICS, Run
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.metrics import of_result
@@ -108,7 +108,7 @@ class Recorder:
                         progress=0,  # a checksum of the two, once they change no more
                     )
                     self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
-                    self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
+                    self.file["meta"].attrs.update(numerics=run.numerics, **meta)
                 self._set(state="running", key=json.dumps(run.key()))
                 self._set(checksum=layout.seal(self.file.attrs, self.file["meta"].attrs))
                 stored = self.file["meta/starts"]

@@ -37,7 +37,7 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.config import NUMERICS, Job, Run, stored_run
+from dpfl_mpi.config import Job, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
@@ -119,7 +119,7 @@ class Checkpoints:
                 run=self.run.to_json(),
                 key=json.dumps(self.run.key()),
                 round=fed.round,
-                numerics=NUMERICS,
+                numerics=self.run.numerics,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
                 shards=json.dumps(shards),
                 shards_named=True,  # each in its attribute `shard`; earlier versions wrote none
@@ -240,7 +240,7 @@ class Checkpoints:
         except UserError:
             return {}
         mine = (
-            self.run.key() | {name: getattr(self.job, name) for name in LAYOUT} | {"version of the numbers": NUMERICS}
+            self.run.key() | {name: getattr(self.job, name) for name in LAYOUT} | {"version of the numbers": self.run.numerics}
         )
         different = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
         if different:
