@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import TEXT, Drawing, main, text_label
+from _common import SEEDS, TEXT, Drawing, main, text_label
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,9 +21,8 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.results import PHASES, Result
 
 METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
-RUNS = [Run(dataset="cifar10", method=method) for method in METHODS] + [
-    Run(dataset="cifar10", method="fedavg", finetune_epochs=10)
-]
+ROWS = [*({"method": method} for method in METHODS), {"method": "fedavg", "finetune_epochs": 10}]
+RUNS = [Run(dataset="cifar10", **row, seed=seed) for row in ROWS for seed in SEEDS]
 COSTS = {
     "models": "models received",
     "evaluations": "models evaluated",

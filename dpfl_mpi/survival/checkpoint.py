@@ -240,7 +240,9 @@ class Checkpoints:
         except UserError:
             return {}
         mine = (
-            self.run.key() | {name: getattr(self.job, name) for name in LAYOUT} | {"version of the numbers": self.run.numerics}
+            self.run.key()
+            | {name: getattr(self.job, name) for name in LAYOUT}
+            | {"version of the numbers": self.run.numerics}
         )
         different = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
         if different:
