@@ -81,7 +81,7 @@ def random_graph(folder: Path, paper: str) -> str:
 
 
 def graphs_of(folder: Path, row: str) -> list[tuple[int, np.ndarray]]:
-    """Return (round, adjacency, bool `[N, N]`) of the graphs that are stored of a row's Runs: Omega, and the last round's."""
+    """Return (round, adjacency, bool `[N, N]`) of the graphs that are stored of a row's Run: Omega, half way, and the last round's."""
     if not (folder / "graphs.csv").exists():
         return []
     lines = read(folder, "graphs")
@@ -104,7 +104,8 @@ def graphs(folder: Path) -> str:
         both = graphs_of(folder, row_at(budget))
         if not both:
             continue
-        omega, last = ([a for t, a in both if (t == 0) == first] for first in (True, False))
+        end = max(t for t, _ in both)
+        omega, last = ([a for t, a in both if t == which] for which in (0, end))
         rows.append(
             {
                 "B_c": budget,

@@ -171,6 +171,16 @@ def test_random_graph_by_hand(tmp_path):
     assert cells(module("experiments").random_graph(written(tmp_path, rows), "+4")) == [expected]
 
 
+def test_first_and_last_graph_by_hand(tmp_path):
+    """Two clients: both edges in Omega, none half way, one at the end; with themselves 4, 2 and 3 of 4 cells."""
+    folder = written(tmp_path, {("DPFL (B_c = inf)", 42): [0.5, 0.7]})
+    lines = [(0, 0, "1"), (0, 1, "0"), (4, 0, ""), (4, 1, ""), (9, 0, "1"), (9, 1, "")]
+    graphs = pd.DataFrame(lines, columns=["t", "client", "collaborators"]).assign(run="0")
+    graphs.to_csv(folder / "graphs.csv", index=False)
+    expected = ["inf", "0.0 to 25.0", "-", "100.0 to 0.0", "100.0 to 0.0"]
+    assert cells(module("experiments").graphs(folder)) == [expected]
+
+
 def test_flips_by_hand(tmp_path):
     """Clients 2 and 3 are flipped: of the others' three edges one comes from them in Omega, and none at the end."""
     folder = written(tmp_path, {("DPFL (B_c = inf), flip_share 0.4", 42): [0.5, 0.7, np.nan, np.nan]})
