@@ -201,7 +201,7 @@ def pairs(names: list[str], results: Path) -> Iterator[tuple[Run, Result]]:
 def merge(path: Path, new: pd.DataFrame) -> None:
     """Write the lines of the file and the new ones; a Run's new lines replace its old ones."""
     if path.exists():
-        old = pd.read_csv(path, dtype={"run": str})
+        old = pd.read_csv(path, dtype=dict.fromkeys(("run", "classes", "collaborators"), str))
         new = pd.concat([old[~old["run"].isin(new["run"])], new])
     keys = [
         c for c in ("row", "seed", "run", "t", "client", "round") if c in new and not (c == "round" and "client" in new)

@@ -93,7 +93,7 @@ def adjacency(lines: pd.DataFrame) -> np.ndarray:
     """Return a graph, bool `[N, N]`, of its lines in graphs.csv: who receives (rows) from whom (columns)."""
     out = np.zeros((len(lines), len(lines)), bool)
     for client, chosen in zip(lines["client"], lines["collaborators"].fillna(""), strict=True):
-        out[client, [int(k) for k in str(chosen).split()]] = True
+        out[client, [int(k) for k in chosen.split()]] = True
     return out
 
 

@@ -116,7 +116,7 @@ def graphs(setting: str, folder: Path) -> Figure | None:
     columns = max(map(len, each.values()))
     figure, grid = plt.subplots(len(each), columns, figsize=(TEXT, 2.4 * len(each) + 0.3), squeeze=False)
     ranked = read(folder, "graphs").query("t == 0").drop_duplicates("client").sort_values("client")["classes"]
-    classes = [[int(c) for c in str(held).split()] for held in ranked]
+    classes = [[int(c) for c in held.split()] for held in ranked]
     order = np.array(sorted(range(len(classes)), key=classes.__getitem__))
     most = np.array([held[0] for held in classes])
     for panels, (budget, found) in zip(grid, each.items(), strict=True):

@@ -21,7 +21,8 @@ def slug(setting: str) -> str:
 
 def read(folder: Path, name: str) -> pd.DataFrame:
     """Return one of the files, with every Run's row and seed."""
-    frame = pd.read_csv(folder / f"{name}.csv", dtype={"run": str})
+    texts = dict.fromkeys(("run", "classes", "collaborators"), str)  # lists of numbers; a single one is none
+    frame = pd.read_csv(folder / f"{name}.csv", dtype=texts)
     if name == "runs":
         return frame
     return frame.merge(read(folder, "runs")[["run", "row", "seed"]], on="run")
