@@ -44,6 +44,7 @@ TABLES = (
     "label_flip",
     "motivation",
     "pareto",
+    "writers",
     "tried",
 )
 DRAWN = 42  # the seed of which graphs are stored

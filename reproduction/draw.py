@@ -22,11 +22,13 @@ from pictures import PICTURES
 from stored import slug
 from table_1 import headline, order, table_1
 
+SETTINGS = (*PAPER_COLUMNS, "FEMNIST natural")  # the last as the paper's text has it, without numbers of its own
+
 
 def blocks(where: Path = HERE) -> dict[str, str]:
     """Return every table of the page by the name of its mark."""
     out = {}
-    for setting in PAPER_COLUMNS:
+    for setting in SETTINGS:
         if ((folder := where / slug(setting)) / "runs.csv").exists():
             out[f"table 1 {folder.name}"] = table_1(setting, folder)
             out[f"order {folder.name}"] = order(setting, folder)
@@ -63,7 +65,7 @@ def main() -> None:
     for page, tables in ((HERE / "README.md", blocks()), (HERE.parent / "README.md", front())):
         page.write_text(filled(page.read_text(), tables))
         print(page)
-    for setting in PAPER_COLUMNS:
+    for setting in SETTINGS:
         folder = HERE / slug(setting)
         if not (folder / "runs.csv").exists():
             continue

@@ -301,7 +301,7 @@ def test_knnper_twin(block, kernels):
     """The rows are FedAvg's; loss and accuracy are those of the mixture, neighbours by scikit-learn."""
     from sklearn.neighbors import NearestNeighbors
 
-    options = {"k": 5, "interpolation": 0.4}
+    options = {"k": 5, "interpolation": 0.4, "scale": 2}
     scored, _, fed = play("knnper", block=block, options=options)
     tw = Twin(fed)
     expected = list(twin_fedavg(tw, {}))
@@ -315,7 +315,7 @@ def test_knnper_twin(block, kernels):
 
         (x, y), (x_val, y_val) = tw.data[k], tw.val[k]
         d, index = NearestNeighbors(n_neighbors=5).fit(z(x)).kneighbors(z(x_val))
-        weight = np.exp(-(d**2) + (d**2).min(1, keepdims=True))
+        weight = np.exp((-(d**2) + (d**2).min(1, keepdims=True)) / 2)
         votes = np.zeros((len(y_val), 10))
         for s in range(len(y_val)):
             np.add.at(votes[s], y.numpy()[index[s]], weight[s] / weight[s].sum())
