@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "analysis")]
 
 from _common import SEEDS
+
 from accuracy_table import FEMNIST_TUNING, ROWS
 
 from dpfl_mpi.config import Run
