@@ -28,6 +28,8 @@ from dpfl_mpi.settings.fields import (
     is_read,
     method_options,
     model_options,
+    types,
+    whole_as,
 )
 from dpfl_mpi.settings.files import FILES, contents, is_file, own_defaults, partition_file
 from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name
@@ -135,6 +137,10 @@ class Run:
         held = {"dataset": admit("dataset", self.dataset), "method": admit("method", self.method)}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
+        if self.data is not None and hasattr(dataset, "load"):
+            raise UserError(
+                f"--data is {self.data}; the data set {short(self.dataset)} makes its data itself, and reads no file"
+            )
         filled, defaults = as_dict(self), defaults_of(self, dataset, method)
         filled |= {name: value for name, value in defaults.items() if filled[name] is None}
         filled["options"] = method_options(
@@ -146,6 +152,8 @@ class Run:
             filled["model_options"] = model_options(
                 short(filled["model"]), find("model", filled["model"]), self.model_options
             )
+        else:
+            filled["model_options"] = None  # {} asks for the same
         kind = "file" if self.partition_file else filled["partition"]
         if kind not in PARTITIONS and not self.partition_file:
             raise UserError(f"--partition is {kind}; allowed are {', '.join(PARTITIONS)} or file:PATH")
@@ -175,6 +183,8 @@ class Run:
                 f"{', '.join(kind for kind in ATTACKS if kind not in FALSE)}"
             )
         code = {kind: sha for kind, sha in held.items() if sha}
+        kinds = types(Run)  # 1 and 1.0 are one setting, and so one Run
+        filled = {n: whole_as(float, v) if kinds.get(n) is float else v for n, v in filled.items()}
         run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))
         if run.contents.get("available") == "":
             raise UserError(
@@ -375,7 +385,9 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
         out |= getattr(dataset, "AUTHORS_CODE", {})
     if getattr(dataset, "OWN_DATA", False) and is_file(run.data or out["data"]):
         least = out["min_samples"] if run.min_samples is None else run.min_samples
-        out |= own_defaults(str(run.data or out["data"]), run.partition in (None, "natural"), least)
+        dealt = run.partition or (out["partition"] if "partition" in dataset.SAID else "natural")
+        found = own_defaults(str(run.data or out["data"]), dealt == "natural", least)
+        out |= {name: value for name, value in found.items() if name not in dataset.SAID}
     if (run.partition or out["partition"]) == "dirichlet":
         out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
     if not method.preprocesses:

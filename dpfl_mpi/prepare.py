@@ -2,8 +2,9 @@
 
 Layout: `/train/images` uint8 [M,H,W,C], `/train/labels` [M] and, for data with clients of their own, `/train/clients` int32 [M]; the same
 under `/test`; `/client_names`. Attributes: format, dataset, class_names, mean, std (per channel, of pixels scaled to 0..1), note, options,
-source (what it was made from) and sha256 of the content. Format 2 has float32 [M,H,W,C] or [M,F], or int32 [M,L] in the place of images, with
-`vocabulary`, one more than the largest token.
+source (what it was made from), code (that read it, of one's own) and sha256 of the content. Format 2 has float32 [M,H,W,C] or [M,F], or int32
+[M,L] in the place of images, with `vocabulary`, one more than the largest token. Format 3 is the same of anyone's own data: its sha256 is over
+class_names, mean and std as well. Where these have more than 1,000 entries, they are arrays of that name.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ import numpy as np
 
 from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, Arrays, check, digest
 from dpfl_mpi.errors import UserError, exit_with
-from dpfl_mpi.plugins import admit, find, is_path, names, shipped, short
+from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.texts import FILE_NAME, file_name
 from dpfl_mpi.storage.files import explained, reason, remove_leftovers, replacing, temporary
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
 
+MOST = 1000  # entries of a list that is an attribute: HDF5 gives one 64 KiB
 STORED = {
     "dataset": "none",
     "options": "{}",
     "source": "",
     "source_stat": "",
+    "code": "",
 }  # attributes, and what those of old files are
 
 
@@ -135,7 +138,8 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
     for text in (*arrays.class_names, *arrays.client_names, arrays.note):
         if "\0" in text or not encodable(text):
             raise UserError(f"{source} holds the name {text!r}, which is not text in UTF-8; rename it")
-    content = write(arrays, short(dataset), out, {"options": json.dumps(options, sort_keys=True), **origin})
+    extra = {"options": json.dumps(options, sort_keys=True), "code": admitted("dataset", dataset), **origin}
+    content = write(arrays, short(dataset), out, extra, getattr(module, "OWN_DATA", False))
     return f"{summary(out, arrays)}, sha256 {content[:12]}"
 
 
@@ -170,6 +174,8 @@ def already(out: Path, dataset: str, source: Path | None, options: dict[str, Any
         raise UserError(f"--out is {out}, which holds {attrs['dataset']}; {other}")
     if options_then != options:
         raise UserError(f"--out is {out}, which was made with the options {attrs['options']}; {other}")
+    if attrs["code"] not in ("", admitted("dataset", dataset)):
+        raise UserError(f"--out is {out}, which was made by {dataset} before it was edited; {other}")
     stat = "" if source is None else stat_of(source)
     if stat != attrs["source_stat"] or source is None:
         mine = fingerprint(source, find("dataset", dataset))["source"]
@@ -246,8 +252,8 @@ def check_writable(out: Path) -> None:
         raise Tried
 
 
-def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None = None) -> str:
-    """Write the prepared file under a temporary name, read it back, then rename it; return the SHA-256 of its content.
+def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None = None, own: bool = False) -> str:
+    """Write the prepared file, of one's `own` data or a publisher's, under a temporary name, read it back, then rename it; return its SHA-256.
 
     A killed run leaves no half a file under the real name.
     """
@@ -255,7 +261,7 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
 
     from dpfl_mpi.storage import disk
 
-    content = digest(arrays)
+    content = digest(arrays, own)
     kind = "uint8" if len(arrays.class_names) <= 256 else "uint16"
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
         with disk.File(part, "w", libver="earliest") as file:
@@ -271,18 +277,20 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
                     file.create_dataset(f"{name}/clients", data=clients.astype("int32"))
             if arrays.client_names:
                 file.create_dataset("client_names", data=list(arrays.client_names), dtype=h5py.string_dtype())
+            facts: dict[str, Any] = {name: list(getattr(arrays, name)) for name in ("class_names", "mean", "std")}
+            for name in [name for name, values in facts.items() if len(values) > MOST]:
+                of = h5py.string_dtype() if name == "class_names" else "float64"
+                file.create_dataset(name, data=facts.pop(name), dtype=of)
             file.attrs.update(
-                format=FORMATS[arrays.train_images.dtype != np.uint8],
+                format=FORMATS[2 if own else int(arrays.train_images.dtype != np.uint8)],
                 **({"vocabulary": arrays.vocabulary} if arrays.vocabulary else {}),
                 dataset=dataset,
-                class_names=list(arrays.class_names),
                 sha256=content,
-                mean=list(arrays.mean),
-                std=list(arrays.std),
+                **facts,
                 note=arrays.note,
                 **(extra or {}),
             )
-        if digest(read_back(part, arrays)) != content:
+        if digest(read_back(part, arrays), own) != content:
             raise UserError(
                 f"--out is {out}; what was written does not read back the same: is the disk full or failing?"
             )

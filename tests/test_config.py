@@ -177,7 +177,29 @@ def test_data_counts_by_content(tmp_path, digits_file):
     assert Run(**fields, data=str(copy)).slug() == Run(**fields, data=str(digits_file)).slug()
     (tmp_path / "a.bin").write_bytes(b"one")
     (tmp_path / "b.bin").write_bytes(b"two")
-    assert Run(data=str(tmp_path / "a.bin")).slug() != Run(data=str(tmp_path / "b.bin")).slug()
+    other = [Run(dataset="cifar10", data=str(tmp_path / f"{name}.bin")).slug() for name in "ab"]
+    assert len({*other, Run(dataset="cifar10").slug()}) == 3
+    with pytest.raises(
+        UserError, match=r"^--data is .*a.bin; the data set digits makes its data itself, and reads no file$"
+    ):
+        Run(data=str(tmp_path / "a.bin")).resolve()
+
+
+def test_a_whole_number_is_the_same_run(tmp_path):
+    """1 and 1.0 are one setting, wherever they come from; so are no model options and none at all."""
+    assert (
+        Run(momentum=0, clip_norm=5, dirichlet_alpha=1).slug()
+        == Run(momentum=0.0, clip_norm=5.0, dirichlet_alpha=1.0).slug()
+    )
+    assert (
+        Run(method="perfedavg", options={"alpha": 1}).slug() == Run(method="perfedavg", options={"alpha": 1.0}).slug()
+    )
+    assert Run(model_options={}).slug() == Run().slug()
+    method = 'from dataclasses import dataclass\n\nfrom dpfl_mpi.config import option\nfrom dpfl_mpi.methods import Method\n\nMETHOD = Method(title="Mine", topology="none")\n\n\n@dataclass(frozen=True)\nclass Options:\n    """Of mine."""\n\n    share: float = option(1, "a share")\n\n\ndef init(fed):\n    """Return nothing."""\n\n\ndef round(fed, state, t):\n    """Return nothing."""\n'
+    (tmp_path / "mine.py").write_text(method)
+    mine = str(tmp_path / "mine.py")
+    assert type(Run(method=mine).resolve().options["share"]) is float
+    assert Run(method=mine).slug() == Run(method=mine, options={"share": 1.0}).slug()
 
 
 def test_json_of_a_later_version_is_refused():

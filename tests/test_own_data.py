@@ -18,6 +18,7 @@ from dpfl_mpi.data.source import check, in_file, open_source
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import admit
 
 
 def test_what_own_samples_are(tmp_path):
@@ -56,6 +57,114 @@ def test_defaults_of_own_data_follow_from_the_file(tmp_path):
     run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
     assert run.resolve().clients == 6  # of two samples none is left to test
     assert Run(dataset="arrays", data=str(tmp_path / "t.h5"), partition="dirichlet").resolve().clients == 20
+
+
+def test_clients_are_counted_by_number(tmp_path):
+    """Ten comes after two; texts by alphabet; floats that are whole are numbers."""
+    y = np.arange(36) % 2
+    for numbers in (np.arange(36) // 3, np.arange(36) // 3 * 1.0):
+        out = arrays_of(np.zeros((36, 3)), y, client=numbers)
+        assert out.client_names == tuple(map(str, range(12)))
+        assert np.array_equal(np.bincount(out.train_clients), np.full(12, 2))
+        assert np.array_equal(out.train_clients, np.sort(out.train_clients))
+    named = arrays_of(np.zeros((36, 3)), y, client=np.array(["é", "b", "a"])[np.arange(36) % 3])
+    assert named.client_names == ("a", "b", "é")
+    named = arrays_of(
+        np.zeros((36, 3)), y, client=np.array([b"a", "é".encode()])[y]
+    )  # bytes, as HDF5 and npz may have them
+    assert named.client_names == ("a", "é")
+    with pytest.raises(
+        UserError, match=r"client holds a value that is missing or infinite; allowed are numbers or names"
+    ):
+        arrays_of(np.zeros((36, 3)), y, client=np.where(y == 1, np.nan, 1.0))
+
+
+def test_a_name_that_is_not_read_is_an_error(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2, clients=np.arange(9) % 3)
+    sentence = "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_test"
+    refused(tmp_path, "arrays", tmp_path / "a.npz", sentence)
+
+
+def test_what_the_file_says_of_a_run_holds(tmp_path):
+    """PAPER of one's own file comes before what follows from the prepared data."""
+    text = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n\nPAPER = {}\n\n\ndef read(source):\n    y = np.arange(60) % 3\n    return arrays_of(np.zeros((60, 16, 16)), y, client=np.arange(60) % 5)\n"
+    found = []
+    for i, paper in enumerate(
+        ({}, {"partition": "pathological", "clients": 3, "model": "resnet"}, {"partition": "dirichlet"})
+    ):
+        path = tmp_path / f"mine{i}.py"
+        path.write_text(text.replace("PAPER = {}", f"PAPER = {paper}"))
+        (tmp_path / "source").touch()
+        admit("dataset", str(path))
+        stage(str(path), tmp_path / "source", tmp_path / f"{i}.h5")
+        run = Run(dataset=str(path), data=str(tmp_path / f"{i}.h5")).resolve()
+        found.append((run.partition, run.clients, run.model))
+    assert found == [("natural", 5, "cnn"), ("pathological", 3, "resnet"), ("dirichlet", 20, "cnn")]
+
+
+def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
+    """Two files that differ in nothing else are two data sets; many numbers and many classes have room; a damaged one is seen."""
+    import dataclasses
+
+    import h5py
+
+    from dpfl_mpi.data.source import content
+    from dpfl_mpi.prepare import write
+
+    wide = arrays_of(
+        np.random.default_rng(0).normal(size=(6000, 9000)).astype(np.float32)[:, :9000], np.arange(6000) % 1500
+    )
+    other = dataclasses.replace(wide, std=tuple(2 * s for s in wide.std))
+    renamed = dataclasses.replace(wide, class_names=tuple(f"class {name}" for name in wide.class_names))
+    hashes = {write(arrays, "mine", tmp_path / f"{i}.h5", own=True) for i, arrays in enumerate((wide, other, renamed))}
+    assert len(hashes) == 3
+    source = in_file(tmp_path / "2.h5", "mine")
+    assert (
+        source.class_names == renamed.class_names
+        and source.std == wide.std
+        and source.sha256 == content(tmp_path / "2.h5")
+    )
+    with h5py.File(tmp_path / "2.h5", "r+") as file:
+        file["std"][0] *= 2
+    assert content(tmp_path / "2.h5") != source.sha256
+
+
+def test_prepare_sees_that_the_code_was_edited(tmp_path):
+    text = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n\n\ndef read(source):\n    return arrays_of(np.zeros((60, 3)), np.arange(60) % 3)\n"
+    (tmp_path / "source").touch()
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    admit("dataset", str(path))
+    stage(str(path), tmp_path / "source", tmp_path / "a.h5")
+    assert "is there already" in stage(str(path), tmp_path / "source", tmp_path / "a.h5")
+    path.write_text(text.replace("% 3", "% 4"))
+    admit("dataset", str(path))
+    with pytest.raises(
+        UserError,
+        match=r"was made by .*mine.py before it was edited; choose another --out, or overwrite it with --force",
+    ):
+        stage(str(path), tmp_path / "source", tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_image_in_colour_keeps_the_colour(tmp_path, first):
+    """Whichever of a folder's images is read first: a grey one has its value in all three channels."""
+    from PIL import Image
+
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            for i in range(3):
+                where = tmp_path / "images" / split / name / f"{i}.png"
+                if i == first:
+                    Image.fromarray(np.full((8, 8, 3), (200, 10, 60), np.uint8)).save(where)
+                else:
+                    Image.fromarray(np.full((8, 8), 70 + i, np.uint8)).save(where)
+    stage("image_folder", tmp_path / "images", tmp_path / "a.h5")
+    source = in_file(tmp_path / "a.h5", "image_folder")
+    assert source.shape == (8, 8, 3)
+    pixels = source.images("train", np.arange(6))[:, 0, 0].tolist()
+    assert pixels == 2 * [[200, 10, 60] if i == first else 3 * [70 + i] for i in range(3)]
 
 
 @pytest.mark.parametrize(

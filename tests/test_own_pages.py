@@ -204,12 +204,14 @@ TOPICS = {
     '"client": 6': ('"clients": 6', '"client": 6'),
     "without `return`": ("    return arrays_of", "    arrays_of"),
     "label is missing": ("np.array(y)", "np.array(y)[:10]"),
-    "NaN": ("np.array(x)", "np.array(x) * np.nan"),
+    "a NaN in `x`": ("np.array(x)", "np.array(x) * np.nan"),
     "below 0": ("np.array(x)", "np.array(x) * 0 - 1"),
     "0.5, 1.7": ("np.array(y)", "np.arange(len(y)) / 2"),
     "--model mlp": {"model": "mlp"},
     "--attack": {"attack": "backdoor:0.2"},
     "--augment": {"augment": True},
+    "`client` holds": ("np.array(client)", "np.array(client) * np.nan"),
+    "--data FILE": {"data": "FILE"},
     "a pickle": None,
 }
 

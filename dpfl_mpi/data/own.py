@@ -37,9 +37,9 @@ def arrays_of(
     samples = samples_of(where, "x", np.asarray(x))
     labels, names = labels_of(where, "y", aligned(where, "y", y, len(samples)))
     owners: np.ndarray | None = None
-    clients = np.empty(0, str)
+    clients: tuple[str, ...] = ()
     if client is not None:
-        clients, owners = np.unique(aligned(where, "client", client, len(samples)).astype(str), return_inverse=True)
+        owners, clients = owners_of(where, aligned(where, "client", client, len(samples)))
     if test is None:
         test = a_fifth(labels if owners is None else owners)
         test &= np.isin(labels, labels[~test])  # a class of one client's fifth alone stays to train
@@ -53,9 +53,9 @@ def arrays_of(
     mean, std = moments(samples[~test])
     return Arrays(
         samples[~test], labels[~test], samples[test], labels[test], names, mean, std,
-        None if owners is None else owners[~test].astype(np.int64),
-        None if owners is None else owners[test].astype(np.int64),
-        tuple(map(str, clients)), note,
+        None if owners is None else owners[~test],
+        None if owners is None else owners[test],
+        clients, note,
     )  # fmt: skip
 
 
@@ -116,6 +116,17 @@ def labels_of(where: str, name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[s
     if len(classes) > CLASSES:
         raise UserError(f"{where}: {name} holds {len(classes)} different labels; allowed are at most {CLASSES} classes")
     return labels.reshape(-1).astype(np.int64), tuple(map(text, classes))
+
+
+def owners_of(where: str, client: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the client of every sample, int64 `[M]` from 0, and the names of the clients: numbers by size, names by alphabet."""
+    if client.dtype.kind == "f":
+        if not np.isfinite(client).all():
+            raise UserError(f"{where}: client holds a value that is missing or infinite; allowed are numbers or names")
+        if (client == np.rint(client)).all():
+            client = client.astype(np.int64)
+    names, owners = np.unique(client, return_inverse=True)
+    return owners.reshape(-1).astype(np.int64), tuple(map(text, names))
 
 
 def text(value: np.generic) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,8 @@ from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 LARGEST = 2**16  # pixels of a side
 AT_ONCE = 4096  # images
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
-FORMATS = ("dpfl_mpi data 1", "dpfl_mpi data 2")  # of prepared files: of images in uint8, and of any samples
+# of prepared files: of images in uint8; of any samples; and of anyone's own, whose hash is over names and normalisation, too
+FORMATS = ("dpfl_mpi data 1", "dpfl_mpi data 2", "dpfl_mpi data 3")
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # what samples are, by their dtype
 
 
@@ -223,7 +226,7 @@ def in_file(path: Path, name: str) -> Source:
 
 def opened(path: Path, file: Hdf5) -> Source:
     """Return a prepared file as a `Source`: every label and client is in its range, every image is there."""
-    names = tuple(str(text) for text in file.attribute("class_names", tuple))
+    names = described(file, "class_names")
     clients = len(file.texts("client_names")) if "client_names" in file else 0
     stored = file.dataset("train/images", "iuf")
     axes, dtype = len(stored.shape), str(stored.dtype)
@@ -244,7 +247,7 @@ def opened(path: Path, file: Hdf5) -> Source:
         if f"{part}/clients" in file:
             own[part] = file.array(f"{part}/clients", "iu", (m,), 0, clients - 1).astype(np.int64)
     with file.reading("mean and std"):
-        mean, std = (np.array(file.attribute(n, tuple), np.float64) for n in ("mean", "std"))
+        mean, std = (np.array(described(file, n), np.float64) for n in ("mean", "std"))
         if not (
             mean.shape == std.shape == (numbers,)
             and np.isfinite(mean).all()
@@ -255,8 +258,8 @@ def opened(path: Path, file: Hdf5) -> Source:
     return Source(
         shape=tuple(int(n) for n in shape),
         classes=len(names),
-        mean=tuple(file.file.attrs["mean"]),
-        std=tuple(file.file.attrs["std"]),
+        mean=tuple(mean),
+        std=tuple(std),
         labels=labels,
         sha256=file.attribute("sha256", str),
         images=lambda part, rows: read_rows(path, part, rows),
@@ -267,6 +270,14 @@ def opened(path: Path, file: Hdf5) -> Source:
         dtype=dtype,
         vocabulary=file.attribute("vocabulary", int, default=0),
     )
+
+
+def described(file: Hdf5, name: str) -> tuple[Any, ...]:
+    """Return class_names, mean or std of a prepared file: an attribute, or where they are many, an array of that name."""
+    if name not in file:
+        values = file.attribute(name, tuple)
+        return tuple(map(str, values)) if name == "class_names" else values
+    return tuple(file.texts(name) if name == "class_names" else file.array(name, "f", (None,)).tolist())
 
 
 def verify(source: Source) -> None:
@@ -298,7 +309,15 @@ def content(path: Path) -> str:
                 for first in range(0, len(stored), AT_ONCE):
                     some = stored[first : first + AT_ONCE]
                     sha.update(np.ascontiguousarray(some if name.endswith("images") else some.astype(np.int64)).data)
+        if file.attribute("format", str, default="") == FORMATS[2]:
+            facts = (described(file, name) for name in ("class_names", "mean", "std"))
+            sha.update(description(*facts, file.attribute("vocabulary", int, default=0)))
     return sha.hexdigest()
+
+
+def description(class_names: Sequence[str], mean: Sequence[float], std: Sequence[float], vocabulary: int) -> bytes:
+    """Return as text what says how samples and labels are read, for a hash."""
+    return json.dumps([list(class_names), *(list(map(float, values)) for values in (mean, std)), vocabulary]).encode()
 
 
 def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
@@ -322,8 +341,8 @@ def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def digest(arrays: Arrays) -> str:
-    """Return the SHA-256 that names the content of a data set."""
+def digest(arrays: Arrays, own: bool = False) -> str:
+    """Return the SHA-256 that names the content of a data set; of one's `own` data also class names and normalisation, which nothing else names."""
     sha = hashlib.sha256()
     clients = (arrays.train_clients, arrays.test_clients)
     for part in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels, *clients):
@@ -332,4 +351,6 @@ def digest(arrays: Arrays) -> str:
         sha.update(str(part.shape).encode())
         if part.size:
             sha.update(np.ascontiguousarray(part).data)
+    if own:
+        sha.update(description(arrays.class_names, arrays.mean, arrays.std, arrays.vocabulary))
     return sha.hexdigest()

@@ -59,6 +59,9 @@ def load(name: str, module: ModuleType) -> ModuleType:
     unknown = sorted(set(settings) - set(SMALL))
     if unknown:
         raise UserError(f"PAPER of the data set {name} has {unknown[0]}; allowed are {', '.join(SMALL)}")
+    # what the file itself says of a Run: what follows from the prepared data does not replace it
+    said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
+    module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]
     found = {"PAPER": SMALL | settings, "DATA": f"data/{name}.h5" if hasattr(module, "read") else None}
     found |= {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
     for field, value in found.items():

@@ -167,7 +167,7 @@ def image_splits(
     """Return images and labels of SPLIT/CLASS/* for each split of a folder or archive, and the names of the classes.
 
     Images are uint8 `[M, H, W, C]` in the order of class and file name, whatever the order of the archive: a folder and its archive
-    are the same data. Without `colour` they are grey where the first one is.
+    are the same data. Without `colour` they are grey where all of them are.
 
     Raises:
         UserError: a class folder is missing or empty, a file is no image, or of another size than the first.
@@ -191,17 +191,18 @@ def image_splits(
                 raise UserError(f"{source}: {split} holds the class {name}; allowed are {', '.join(names)}")
             pixels = decode(read(), f"{source}: {path}", colour)
             if count == 0:
-                colour = pixels.shape[-1] == 3
                 stack = np.empty((max(1, min(1024, ROOM // max(1, pixels.size))), *pixels.shape), np.uint8)
-            if pixels.shape != stack.shape[1:]:
+            if pixels.shape[-1] > stack.shape[-1]:  # the first one in colour
+                fits(source, 4 * stack.nbytes)
+                stack = np.repeat(stack, 3, axis=3)
+            if pixels.shape[:2] != stack.shape[1:3]:
                 raise UserError(
                     f"{source}: {path} is {size(pixels)}, the first image {size(stack[0])}; all must be of one size"
                 )
             if count == len(stack):
-                if 3 * stack.nbytes > memory():
-                    raise UserError(f"{source} holds more images than this machine's memory; use a larger one")
+                fits(source, 3 * stack.nbytes)
                 stack = np.concatenate([stack, np.empty_like(stack)])  # doubled: few copies for 270,000 images
-            stack[count] = pixels
+            stack[count] = pixels  # a grey one thrice where others have colour
             found[split].append((name, file, count))
             count += 1
             bar.update()
@@ -220,6 +221,12 @@ def image_splits(
         labels = np.array([classes.index(name) for name, _, _ in rows], np.int64)
         out[split] = stack[[i for _, _, i in rows]], labels
     return out, classes
+
+
+def fits(source: Path, needed: int) -> None:
+    """Raise `UserError` where images need more bytes than this machine has."""
+    if needed > memory():
+        raise UserError(f"{source} holds more images than this machine's memory; use a larger one")
 
 
 def size(pixels: np.ndarray) -> str:

@@ -62,7 +62,7 @@ def read(source: Path) -> Arrays:
 
 
 def unpack(source: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz file that `read` knows; a pickle is refused unread."""
+    """Return the arrays of an npz file, all of which `read` knows; a pickle is refused unread."""
     open_regular(source).close()  # a pipe or a device has no end
     try:
         total = count = 0
@@ -72,7 +72,10 @@ def unpack(source: Path) -> dict[str, np.ndarray]:
         if total > memory():
             raise MemoryError
         with np.load(source, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files if name in KNOWN}
+            odd = next((name for name in file.files if name not in KNOWN), "")
+            if odd:
+                raise UserError(f"{source} holds {odd}, which is not read; allowed are {', '.join(KNOWN)}")
+            found = {name: file[name] for name in file.files}
     except MemoryError:
         raise UserError(f"{source} is larger than this machine's memory (allowed are {TOTAL >> 30} GiB)") from None
     except BROKEN as error:

@@ -45,6 +45,11 @@ def init(fed: Federation) -> State:
         raise UserError(
             f"--options.base_epochs is {fed.options['base_epochs']}; allowed is 0 to tau_train, {fed.run.tau_train}"
         )
+    if fed.options["base_epochs"] == fed.run.tau_train and fed.columns(fed.options["head"]).any():
+        raise UserError(
+            f"--options.base_epochs is {fed.options['base_epochs']} of {fed.run.tau_train} epochs of a round, so no head is ever trained; "
+            "use fewer, a larger --tau_train or --options.head none"
+        )
     w = fed.initial_row()
     h_i = fed.copies(w)
     fed.evaluate(h_i)

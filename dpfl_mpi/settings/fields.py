@@ -167,7 +167,7 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
             raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
     options = schema(**{name: whole_as(kinds[name], value) for name, value in (given or {}).items()})
     check(options, prefix)
-    return dataclasses.asdict(options)
+    return {n: whole_as(kinds[n], v) if kinds[n] is float else v for n, v in dataclasses.asdict(options).items()}
 
 
 def whole_as(kind: Any, value: Any) -> Any:
