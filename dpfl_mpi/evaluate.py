@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +69,32 @@ def source_of(result: Result, data: Path | None) -> Source:
         with contextlib.suppress(Unreadable), Hdf5(data, "an HDF5 file") as file:  # in_file says what is wrong
             name = file.attribute("dataset", str, default=name)
     source = in_file(data, name)
-    return pooled(source) if one_pool(result, source) else source
+    return pooled(source) if one_pool(result, source) else as_trained(result, source)
+
+
+def as_trained(result: Result, source: Source) -> Source:
+    """Return other data, normalised as those that the models were trained on.
+
+    Raises:
+        UserError: their classes have other names, so that a label would mean another class.
+    """
+    names = tuple(map(str, json.loads(str(result.file["meta"].attrs.get("class_names", "[]")))))
+    if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
+        return source  # the very same, or no fit: `network_of` says so
+    odd = [(i, a, b) for i, (a, b) in enumerate(zip(names, source.class_names, strict=False)) if a != b]
+    if odd:
+        i, trained, here = odd[0]
+        raise UserError(
+            f"--data {source.path}: class {i} is {here}, and {trained} in the run; both must have the same classes"
+        )
+    held = {name: json.loads(str(result.file["meta"].attrs.get(name, "[]"))) for name in ("mean", "std")}
+    if any(len(values) != len(source.mean) for values in held.values()):
+        print(
+            "note: the result does not say how its images were normalised; these are by their own mean and deviation",
+            file=sys.stderr,
+        )
+        return source
+    return dataclasses.replace(source, mean=tuple(held["mean"]), std=tuple(held["std"]))
 
 
 def one_pool(result: Result, source: Source) -> bool:

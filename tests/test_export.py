@@ -208,6 +208,26 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, capsys):
     assert "these are not the data of the run" in capsys.readouterr().err
 
 
+def test_evaluate_reads_other_data_as_the_run_did(trained, tmp_path, capsys):
+    """Labels must name the same classes; images are normalised as those that were trained on, whatever their own moments are."""
+    import dataclasses
+
+    from dpfl_mpi import prepare
+    from dpfl_mpi.datasets import digits
+
+    arrays = digits.load()
+    assert evaluate.main([str(trained), "--on", "all"]) == 0
+    expected = capsys.readouterr().out
+    fewer = dataclasses.replace(arrays, train_images=arrays.train_images[:-1], train_labels=arrays.train_labels[:-1])
+    prepare.write(dataclasses.replace(fewer, mean=(0.9,), std=(2.0,)), "image_folder", tmp_path / "moments.h5")
+    assert evaluate.main([str(trained), "--on", "all", "--data", str(tmp_path / "moments.h5")]) == 0
+    assert capsys.readouterr().out == expected
+    names = (*arrays.class_names[:9], "ten")
+    prepare.write(dataclasses.replace(fewer, class_names=names), "image_folder", tmp_path / "names.h5")
+    assert evaluate.main([str(trained), "--on", "all", "--data", str(tmp_path / "names.h5")]) == 2
+    assert "class 9 is ten, and 9 in the run; both must have the same classes" in capsys.readouterr().err
+
+
 def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, tmp_path, capsys):
     pytest.importorskip("torch")
     path = tmp_path / "run.h5"

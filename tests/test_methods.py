@@ -383,6 +383,13 @@ def test_apfl_of_alpha_1_is_local_and_of_alpha_0_fedavg(base):
     assert same(shared(play("apfl", options={"alpha": 0.0})[1]), shared(base["fedavg"][1]))
 
 
+def test_fedrep_without_an_epoch_for_the_head_is_refused():
+    with pytest.raises(
+        UserError, match=r"^--options.base_epochs is 1 of 1 epochs of a round, so no head is ever trained; use fewer, "
+    ):
+        play("fedrep", tau_train=1)
+
+
 def test_fedrep_without_head_is_fedavg_and_with_nothing_else_local(base):
     states = play("fedrep", options={"head": "none", "base_epochs": TAU})[1]
     assert same(shared(states, "phi"), shared(base["fedavg"][1]))
@@ -441,7 +448,7 @@ def test_a_frozen_head_keeps_weights_and_momentum():
 BASELINES = [
     m for m in names("method") if m not in ("dpfl", "fedbn", "replay")
 ]  # replay needs a result, fedbn a normalisation
-SEVEN = {"clients": 7, "rounds": 2, "tau_train": 1, "tau_init": 1, "budget": 3}
+SEVEN = {"clients": 7, "rounds": 2, "tau_train": 2, "tau_init": 1, "budget": 3}
 
 
 @pytest.fixture(scope="module")
@@ -464,7 +471,7 @@ def test_ranks(method, tmp_path, three):
     with Result(one) as a, Result(three / f"{method}.h5") as b:
         assert Result.differences(a, b) == []
         assert a["round/gradient_steps"][-1] > 0
-        assert a["round/epochs"].tolist() == ([1, 2, 3] if find("method", method).preprocesses else [0, 1, 2])
+        assert a["round/epochs"].tolist() == ([1, 3, 5] if find("method", method).preprocesses else [0, 2, 4])
         expected = {"local": 0, "scaffold": 4}.get(method, 2)  # x and c
         received = a["traffic/models_received"][1:]
         assert (received >= 2).all() if method == "cobo" else (received == expected).all()  # cobo: and pairs' midpoints

@@ -90,6 +90,8 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         "data_sha256": source.sha256,
         "data_note": source.note,
         "class_names": json.dumps(source.class_names) if source.classes <= MOST_NAMES else "[]",
+        "mean": json.dumps(source.mean) if len(source.mean) <= MOST_NAMES else "[]",
+        "std": json.dumps(source.std) if len(source.std) <= MOST_NAMES else "[]",
         "partition_sha256": partition.sha256(),
         "partition_note": partition.note(),
         "parameters": ensemble.size,
