@@ -310,8 +310,8 @@ def content(path: Path) -> str:
                     some = stored[first : first + AT_ONCE]
                     sha.update(np.ascontiguousarray(some if name.endswith("images") else some.astype(np.int64)).data)
         if file.attribute("format", str, default="") == FORMATS[2]:
-            names, mean, std = (described(file, name) for name in ("class_names", "mean", "std"))
-            sha.update(description(names, mean, std, file.attribute("vocabulary", int, default=0)))
+            facts, mean, std = (described(file, name) for name in ("class_names", "mean", "std"))
+            sha.update(description(facts, mean, std, file.attribute("vocabulary", int, default=0)))
     return sha.hexdigest()
 
 
