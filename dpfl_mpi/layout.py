@@ -54,7 +54,7 @@ ARRAYS: dict[str, Layout] = {
     **several("finetune/{val_acc,test_acc}", FLOAT, "E N", 0, ONE),
     **several("finetune/{epochs,gradient_steps}", INT, "E", 0),
     **several("client/{p}", FLOAT, "N", 0, ONE),
-    **several("client/{budget,epochs,n_train,n_val,n_test}", INT, "N", 0),
+    **several("client/{budget,epochs,n_train,n_val,n_test,of_data}", INT, "N", 0),
     **several("client/{diverged_round}", INT, "N", -1),
     **several("client/{flipped}", "b", "N"),
     **several("client/{class_counts}", INT, "N C", 0),

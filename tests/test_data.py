@@ -51,7 +51,8 @@ def test_natural_keeps_each_writers_own_split(tmp_path):
         assert sorted(pool) == np.flatnonzero(source.clients["train"] == mine).tolist()
         assert sorted(dealt.of("test", k)) == np.flatnonzero(source.clients["test"] == mine).tolist()
         owner.append(mine)
-    assert len(set(owner)) == 4
+    assert len(set(owner)) == 4 and dealt.of_data.tolist() == owner
+    assert Partition.from_arrays(dealt.arrays()).of_data.tolist() == owner
     others = {tuple(deal(natural(partition_seed=s), source).of("test", 0).tolist()) for s in range(12)}
     assert len(others) > 1  # drawn by seed
 

@@ -244,5 +244,6 @@ def test_the_data_of_the_page_run(tmp_path):
             "text",
             0,
         )
+        assert result["client/of_data"].tolist() == list(range(6))
         assert result["client/class_counts"].sum() > 600 and (result["client/class_counts"] > 0).all()
         assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"

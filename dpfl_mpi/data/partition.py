@@ -26,6 +26,9 @@ class Partition:
     # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
     p: np.ndarray
     pooled: bool = False  # test indexes the same pool as train and val: training samples first, then test samples
+    of_data: np.ndarray | None = (
+        None  # int64 [N], which of the data's own clients each one is; None where others were made
+    )
 
     @property
     def n(self) -> int:
@@ -55,6 +58,7 @@ class Partition:
             "class_counts": self.class_counts,
             "p": self.p,
             "pooled": np.array(self.pooled),
+            **({} if self.of_data is None else {"of_data": self.of_data}),
         }
 
     @classmethod
@@ -66,6 +70,7 @@ class Partition:
             arrays["class_counts"],
             arrays["p"],
             bool(arrays["pooled"]),
+            arrays.get("of_data"),
         )
 
     def leaked(self) -> float:
@@ -85,7 +90,13 @@ class Partition:
         return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
 
 
-def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
+def assemble(
+    parts: dict[str, list[np.ndarray]],
+    counts: np.ndarray,
+    w: np.ndarray,
+    pooled: bool,
+    of_data: np.ndarray | None = None,
+) -> Partition:
     """Return the partition of these samples per part and client; `w` `[N]` is proportional to p."""
     return Partition(
         indptr={name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()},
@@ -93,6 +104,7 @@ def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarr
         class_counts=counts,
         p=w / w.sum(),
         pooled=pooled,
+        of_data=of_data,
     )
 
 

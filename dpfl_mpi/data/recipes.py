@@ -48,6 +48,7 @@ def make(
         )
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []
+    of_data: np.ndarray | None = None
     if run.partition == "dirichlet":
         pools = dirichlet(y, run, classes, rng)
     elif run.partition == "pathological":
@@ -57,7 +58,7 @@ def make(
     elif run.partition == "motivation":
         pools = motivation(y, classes, rng)
     else:
-        pools, tests = natural(run, labels, classes, clients or {}, rng)
+        pools, tests, of_data = natural(run, labels, classes, clients or {}, rng)
     counts = np.array([np.bincount(y[pool], minlength=classes) for pool in pools])
     for k, pool in enumerate(pools):
         if len(pool) < 2:
@@ -76,7 +77,7 @@ def make(
             )
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
-    return assemble(parts, counts, weights(run.dataset, parts), run.partition == "fedrep")
+    return assemble(parts, counts, weights(run.dataset, parts), run.partition == "fedrep", of_data)
 
 
 def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -156,8 +157,8 @@ def pathological(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator
 
 def natural(
     run: Run, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray], rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples.
+) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples, and which they are.
 
     The data's own train and test split is kept. With `missing_classes`, each client loses so many of all classes, drawn for it by
     itself, from all three sets; a draw that leaves it without two samples to train and one to test is repeated.
@@ -195,7 +196,7 @@ def natural(
             )
         pools.append(pool)
         tests.append(mine)
-    return pools, tests
+    return pools, tests, chosen
 
 
 def fedrep(

@@ -5,6 +5,8 @@ With a share of 1, as in the paper, both use all of them.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from dpfl_mpi import streams
@@ -55,4 +57,4 @@ def search_first(run: Run, labels: np.ndarray, partition: Partition) -> tuple[Pa
         out += [mine[seen], mine[~seen]]
         searched[k] = seen.sum()
     indices = partition.indices | {"val": np.concatenate(out)}
-    return Partition(partition.indptr, indices, partition.class_counts, partition.p, partition.pooled), searched
+    return dataclasses.replace(partition, indices=indices), searched

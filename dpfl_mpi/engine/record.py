@@ -40,9 +40,11 @@ def open_recorder(
         opened.append(recorder)
         if snapshot:
             return
+        of_data = fed.partition.of_data
         recorder.once(
             {
                 "client/p": fed.p,
+                **({} if of_data is None else {"client/of_data": of_data}),
                 "client/budget": fed.others + run.budget_counts_self,
                 "client/flipped": fed.flipped,
                 **controls(fed),
