@@ -8,7 +8,7 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema, state running|finished|stopped, dataset, partition, method, budget, seed,
                          declared (JSON: what code that is not shipped says of itself), rounds_done, test_acc (mean over clients of /best/test_acc)
     /meta/starts         one row of JSON per start: time, hosts, ranks, devices, CPU, versions, commit
-    /meta attrs          numerics, data_sha256, class_names (JSON), partition_sha256, parameters (D)
+    /meta attrs          numerics, data_sha256, class_names, mean and std (JSON), partition_sha256, parameters (D)
     /round/number        [T+1]
     /round/{epochs,gradient_steps}                                      [T+1] local epochs of a client, gradient steps of all, so far
     /round/{train_loss,val_loss,val_acc,test_loss,test_acc}             [T+1, N]
@@ -17,6 +17,7 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     /finetune/{val_acc,test_acc} [E+1, N], /finetune/{epochs,gradient_steps} [E+1]    with --finetune_epochs: row 0 = the best model of the
                          rounds, from which tuning starts; /best is then over rows 1 to E (its round counts on), /last is row E
     /client/{p,budget,flipped,diverged_round,epochs,n_train,n_val,n_test} [N], /client/class_counts [N, C]
+    /client/of_data [N]                                                 with --partition natural: which of the data's own clients, a row of /client_names of the prepared file
     /client/{liars,newcomers,drifted,stopped_round} [N], /client/drift_classes [2]     with --attack, --newcomers, --drift, --patience
     /newcomers/{val_acc,test_acc,models_received,evaluations} [E, N], /newcomers/epochs [E]     with --newcomers: after E epochs of their own
     /attack/success [N]                                                 with --attack backdoor: marked test images taken for class 0
@@ -120,9 +121,11 @@ class Recorder:
             stack.pop_all()  # stays open
 
     def copy(self, path: Path) -> None:
-        """Write the file as it is now to another one, for a checkpoint."""
+        """Write the file as it is now to another one, for a checkpoint: our open file, whoever has put another one under its name."""
         self.file.flush()
-        shutil.copyfile(self.path, path)
+        with open(self.file.disk.fd, "rb", closefd=False) as mine, open(path, "wb") as out:
+            mine.seek(0)
+            shutil.copyfileobj(mine, out, CHUNK)
 
     def _set(self, **attributes: Any) -> None:
         """Change attributes in their place: what opens the file stays where it is."""

@@ -159,6 +159,7 @@ def test_no_round_is_begun_that_could_not_end(monkeypatch):
     monkeypatch.setattr(signals.Heard, "at", 0.0)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
     watch = signals.Watch(Job(), World)
+    watch.begin(1)
     watch.started = time.monotonic() - 300
     assert not watch.stop(more=True, spare=5)
     watch.started = time.monotonic() - 1100

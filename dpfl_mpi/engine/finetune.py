@@ -7,7 +7,7 @@ computed first: the numbers are the same.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ REACHED = {
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = run.untuned().path(job.results)
-    base = fed.world.share(lambda: copy_base(path, recorder, fed.about["partition_sha256"], job))
+    base = fed.world.share(lambda: copy_base(path, recorder, fed.about, job))
     if not base:
         return False
     reached = {name: base[path] for name, path in REACHED.items()}
@@ -45,17 +45,17 @@ def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) ->
     return True
 
 
-def copy_base(path: Path, recorder: Recorder | None, partition: str, job: Job) -> dict[str, np.ndarray]:
+def copy_base(path: Path, recorder: Recorder | None, about: Mapping[str, Any], job: Job) -> dict[str, np.ndarray]:
     """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
 
-    Where it cannot be had a warning says why.
+    It must be of the data that `about` names. Where it cannot be had a warning says why.
     """
     assert recorder is not None
     why = ""
     try:
         with Result(path) as base:
-            if not base.finished or base.fact("partition_sha256") != partition:
-                why = "is not finished, or of another partition"
+            if not base.finished or any(base.fact(name) != about[name] for name in ("data_sha256", "partition_sha256")):
+                why = "is not finished, or of other data or another partition"
             elif "model/best" not in base:
                 why = "holds no models (--save_models)"
             elif job.mixed and "mixed/test_acc" not in base:

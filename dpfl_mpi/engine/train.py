@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import random
@@ -26,10 +27,11 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict, check
+from dpfl_mpi.storage.foreign import Hdf5
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
 from dpfl_mpi.survival.shm import Segments, remove_left
-from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch
+from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch, again_text
 
 KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
 
@@ -50,10 +52,10 @@ def train(run: Run, job: Job, world: World) -> Path:
         raise UserError(
             f"--out is {path}, the name of another Run; this is {run.slug()} (a file that it names was edited)"
         )
-    lock = Lock(path)
+    lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
     try:
-        checkpoints = Checkpoints(path, run, job, world)
+        checkpoints = Checkpoints(path, run, job, world, lock.check)
         # a requeued job has the same command line, and goes on from what it kept
         if job.fresh and (not requeued() or world.decide(lambda: not checkpoints.exist())):
             world.decide(lambda: check_ours(path))
@@ -144,7 +146,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                     fed.close()
                     raise Leave(
                         REQUEUE,
-                        f"stopped after round {t} of {total} ({Heard.name or 'a signal'}); the same command goes on from there",
+                        f"stopped after round {t} of {total} ({Heard.name or 'a signal'}); {again_text(job)} goes on from there",
                     )
             if run.finetune_epochs:
                 for t in finetune.tune(recorder, fed, method):
@@ -240,7 +242,8 @@ def already_done(path: Path, run: Run, job: Job, checkpoints: Checkpoints, world
     """Return since when the file holds this Run's finished result, "" where it does not; refuse to overwrite any other file.
 
     Raises:
-        UserError: on every rank; it holds another Run, or a finished result without what the Job asks for.
+        UserError: on every rank; it holds another Run, or a finished result of other data, of an older version of the numbers, or without
+            what the Job asks for.
     """
 
     def look() -> str:
@@ -264,6 +267,37 @@ def already_done(path: Path, run: Run, job: Job, checkpoints: Checkpoints, world
                 raise UserError(
                     f"{path} is finished and was computed without {' and '.join(lacks)}; --fresh computes it anew, with it"
                 )
+            if result.finished:
+                check_current(result, run)
             return since(result) if result.finished else ""
 
     return str(world.decide(look))
+
+
+def check_current(result: Result, run: Run) -> None:
+    """Raise `UserError` where a finished result has this Run's key, and yet computing it now gives other numbers.
+
+    The key has neither the version of the numbers nor the content of a shipped data set: the data may have been prepared from another source.
+    Where the data are gone, the result stands.
+    """
+    numerics = result.hdf5.attribute("numerics", int, "meta", run.numerics)
+    if numerics != run.numerics:
+        raise UserError(
+            f"{result.path} is finished and was computed under version {numerics} of the numbers; that of this Run is {run.numerics} now "
+            "(see CHANGELOG.md): choose another --out, or compute it anew with --fresh"
+        )
+    now = data_now(run)
+    then = result.hdf5.attribute("data_sha256", str, "meta", now)
+    if now and then != now:
+        raise UserError(
+            f"{result.path} is finished and was computed from other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then; "
+            "bring back those data, choose another --out, or compute it anew with --fresh"
+        )
+
+
+def data_now(run: Run) -> str:
+    """Return the SHA-256 that a Run's prepared data file says it has now, "" where there is no such file, or none is needed."""
+    if run.data and not hasattr(find("dataset", run.dataset), "load"):
+        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
+            return str(file.attribute("sha256", str, default=""))
+    return ""

@@ -10,11 +10,34 @@ import secrets
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
+
+ABANDONED_S = 86400.0  # untouched for so long, a temporary file is nobody's, though its process cannot be asked about
+
+
+# whose a number of a process is ----------------------------------------------------------------------------------------
+def pid_space() -> str:
+    """Return which processes a pid counts, "" where the system does not say: two containers of one host name have pids of their own."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def boot() -> str:
+    """Return what names this start of this machine, "" where the system does not say: two machines may have one host name."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def place() -> str:
+    """Return eight digits for the host name, the start of the machine and the container: where /proc knows the processes of a temporary name."""
+    return hashlib.sha256(f"{socket.gethostname()} {pid_space()} {boot()}".encode()).hexdigest()[:8]
 
 
 # one atomic replacement ------------------------------------------------------------------------------------------------
@@ -30,7 +53,7 @@ def temporary(path: Path) -> Path:
 
     Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can be foreseen.
     """
-    return path.with_name(f"{prefix(path)}{os.getpid()}.{secrets.token_hex(6)}.part")
+    return path.with_name(f"{prefix(path)}{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
 
 
 @contextmanager
@@ -61,12 +84,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes of this host that were killed outright left of `path` under their temporary names."""
-    left = re.compile(re.escape(prefix(path)) + r"(\d{1,10})\.[0-9a-f]{12}\.part")
+    """Remove what processes of this host that were killed outright left of `path` under their temporary names.
+
+    Another machine may have this host's name. Its processes cannot be asked about, nor can those before this machine was started, and earlier
+    versions did not say whose theirs are: what such a process left goes once it is a day old.
+    """
+    left = re.compile(re.escape(prefix(path)) + r"(?:([0-9a-f]{8})\.)?(\d{1,10})\.[0-9a-f]{12}\.part")
+    here = place() if boot() else ""
     for name in os.listdir(path.parent) if path.parent.is_dir() else ():
-        found, part = left.fullmatch(name), path.with_name(name)
-        if found and not Path("/proc", found.group(1)).exists():
-            with contextlib.suppress(OSError):  # another user's
+        if not (found := left.fullmatch(name)):
+            continue
+        part = path.with_name(name)
+        with contextlib.suppress(OSError):  # another user's
+            if found.group(1) == here:
+                dead = not Path("/proc", found.group(2)).exists()
+            else:
+                dead = time.time() - part.lstat().st_mtime > ABANDONED_S
+            if dead:
                 shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
 
 

@@ -27,7 +27,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -46,18 +46,28 @@ from dpfl_mpi.results import Recorder
 from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import error_number, explained, replacing
-from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, Hdf5, read_bytes, read_text, sha256
+from dpfl_mpi.storage.foreign import SMALL, Hdf5, memory, read_bytes, read_text, sha256
 from dpfl_mpi.survival import values
+from dpfl_mpi.survival.signals import again_text
 
 KEEP = 2  # generations
 LAYOUT = ("mixed",)  # fields of Job that decide which arrays a results file has
+# facts of /meta that the key of a Run does not have: a data set may have been prepared anew from another source
+DATA = {"data_sha256": "content of the data", "partition_sha256": "partition"}
+UNWRITTEN = (OSError, RuntimeError, MemoryError)  # a disk that fails, also where HDF5 says so; anything else is a bug
 State = dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one results file. Methods are collective unless they say otherwise."""
+    """The checkpoints of one results file. Methods are collective unless they say otherwise.
 
-    def __init__(self, results: Path, run: Run, job: Job, world: World):
+    `still_ours` is called on root before anything of theirs is replaced or deleted; it ends the run where another one has taken its lock.
+    """
+
+    def __init__(
+        self, results: Path, run: Run, job: Job, world: World, still_ours: Callable[[], object] = lambda: None
+    ):
+        self.still_ours = still_ours
         self.folder = results.with_name(results.name + ".checkpoint")
         self.run, self.job, self.world = run, job, world
         how: tuple[str, float] = every(job.checkpoint_every) or ("never", 0.0)
@@ -113,8 +123,8 @@ class Checkpoints:
         with replacing(self.folder / f"{stem}.results.h5") as path:
             recorder.copy(path)
             digest = sha256(path)
-        memory = io.BytesIO()
-        with h5py.File(memory, "w", **NEW) as file:
+        buffer = io.BytesIO()
+        with h5py.File(buffer, "w", **NEW) as file:
             file.attrs.update(
                 run=self.run.to_json(),
                 key=json.dumps(self.run.key()),
@@ -130,8 +140,9 @@ class Checkpoints:
             file["client/shard"], file["client/row"] = fed.owner, fed.row_of
             for name, value in shared.items():
                 values.write(file, name, value)
-        data = memory.getvalue()
+        data = buffer.getvalue()
         manifest = f"{fed.round:06d}.{hashlib.sha256(data).hexdigest()[:16]}.manifest.h5"
+        self.still_ours()
         with replacing(self.folder / manifest) as path:
             path.write_bytes(data)
         self._forget([manifest, *(p.name for p in self._manifests() if p.name != manifest)][:KEEP])
@@ -153,11 +164,11 @@ class Checkpoints:
         code = 0
         try:
             yield
-        except (UserError, *UNREADABLE) as error:
+        except (UserError, *UNWRITTEN) as error:
             code = error_number(error) or errno.EIO
         worst = int(self.world.spread(np.array([float(code)]))[0, 2])
         if worst:
-            whole = f"; the one of round {self.round} is whole, and the same command goes on from there"
+            whole = f"; the one of round {self.round} is whole, and {again_text(self.job)} goes on from there"
             whole = whole if self.round >= 0 else ""
             raise UserError(f"the checkpoint in {self.folder} cannot be written: {os.strerror(worst)}{whole}")
 
@@ -184,6 +195,7 @@ class Checkpoints:
         """
 
         def delete() -> None:
+            self.still_ours()
             shutil.rmtree(self.folder, ignore_errors=True)
             if sure and self.exist():
                 raise UserError(f"{self.folder} cannot be removed; remove it, or choose another --out")
@@ -207,7 +219,7 @@ class Checkpoints:
         """
         manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
         for i, manifest in enumerate(manifests):
-            data = self.world.share(partial(self._read, manifest))
+            data = self.world.share(partial(self._read, manifest, fed.about))
             state: State | None = None
             if data:
                 with contextlib.suppress(UserError), Hdf5(manifest, MANIFEST, data["manifest"].tobytes()) as file:
@@ -227,10 +239,10 @@ class Checkpoints:
             raise UserError(f"no checkpoint in {self.folder} is whole; start over with --fresh")
         return None
 
-    def _read(self, manifest: Path) -> dict[str, np.ndarray]:
-        """Return the bytes of a manifest, nothing where it is damaged; refuse one of another Run. On root."""
+    def _read(self, manifest: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the bytes of a manifest, nothing where it is damaged; refuse one of another Run, or of other data than `about` names. On root."""
         try:
-            data = read_bytes(manifest, follow=False)
+            data = read_bytes(manifest, memory(), follow=False)  # it holds what is shared: a model of any size
             if hashlib.sha256(data).hexdigest()[:16] != manifest.name.split(".")[1]:
                 return {}
             with Hdf5(manifest, MANIFEST, data) as file, file.reading("its Run"):
@@ -250,10 +262,19 @@ class Checkpoints:
                 f"{self.folder} holds a checkpoint of another run (different: {', '.join(different)}); "
                 "choose another --out, or start over with --fresh"
             )
-        with contextlib.suppress(UserError):
-            if results.parent == self.folder and sha256(results) == digest:
-                return {"manifest": np.frombuffer(data, np.uint8)}
-        return {}
+        try:
+            if results.parent != self.folder or sha256(results) != digest:
+                return {}
+            with Hdf5(results, "a copy of a results file") as file:
+                anew = [DATA[name] for name in DATA if file.attribute(name, str, "meta", about[name]) != about[name]]
+        except UserError:
+            return {}
+        if anew:
+            raise UserError(
+                f"{self.folder} holds a checkpoint of a run on other data (different: {', '.join(anew)}); bring back the data that it began "
+                "with, choose another --out, or start over with --fresh"
+            )
+        return {"manifest": np.frombuffer(data, np.uint8)}
 
     def _load(self, file: Hdf5, fed: Federation) -> State:
         """Return this rank's state; opens just the shards that hold its clients.

@@ -9,11 +9,12 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.files import boot, explained, pid_space
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
 UNTOUCHED = 600.0  # seconds after which the lock of another host is abandoned: its owner touches it every BEAT
@@ -44,10 +45,11 @@ def born(pid: int) -> str:
 
 
 def namespace() -> str:
-    """Return which processes a pid is one of: two containers may have the host's name and pids of their own."""
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
+    """Return which processes a pid is one of: two machines or containers may have one host name, and each has pids of its own.
+
+    Another start of the machine is another space. Earlier versions wrote the first word alone.
+    """
+    return f"{pid_space()} {boot()}".strip()
 
 
 def gone(pid: int, since: str) -> bool:
@@ -55,12 +57,12 @@ def gone(pid: int, since: str) -> bool:
     if now := born(pid):
         return now != since
     try:
-        os.kill(pid, 0)  # may succeed: a zombie
+        os.kill(pid, 0)
     except PermissionError:
         return False
     except OSError:
-        pass
-    return True
+        return True
+    return bool(born(os.getpid()))  # a zombie; a system without /proc shows nobody's birth
 
 
 def content(path: Path) -> str | None:
@@ -71,10 +73,30 @@ def content(path: Path) -> str | None:
         return "" if os.path.lexists(path) else None
 
 
-class Lock:
-    """A lock file, made with O_EXCL. On root only."""
+def owner_of(text: str) -> dict[str, Any]:
+    """Return who the text of a lock file says owns it, `myself` there; nothing where it does not say that."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        owner, me = {"space": ""} | json.loads(text or "{}"), myself()
+        if all(type(owner.get(name)) is type(me[name]) for name in me) and 0 < owner["pid"] < 2**31:
+            return owner
+    return {}
 
-    def __init__(self, results: Path):
+
+def named(owner: dict[str, Any]) -> str:
+    """Return an owner in words: process, host and Slurm job."""
+    job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
+    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
+
+
+class Lock:
+    """A lock file, made with O_EXCL. On root only.
+
+    `on_lost` is called with a sentence where another run has taken the lock that is held here: from `check`, or from the thread that
+    touches the file. It ends the run, which would otherwise write beside the other one.
+    """
+
+    def __init__(self, results: Path, on_lost: Callable[[str], None] = lambda text: None):
+        self.on_lost = on_lost
         self.path = results.with_name(results.name + ".lock")
         self.stop = threading.Event()
         self.held = False
@@ -92,10 +114,9 @@ class Lock:
             while not self._try():
                 owner = self._owner()
                 if time.monotonic() > end:
-                    job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
                     raise UserError(
-                        f"{self.path.with_suffix('')} is being written by another run (process {owner.get('pid', '?')} on "
-                        f"{owner.get('host', '?')}{job}); wait for it, or remove {self.path} if it is gone"
+                        f"{self.path.with_suffix('')} is being written by another run ({named(owner)}); wait for it, or remove {self.path} "
+                        "if it is gone"
                     )
                 time.sleep(0.1)
         self.held = True
@@ -130,17 +151,13 @@ class Lock:
         return content(self.path)
 
     def _owner(self) -> dict[str, Any]:
-        """Return who the lock file says owns it, `myself` there; nothing where it does not say that."""
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            owner, me = {"space": ""} | json.loads(self._text() or "{}"), myself()
-            if all(type(owner.get(name)) is type(me[name]) for name in me) and 0 < owner["pid"] < 2**31:
-                return owner
-        return {}
+        return owner_of(self._text() or "")
 
     def _abandoned(self) -> bool:
         """Return whether the owner is surely gone: this job before it was requeued, a dead process of this host, or long silent elsewhere.
 
-        A process of this host is asked first: it may have slept, or been stopped, for longer than any lock stays untouched.
+        A process of this host is asked first: it may have slept, or been stopped, for longer than any lock stays untouched. Whether it is one
+        of this host, its name alone does not say: a live owner elsewhere touches its lock.
         """
         owner, me = self._owner(), myself()
         try:
@@ -151,20 +168,40 @@ class Lock:
         if not stat.S_ISREG(found.st_mode):
             return False  # none of ours, and not ours to remove
         if not owner:
-            return silent > PATIENCE  # killed between making the file and writing it
+            # empty: killed between making the file and writing it; else damaged, or not to be read from here at this moment
+            return silent > (UNTOUCHED if found.st_size else PATIENCE)
         if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
             return True
-        if owner["host"] == me["host"] and owner.get("space") == me["space"]:
-            return gone(owner["pid"], owner["born"])
+        if owner["host"] == me["host"]:
+            if owner["space"] == me["space"] and boot():
+                return gone(owner["pid"], owner["born"])
+            if owner["space"] == pid_space():  # of an earlier version, or where the system names no start
+                return silent > UNTOUCHED and gone(owner["pid"], owner["born"])
         return silent > UNTOUCHED
+
+    def check(self) -> bool:
+        """Return whether no other run has taken the lock that is held; call `on_lost` where one has.
+
+        A lock that cannot be read at this moment, or is no more, is nobody else's yet: it is looked at again.
+        """
+        text = self._text()
+        owner = owner_of(text or "")
+        if not self.held or text == self.text or not owner:  # `held` after reading: `release` lowers it first
+            return True
+        self.on_lost(
+            f"{self.path.with_suffix('')} is being written by another run ({named(owner)}), which took {self.path} while this one was "
+            "silent; this one ends and changes nothing more"
+        )
+        return False
 
     def _beat(self) -> None:
         while not self.stop.wait(BEAT):
             now = time.time()
-            if self._text() != self.text:  # we slept so long that another run took it over
+            if self._text() == self.text:
+                with contextlib.suppress(OSError):
+                    os.utime(self.path, (now, now), follow_symlinks=False)
+            elif not self.check():  # we slept so long that another run took it over
                 return
-            with contextlib.suppress(OSError):
-                os.utime(self.path, (now, now), follow_symlinks=False)
 
     def release(self) -> None:
         """Give the lock back, if it is held."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REQUEUE = 75  # EX_TEMPFAIL: the same command goes on
 STALLED = 76  # two starts in a row kept nothing: the same command would do no better
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)  # USR2: the warning of a sweep's job on Slurm
 CLEAR_S = 5.0  # before the end of an allocation, for the launcher to end and the script to requeue the job
 ASK_S = 20  # that squeue has for an answer
 STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
@@ -123,7 +123,8 @@ class Watch:
         `more` says that a round would follow; it is not begun where it and `spare` seconds would outlast the allocation.
         """
         now = time.monotonic()
-        if more and now + (now - self.started) + spare > self.ends:
+        length = now - self.started if self.round > 0 else 0.0  # as in `begin`
+        if more and now + length + spare > self.ends:
             hear_end()
         return self._asked() > 0
 
@@ -161,7 +162,8 @@ class Watch:
         """End all ranks: the round would outlast the grace time."""
         if not self._first():
             return
-        again = "the same command replays it from the last checkpoint" if self.code == REQUEUE else stalled_text()
+        replay = f"{again_text(self.job)} replays it from the last checkpoint"
+        again = replay if self.code == REQUEUE else stalled_text()
         print(
             f"{Heard.name}: round {self.round} would outlast --grace {self.grace:g}, stopped at once; {again}",
             file=sys.stderr,
@@ -222,6 +224,11 @@ def hear_end() -> None:
     """Raise the flag because the allocation is about to end."""
     if not Heard.at:
         Heard.at, Heard.name = time.monotonic(), "end of the allocation"
+
+
+def again_text(job: Job) -> str:
+    """Return which command goes on from a checkpoint: repeated with --fresh, outside of a requeued job, it would delete it."""
+    return "the same command without --fresh" if job.fresh else "the same command"
 
 
 def stalled_text() -> str:

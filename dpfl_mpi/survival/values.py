@@ -39,7 +39,7 @@ def write(file: h5py.File, name: str, value: Any) -> None:
     elif isinstance(value, torch.Tensor | np.ndarray):
         array = numpy_of(value)
         rows = (1, *array.shape[1:]) if array.ndim > 1 else array.shape
-        checked = {"chunks": rows, "fletcher32": True} if array.size else {}
+        checked = {"chunks": rows, "fletcher32": True} if rows and array.size else {}  # a number alone is no chunk
         file.create_dataset(name, data=array, **checked)
         file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else "array"
     elif value is None or isinstance(value, bool | int | float | str | np.generic):
@@ -59,4 +59,5 @@ def read(item: Any, device: torch.device) -> Any:
         return CollaborationGraph(item["indptr"][()], item["senders"][()])
     if kind == "scalar":
         return json.loads(item.attrs["json"])
-    return torch.from_numpy(np.asarray(item[()])).to(device) if kind == "tensor" else item[()]
+    array = np.asarray(item[()])  # h5py gives an array of no axes as a number
+    return torch.from_numpy(array).to(device) if kind == "tensor" else array
