@@ -15,10 +15,11 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.config import Job, Run, old_flags
 from dpfl_mpi.errors import UserError, exit_with
@@ -28,36 +29,79 @@ from dpfl_mpi.sweeps import here
 from dpfl_mpi.sweeps.flags import parser, split
 from dpfl_mpi.sweeps.interrupt import ended_as_by_ctrl_c
 from dpfl_mpi.sweeps.jobs import executor, submit
-from dpfl_mpi.sweeps.known import ASK_S, Known, follow, queued, recall
+from dpfl_mpi.sweeps.known import ASK_S, Known, Queue, follow, recall
 from dpfl_mpi.sweeps.table import Live
 from dpfl_mpi.sweeps.wanted import choose, grid, only, runs_of, trials
 
+if TYPE_CHECKING:
+    from dpfl_mpi.mpi.world import World
+
 INTERRUPTED = 130
+SLURM_S = 60  # that squeue and scontrol have for an answer
+ROOT_S = 15.0  # that the other ranks leave root to requeue the job
 
 
 # on Slurm ----------------------------------------------------------------------------------------------------------------
 def compute(arguments: list[str]) -> int:
-    """Compute one Run as one rank of the world that srun started: the function that is submitted. Returns 0."""
-    from dpfl_mpi.__main__ import main
+    """Compute one Run as one rank of the world that srun started: the function that is submitted. Returns 0.
 
-    try:
-        main(arguments)
-    except SystemExit as end:  # it left in order, before Slurm's warning came: submitit would call that a failure
-        if end.code == REQUEUE and os.environ.get("SLURM_PROCID", "0") == "0":
-            requeue(os.environ["SLURM_JOB_ID"])
-        raise
+    Slurm's warning is heard by the Run, which installs its handlers after submitit's: those would requeue at once, and for ever. It leaves
+    with a code that says whether the same command would get further, in order or, where a round is too long, by an abort.
+    """
+    from dpfl_mpi import __main__ as run
+
+    with requeued_before_an_abort(run):
+        try:
+            run.main(arguments)
+        except SystemExit as end:  # it left in order: submitit would call that a failure
+            requeue(end.code)
+            raise
     return 0
 
 
-def requeue(job_id: str) -> None:
-    """Let Slurm start a job again that goes on from its checkpoint; a cancelled one is no longer RUNNING."""
-    state = subprocess.run(["squeue", "-h", "-j", job_id, "-o", "%T"], capture_output=True, text=True, timeout=60)
-    if state.stdout.strip() == "RUNNING":
-        subprocess.run(["scontrol", "requeue", job_id], timeout=60)
+@contextlib.contextmanager
+def requeued_before_an_abort(run: Any) -> Iterator[None]:
+    """Requeue the job where the world that `run` (the module of the command line) opens is aborted with 75: nothing runs after an abort."""
+    opened = run.open_world
+
+    def open_world() -> World:
+        world: World = opened()
+        abort = world.abort
+
+        def leave(code: int, text: str = "") -> None:
+            requeue(code)
+            if code == REQUEUE and not world.root:
+                time.sleep(ROOT_S)  # an abort of this rank would end root while it requeues
+            abort(code, text)
+
+        world.abort = leave  # type: ignore[method-assign]
+        return world
+
+    run.open_world = open_world
+    try:
+        yield
+    finally:
+        run.open_world = opened
+
+
+def requeue(code: object) -> None:
+    """Let Slurm start this job again where its Run left with 75: rank 0 asks. A cancelled job is no longer RUNNING."""
+    if code != REQUEUE or os.environ.get("SLURM_PROCID", "0") != "0":
+        return
+    job_id = os.environ["SLURM_JOB_ID"]
+    if task := os.environ.get("SLURM_ARRAY_TASK_ID"):  # the last one has the array's number, which names all of them
+        job_id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    try:
+        ask = ["squeue", "-h", "-j", job_id, "-o", "%T"]
+        state = subprocess.run(ask, capture_output=True, text=True, timeout=SLURM_S)
+        if state.stdout.strip() == "RUNNING":
+            subprocess.run(["scontrol", "requeue", job_id], timeout=SLURM_S)
+    except (OSError, subprocess.TimeoutExpired) as error:  # the ranks must leave all the same
+        print(f"error: job {job_id} could not be requeued ({error}); --retry goes on", file=sys.stderr, flush=True)
 
 
 def again(arguments: list[str]) -> Any:
-    """Return the same submission: a job that Slurm is about to end goes on from the Run's own checkpoint."""
+    """Return the same submission: a job that is warned before its Run listens goes on from the Run's own checkpoint."""
     from submitit.helpers import DelayedSubmission
 
     return DelayedSubmission(compute, arguments)
@@ -91,11 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
-        what = (
-            "--list says how far they are"
-            if args.list
-            else "the same command goes on, with --list it says how far they are"
-        )
+        again = "the same command without --fresh" if getattr(args, "fresh", False) else "the same command"
+        what = "--list says how far they are" if args.list else f"{again} goes on, with --list it says how far they are"
         with contextlib.suppress(OSError):  # a terminal that is gone
             print(f"interrupted: {'' if args.list else f'{going}; '}{what}", file=sys.stderr)
         return INTERRUPTED
@@ -113,6 +154,7 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     given = settings(rest)
     job = Job(**{f.name: given[f.name] for f in fields(Job)})
     check(job)
+    args.fresh = job.fresh  # for who interrupts it: that command again would start over
     base = Run(**{f.name: given[f.name] for f in fields(Run)})
     wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file and base != Run():
@@ -124,9 +166,9 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     for line in left_out:
         print(line, file=sys.stderr)
     recall(known, Path(job.results) / "sweeps")
-    queue = queued(known)
+    queue = Queue(known)
     again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
-    todo = [k for k in known if k.look(queue).state in again_too]
+    todo = [k for k in known if k.look(queue.jobs).state in again_too]
     if args.dry_run:
         show_text(args, job, todo)
         return 0
@@ -135,12 +177,13 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # submitit's own
             submit(compute, args, job, todo, known)
+        queue = Queue(known)  # what was said before knows nothing of these jobs
     elif todo and not args.list:
-        here.compute(args, job, todo, known, live)
+        here.compute(args, job, todo, known, live, queue)
     if args.watch:
-        follow(known, live, ASK_S if any(k.cluster == "slurm" for k in known) else here.LOOK_S)
-    queue = queued(known)
-    rows = [k.look(queue) for k in known]
+        follow(known, live, queue, ASK_S if any(k.cluster == "slurm" for k in known) else here.LOOK_S)
+    queue.ask()
+    rows = [k.look(queue.jobs) for k in known]
     live.end(rows)
     failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
     for k in failed:

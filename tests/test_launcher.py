@@ -149,3 +149,19 @@ def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, monkeypatch, 
     assert done.stderr.count("MPI did not start (exit code 7)") == tries - (code == 0) if tries > 1 else not done.stderr
     assert (tmp_path / "requeued").exists() == (code == 138)
     assert not list(tmp_path.glob("tmp.*"))
+
+
+@pytest.mark.parametrize(("task", "asked"), [({}, "17"), ({"JOB_ID": "17", "TASK_ID": "5"}, "17_5")])
+def test_of_an_array_its_task_is_requeued(tmp_path, task, asked):
+    """The last task of an array has the array's own number, by which squeue lists, and scontrol would requeue, all of them."""
+    (tmp_path / "python").write_text(START.format(folder=tmp_path, cases="*) exit 75 ;;"))
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\n[ "$3" != {asked} ] || echo RUNNING\n')
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
+    for name in ("python", "squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    env = starts.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
+    env |= {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
+    done = subprocess.run(["bash", str(starts.ROOT / "slurm" / "train.sbatch")], env=env, timeout=60)
+    assert done.returncode == 75
+    assert (tmp_path / "requeued").read_text() == f"requeue {asked}\n"

@@ -275,7 +275,7 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch):
             interrupt.check()
             Caught()
             assert dropped == [KeyboardInterrupt]
-            known.follow([], Live(sys.stdout), 0.0, lambda: True)
+            known.follow([], Live(sys.stdout), known.Queue([]), 0.0, lambda: True)
         dropped.clear()
 
 

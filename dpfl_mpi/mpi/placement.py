@@ -87,13 +87,34 @@ def node_memory(shared: bool = True) -> tuple[int, str]:
         limits.append((int(free.split()[1]) * 1024, "available memory"))
     except (OSError, StopIteration):
         pass
-    for top, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append((int(Path(top).read_text()) - int(Path(used).read_text()), "the cgroup's limit"))
+    limits += [(room, "the cgroup's limit") for room in cgroup_rooms()]
     return min(limits, default=(2**62, "no limit known"))
+
+
+def cgroup_rooms(root: str = "/") -> list[int]:
+    """Return the bytes that each cgroup of this process, from its own up to the topmost, can still have; none where nothing limits it.
+
+    A job's limit is that of a cgroup far below the topmost, such as `job_17/step_0`. Files that were read and can be dropped count as room.
+    """
+    try:
+        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = {kinds: path for _, kinds, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
+    v1 = next((path for kinds, path in named.items() if "memory" in kinds.split(",")), "/")
+    rooms = []
+    for mount, path, (top, used, cache) in (
+        ("sys/fs/cgroup", named.get("", "/"), ("memory.max", "memory.current", "inactive_file")),
+        ("sys/fs/cgroup/memory", v1, ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ):
+        own = Path(os.path.normpath(f"/{path}"))  # of a container it may be the host's: then only the topmost is there
+        for group in (own, *own.parents):
+            folder = Path(root, mount, str(group).lstrip("/"))
+            with contextlib.suppress(OSError, ValueError):  # without a limit it is "max", or the file is not there
+                rooms.append(int((folder / top).read_text()) - int((folder / used).read_text()))
+                kept = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                rooms[-1] += int(kept.group(1)) if kept else 0
+    return rooms
 
 
 def installed_gpus() -> list[str]:

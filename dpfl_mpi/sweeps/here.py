@@ -21,7 +21,7 @@ from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.survival.signals import REQUEUE
 from dpfl_mpi.sweeps import interrupt
 from dpfl_mpi.sweeps.jobs import flags_of, minutes, new_folder
-from dpfl_mpi.sweeps.known import Known, follow, queued, recall, remember
+from dpfl_mpi.sweeps.known import Known, Queue, follow, recall, remember
 from dpfl_mpi.sweeps.table import Live
 from dpfl_mpi.sweeps.wanted import bases
 
@@ -84,7 +84,8 @@ class Begun:
         env = os.environ | {"CUDA_VISIBLE_DEVICES": gpus}
         if gpus == UNSET:
             del env["CUDA_VISIBLE_DEVICES"]
-        self.command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *flags]
+        # Open MPI binds one or two ranks to the first cores: all Runs at once would share those
+        self.command = ["mpirun", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *flags]
         with explained("mpirun cannot be started"), contextlib.ExitStack() as stack:
             out = stack.enter_context(open(log, "ab")) if log else None
             self.process = subprocess.Popen(
@@ -112,10 +113,13 @@ class Begun:
         return self.asked or self.process.poll() == REQUEUE
 
 
-def compute(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live) -> None:
+def compute(
+    args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
+) -> None:
     """Compute these Runs. A base comes before the Runs that go on from its models, which wait for it.
 
-    Before a Run is begun it is looked at again: several sweeps over the same Runs share them.
+    Before a Run is begun it is looked at again: several sweeps over the same Runs share them. Where an error ends the sweep, as where somebody
+    interrupts it, the Runs that it began are asked to keep a checkpoint and leave: nobody would look after them.
     """
     slots = slots_of(args, job)
     at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
@@ -126,7 +130,6 @@ def compute(args: argparse.Namespace, job: Job, todo: list[Known], known: list[K
     needed = {base.path.name for base in base_of.values()}
     left = sorted(todo, key=lambda k: k.path.name not in needed)
     before = {k.path.name: (k.folder, k.job_id) for k in todo}
-    queue = queued(known)
     folder = new_folder(job)
     begun: list[Begun] = []
 
@@ -135,14 +138,14 @@ def compute(args: argparse.Namespace, job: Job, todo: list[Known], known: list[K
 
     def ready(k: Known) -> bool:
         base = base_of.get(k.path.name)
-        return base is None or (base not in left and base.look(queue).state not in ("running", "waiting"))
+        return base is None or (base not in left and base.look(queue.jobs).state not in ("running", "waiting"))
 
     def wait(busy: Callable[[], bool]) -> None:
         if not foreground:
-            return follow(known, live, LOOK_S, busy)
+            return follow(known, live, queue, LOOK_S, busy)
         while busy():
             interrupt.check()
-            time.sleep(LOOK_S)
+            queue.pause(LOOK_S)
 
     def note() -> None:
         named = {run.known.path.name: run for run in begun}
@@ -153,12 +156,13 @@ def compute(args: argparse.Namespace, job: Job, todo: list[Known], known: list[K
     try:
         while left:
             wait(lambda: len(going()) >= at_once or not any(map(ready, left)))
-            k = next(k for k in left if ready(k))
+            if not (k := next(filter(ready, left), None)):
+                continue  # its base was taken up by another sweep at this moment
             left.remove(k)
             recall(known, folder.parent)
-            if k.look(queue).state in TAKEN or (k.folder, k.job_id) != before[k.path.name]:
+            if k.look(queue.jobs).state in TAKEN or (k.folder, k.job_id) != before[k.path.name]:
                 continue  # by another sweep
-            if (base := base_of.get(k.path.name)) and base.look(queue).state == "failed":
+            if (base := base_of.get(k.path.name)) and base.look(queue.jobs).state == "failed":
                 print(f"{k.path.stem} is not begun: {base.path.stem}, which it goes on from, failed", flush=True)
                 continue
             if foreground:
@@ -172,12 +176,14 @@ def compute(args: argparse.Namespace, job: Job, todo: list[Known], known: list[K
                 print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
         wait(lambda: bool(going()))
         note()
-    except (KeyboardInterrupt, BrokenPipeError):  # or nobody reads the table any more
+    except BaseException:  # also where nobody reads the table any more
         for run in going():
             run.leave()
-        note()
+        with contextlib.suppress(UserError):  # it may be this that failed
+            note()
         end = time.monotonic() + LEAVING_S
         while any(Lock(run.known.path).taken() or run.goes_on() for run in begun) and time.monotonic() < end:
             time.sleep(LOOK_S / 5)
-        note()
+        with contextlib.suppress(UserError):
+            note()
         raise

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
+import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,12 @@ from dpfl_mpi.sweeps.known import Known, queued, recall, remember
 from dpfl_mpi.sweeps.wanted import bases
 
 WARNING_S = 120  # before the end of a job, or half of a shorter one
+GRACE_S = 100.0  # of them for the round to end, unless told; the rest is for leaving
+# A killed start leaves MPICH's shared memory under the name of its job and step, on which MPI_Init of another one fails. The steps of a
+# requeued job are numbered from 0 again: empty ones come first, so that the Run's own has another number than the times before.
+STEPS = (
+    "for i in $(seq $((${SLURM_RESTART_COUNT:-0} % 10))); do srun --mpi=none -N 1 -n 1 --ntasks-per-node=1 true; done"
+)
 SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced where it is there
 
 
@@ -35,7 +44,7 @@ def executor(args: argparse.Namespace, folder: Path, more: dict[str, Any] | None
         name, _, value = item.partition("=")
         extra[name.lstrip("-")] = value if value else True
     limit = minutes(args.time or str(MINUTES))
-    site = [f". {SITE.resolve()}"] if SITE.is_file() else []
+    site = [f". {shlex.quote(str(SITE.resolve()))}"] if SITE.is_file() else []
     out.update_parameters(
         name="dpfl",
         timeout_min=limit,
@@ -47,7 +56,7 @@ def executor(args: argparse.Namespace, folder: Path, more: dict[str, Any] | None
         slurm_gpus_per_node=args.gpus,
         slurm_array_parallelism=args.max_parallel or 256,
         slurm_srun_args=[f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"],
-        slurm_setup=[*site, f"export OMP_NUM_THREADS={args.cpus}"],
+        slurm_setup=[*site, f"export OMP_NUM_THREADS={args.cpus}", STEPS],
         slurm_signal_delay_s=min(WARNING_S, limit * 60 // 2),
         slurm_additional_parameters=extra | (more or {}),
     )
@@ -82,6 +91,18 @@ def flags_of(k: Known, job: Job, keep_models: bool) -> list[str]:
     return to_flags(changed(k.run) | changed(how))
 
 
+@contextlib.contextmanager
+def taken_by_slurm(before: int) -> Iterator[None]:
+    """Raise `UserError` with sbatch's last line where it refuses the jobs that are submitted inside, after so many that it took."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what sbatch said
+            yield
+    except (OSError, RuntimeError) as error:  # submitit's errors are of RuntimeError
+        lines = str(error).strip().splitlines() or ["sbatch does not say why"]
+        others = f"; the {before} before stay submitted" if before else ""
+        raise UserError(f"Slurm refuses the jobs: {lines[-1].removeprefix('sbatch: error: ')}{others}") from None
+
+
 def submit(
     compute: Callable[[list[str]], int], args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]
 ) -> None:
@@ -98,14 +119,18 @@ def submit(
     needed = {base.path.name for base in bases(known).values()}
     folder = new_folder(job)
     first = [k for k in todo if k.path.name not in after]
+    if job.grace == Job.grace:
+        job = dataclasses.replace(job, grace=GRACE_S)
     lines = [flags_of(k, job, k.path.name in needed) for k in first]
-    array = executor(args, folder).map_array(compute, lines) if first else []
+    with taken_by_slurm(0):
+        array = executor(args, folder).map_array(compute, lines) if first else []
     jobs = {k.path.name: j.job_id for k, j in zip(first, array, strict=True)}
     remember(folder, jobs, "slurm")
     for k in (k for k in todo if k.path.name in after):
         base = after[k.path.name]
         wait = {"dependency": f"afterok:{jobs.get(base.path.name, base.job_id)}", "kill_on_invalid_dep": "yes"}
-        jobs[k.path.name] = executor(args, folder, wait).submit(compute, flags_of(k, job, False)).job_id
+        with taken_by_slurm(len(jobs)):
+            jobs[k.path.name] = executor(args, folder, wait).submit(compute, flags_of(k, job, False)).job_id
         remember(folder, jobs, "slurm")
     recall(known, folder.parent)
     numbers = list(dict.fromkeys(number.split("_")[0] for number in jobs.values()))

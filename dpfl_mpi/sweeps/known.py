@@ -19,15 +19,17 @@ from typing import Any
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
-from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
 from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.survival.signals import stalled_text
 from dpfl_mpi.sweeps import interrupt
 from dpfl_mpi.sweeps.table import Live, Row
 
 LOG_LINES = 6
 ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
 BLIND_S = 2 * ASK_S  # a job just submitted may not be in the queue that was last seen
+SETTLED_S = 2.0  # on a coarse file system a write within this leaves the time of the one before
 NEVER = ("missing", -1, float("nan"))  # what is recorded of a Run that was not begun: state, round, accuracy
 
 
@@ -44,7 +46,9 @@ class Known:
     born: str = ""  # when a process of this machine began, and its host: a number may be used again
     host: str = ""
     stopped: bool = False  # the sweep itself ended it, in order
-    seen: tuple[int, int] = (0, 0)  # time and size of the result file when it was last read
+    seen: tuple[int, int] = (0, 0)  # time and size of the result file when it was last looked at
+    since: float = 0.0  # when it was first seen so, by the clock of this process: a file server has its own
+    settled: bool = False  # and nothing can have been written to it since it was read
     recorded: tuple[str, int, float] = NEVER  # in it then: hundreds of files are looked at twice a second
 
     def look(self, queue: set[str]) -> Row:
@@ -67,18 +71,21 @@ class Known:
         return Row(self.path.stem, recorded, t, self.run.rounds, accuracy)
 
     def _read(self) -> tuple[str, int, float]:
-        """Return what the result file says, which is read where it was written to since."""
+        """Return what the result file says, which is read where it may have been written to since."""
         try:
             stat = self.path.stat()
         except OSError:
             return NEVER
         if self.seen != (stat.st_mtime_ns, stat.st_size):
+            self.seen, self.since, self.settled = (stat.st_mtime_ns, stat.st_size), time.monotonic(), False
+        if not self.settled:
+            settled = time.monotonic() - self.since > SETTLED_S
             try:
                 with Result(self.path) as result:
                     self.recorded = result.state.split()[0].rstrip(","), result.last_round, result.test_acc
-                self.seen = (stat.st_mtime_ns, stat.st_size)
             except UserError:  # torn, or being written at this moment
                 return "unreadable", *self.recorded[1:]
+            self.settled = settled or self.recorded[0] == "finished"
         return self.recorded
 
     def alive(self, queue: set[str]) -> bool:
@@ -106,7 +113,7 @@ class Known:
             with contextlib.suppress(UserError):
                 text += read_end(path).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
-        said = [line for line in lines if line.startswith("error: ")]
+        said = [line for line in lines if line.startswith("error: ") or line.endswith(stalled_text())]
         return "\n".join((said or lines)[-LOG_LINES:])
 
 
@@ -133,6 +140,29 @@ def queued(known: list[Known], before: set[str] | None = None) -> set[str]:
     return before
 
 
+class Queue:
+    """The jobs that Slurm still has. Where it does not answer again, what it said last holds.
+
+    Raises:
+        UserError: Slurm does not answer the first time.
+    """
+
+    def __init__(self, known: list[Known]):
+        self.known, self.unasked = known, 0.0
+        self.jobs = queued(known)
+
+    def ask(self) -> None:
+        """Ask again."""
+        self.jobs, self.unasked = queued(self.known, self.jobs), 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Let this time pass, and ask again where the answer is old."""
+        time.sleep(seconds)
+        self.unasked += seconds
+        if self.unasked >= ASK_S:
+            self.ask()
+
+
 def remember(
     folder: Path,
     jobs: dict[str, str],
@@ -140,10 +170,16 @@ def remember(
     since: dict[str, str] | None = None,
     stopped: Collection[str] = (),
 ) -> None:
-    """Write which Run went to which job beside the logs, when the processes of this machine began, and which the sweep itself ended."""
+    """Write which Run went to which job beside the logs, when the processes of this machine began, and which the sweep itself ended.
+
+    Raises:
+        UserError: the disk is full, or the like.
+    """
     entry = {"cluster": cluster, "submitted": time.time(), "jobs": jobs}
     entry |= {"host": socket.gethostname(), "born": since or {}, "stopped": sorted(stopped)}
-    with replacing(folder / "jobs.json") as part:  # whole, for whoever reads it meanwhile
+    path = folder / "jobs.json"
+    # whole, for whoever reads it meanwhile
+    with explained(f"{path}, the list of jobs of this sweep, cannot be written"), replacing(path) as part:
         part.write_text(json.dumps(entry, indent=1))
 
 
@@ -191,17 +227,13 @@ def recall(known: list[Known], sweeps: Path) -> None:
                 k.stopped = name in entry["stopped"]
 
 
-def follow(known: list[Known], live: Live, pause: float, busy: Callable[[], bool] | None = None) -> None:
+def follow(known: list[Known], live: Live, queue: Queue, pause: float, busy: Callable[[], bool] | None = None) -> None:
     """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
-    queue, unasked = queued(known), 0.0
     while True:
         interrupt.check()
         going = busy() if busy else None
-        rows = [k.look(queue) for k in known]
+        rows = [k.look(queue.jobs) for k in known]
         live.show(rows)
         if not (any(row.state in ("waiting", "running") for row in rows) if going is None else going):
             return
-        time.sleep(pause)
-        unasked += pause
-        if unasked >= ASK_S:
-            queue, unasked = queued(known, queue), 0.0
+        queue.pause(pause)

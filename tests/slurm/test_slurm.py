@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import starts
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 HERE = Path(__file__).parent
@@ -224,3 +226,55 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undi
     with Result(out) as result:
         assert len(result.starts()) == 2
     assert starts.same(out, undisturbed)
+
+
+ENDLESS = """
+import time
+from dpfl_mpi.methods import Method
+
+METHOD = Method(title="Endless", topology="none", citation="@misc{endless, title = {Endless}}")
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {}}
+
+def round(fed, state, t):
+    if t == 3:
+        time.sleep(600)
+    fed.evaluate(state["client"]["w"])
+    return state
+"""
+
+
+def begun_and_kept(folder: Path, t: int) -> list[int]:
+    """Return how often each Run with seed 2 was started, of those that have a checkpoint of round t."""
+    found = []
+    for path in folder.glob("*-s2-*.h5"):
+        with contextlib.suppress(UserError, OSError), Result(path) as result:
+            found += [len(result.starts())] * kept(path, t)
+    return found
+
+
+def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs, tmp_path):
+    """Each warning cuts round 3. The start after the first checkpoint keeps nothing, is requeued once more, and then no longer.
+
+    It is the last task of the array, which has the array's number: the other one is left alone.
+    """
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    fields = starts.small(method=f"{tmp_path}/endless.py", clients=4, budget=1)
+    words = ["--seeds=1,2", *of_sweep(tmp_path, fields, checkpoint_every=1, grace=1)]
+    array = jobs.sweep(*words).split("as array ")[1].split(" ")[0].split(";")[0]
+    for number in (1, 2, 3):
+        while begun_and_kept(tmp_path, 2) != [number]:
+            jobs.until(f"{array}_1", "RUNNING", "PENDING", "COMPLETING", "REQUEUED")  # not failed
+            time.sleep(0.3)
+        jobs.ask("scancel", "--signal=USR2", f"{array}_1")
+    jobs.until(f"{array}_1", "FAILED")
+    assert jobs.field(f"{array}_1", "Restarts") == "2"
+    assert jobs.field(f"{array}_0", "Restarts") == "0" and jobs.state(f"{array}_0") == "RUNNING"
+    listed = jobs.sweep(*words, "--list", code=1)
+    assert "1 failed, 1 running of 2" in listed and "two starts in a row kept no new checkpoint" in listed
+    said = next(tmp_path.glob(f"sweeps/*/{array}_1_0_log.err")).read_text()
+    assert said.count("the same command replays it") == 2 and "Traceback" not in said
+    jobs.ask("scancel", array)
