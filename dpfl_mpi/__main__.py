@@ -223,7 +223,8 @@ def all_or_none(world: World) -> Iterator[None]:
         raise
     except BrokenPipeError:
         world.abort(
-            NO_READER, "error: nobody reads the output of this run any more; the same command, without --fresh, goes on from what it kept"
+            NO_READER,
+            "error: nobody reads the output of this run any more; the same command, without --fresh, goes on from what it kept",
         )
     except RootFailed:
         time.sleep(1)  # root says what happened, and ends all

@@ -344,7 +344,7 @@ class Job:
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
     checkpoint_every: str = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never", valid=every,
                                   what="a number of rounds such as 3, a time such as 90s, 5min or 2h, or never")
-    grace: float = field(25.0, "job", "seconds that remain after USR1, TERM or INT", low=0, what="a number of seconds")
+    grace: float = field(25.0, "job", "seconds that remain after USR1, USR2, TERM or INT", low=0, what="a number of seconds")
     watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, what="a number of seconds")
     quiet: bool = field(False, "job", "print nothing")
     # fmt: on

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dpfl_mpi.config import Job, Run, old_flags
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.settings.fields import changed, check, fields, to_flags
-from dpfl_mpi.survival.signals import REQUEUE
+from dpfl_mpi.survival.signals import REQUEUE, slurm_job
 from dpfl_mpi.sweeps import here
 from dpfl_mpi.sweeps.flags import parser, split
 from dpfl_mpi.sweeps.interrupt import ended_as_by_ctrl_c
@@ -88,9 +88,7 @@ def requeue(code: object) -> None:
     """Let Slurm start this job again where its Run left with 75: rank 0 asks. A cancelled job is no longer RUNNING."""
     if code != REQUEUE or os.environ.get("SLURM_PROCID", "0") != "0":
         return
-    job_id = os.environ["SLURM_JOB_ID"]
-    if task := os.environ.get("SLURM_ARRAY_TASK_ID"):  # the last one has the array's number, which names all of them
-        job_id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    job_id = slurm_job()
     try:
         ask = ["squeue", "-h", "-j", job_id, "-o", "%T"]
         state = subprocess.run(ask, capture_output=True, text=True, timeout=SLURM_S)

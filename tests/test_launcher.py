@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,8 @@ esac
         ("*) exit 7 ;;", 3, 7),  # never: at most twice again
         ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1),  # an error of ours, after MPI's start
         ("*) exit 2 ;;", 1, 2),  # a mistake that only the user can mend
+        # two starts kept nothing, in a round that was cut: srun has 137, and a requeued job would do no better
+        ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 0.2; exit 137 ;;', 1, 76),
         ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
     ],
 )
@@ -149,6 +152,16 @@ def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, monkeypatch, 
     assert done.stderr.count("MPI did not start (exit code 7)") == tries - (code == 0) if tries > 1 else not done.stderr
     assert (tmp_path / "requeued").exists() == (code == 138)
     assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_an_abort_leaves_its_code_for_the_script(tmp_path):
+    """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137."""
+    (tmp_path / "begun").touch()
+    code = "from dpfl_mpi.__main__ import open_world; open_world().abort(76, 'said')"
+    env = starts.environment(DPFL_BEGUN=str(tmp_path / "begun"))
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "said" in done.stderr
+    assert (tmp_path / "begun").read_text() == "ended with 76\n"
 
 
 @pytest.mark.parametrize(("task", "asked"), [({}, "17"), ({"JOB_ID": "17", "TASK_ID": "5"}, "17_5")])

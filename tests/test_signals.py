@@ -146,13 +146,17 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
     assert not (tmp_path / "asked").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert signals.seconds_left() == left
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")  # of an array the last task has the number of all
+    assert signals.seconds_left() is None and signals.slurm_job() == "17_3"
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     watch = signals.Watch(Job(grace=100), World)
     usable = left - min(5, left / 10) if left else float("inf")  # what is left is the script's
     assert watch.ends - watch.started == pytest.approx(usable)
     assert watch.grace == min(100, usable / 2)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 5))
     assert 0 < signals.seconds_left() <= 5
-    assert (tmp_path / "asked").read_text() == "asked\n" * 2
+    assert (tmp_path / "asked").read_text() == "asked\n" * 3
 
 
 def test_no_round_is_begun_that_could_not_end(monkeypatch):

@@ -8,6 +8,7 @@ Axes: N clients in all, K on this rank.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -17,6 +18,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -215,6 +217,9 @@ class World:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
             print(text, file=sys.stderr, flush=True)
             until_read(sys.stderr)
+        if (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
+            with contextlib.suppress(OSError):
+                begun.write_text(f"ended with {code}\n")  # for slurm/train.sbatch: srun makes 137 of it
         self.comm.Abort(code)
         os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it
 

@@ -1,6 +1,6 @@
 """Signals, end of the allocation, and hangs: when a run must leave, and how.
 
-The round is the unit. USR1, TERM and INT raise a flag that stays up; the ranks agree on it at the end of the round, keep a checkpoint
+The round is the unit. USR1, USR2, TERM and INT raise a flag that stays up; the ranks agree on it at the end of the round, keep a checkpoint
 and end with exit code 75, "requeue me". Where the round would outlast `--grace`, all ranks end at once with the same code, and the
 next start replays the round from the last checkpoint, which is exact because every draw is keyed. The end of a Slurm allocation counts
 as a signal `--grace` seconds before it.
@@ -52,7 +52,7 @@ class Heard:
 
 
 def listen() -> None:
-    """Let USR1, TERM and INT raise the flag from now on instead of ending the process. Main thread only."""
+    """Let USR1, USR2, TERM and INT raise the flag from now on instead of ending the process. Main thread only."""
     out, into = os.pipe()
     os.set_blocking(into, False)
     os.set_blocking(out, False)
@@ -197,6 +197,13 @@ class Watch:
         return not self.leaving
 
 
+def slurm_job() -> str:
+    """Return the number of this Slurm job, "" outside of one; of an array `ARRAY_TASK`: its last task has the number of all."""
+    if task := os.environ.get("SLURM_ARRAY_TASK_ID", ""):
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
 def seconds_left() -> float | None:
     """Return the seconds until Slurm ends this job, None outside a job and where nothing ends it.
 
@@ -204,7 +211,7 @@ def seconds_left() -> float | None:
     """
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
-    if not (job := os.environ.get("SLURM_JOB_ID", "")):
+    if not (job := slurm_job()):
         return None
     try:
         ask = ["squeue", "-h", "-j", job, "-o", "%L"]  # [days-][[hours:]minutes:]seconds, or UNLIMITED and the like
