@@ -17,7 +17,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -233,8 +233,8 @@ def all_or_none(world: World) -> Iterator[None]:
         world.abort(1, f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and end the process with its exit code."""
+def main(arguments: list[str] | None = None, before_abort: Callable[[int], None] | None = None) -> None:
+    """Run the command line and end the process with its exit code; `before_abort` is called with it where all ranks are ended at once."""
     listen()  # first of all: a warning that comes before would end this rank
     gc.disable()  # until everything is imported: nothing of that becomes garbage
     before_mpi()  # and before root parses: a method of one's own may import torch
@@ -247,6 +247,8 @@ def main(arguments: list[str] | None = None) -> None:
         world = open_world()
     except UserError as error:
         fail(str(error), 3)
+    if before_abort:
+        world.before_abort = before_abort
     settings = world.decide(lambda: settings or told(arguments))
     if "exit" in settings:
         sys.exit(settings["exit"])

@@ -17,9 +17,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfl_mpi.config import Job, Run, old_flags
 from dpfl_mpi.errors import UserError, exit_with
@@ -33,9 +33,6 @@ from dpfl_mpi.sweeps.known import ASK_S, Known, Queue, follow, recall
 from dpfl_mpi.sweeps.table import Live
 from dpfl_mpi.sweeps.wanted import choose, grid, only, runs_of, trials
 
-if TYPE_CHECKING:
-    from dpfl_mpi.mpi.world import World
-
 INTERRUPTED = 130
 SLURM_S = 60  # that squeue and scontrol have for an answer
 ROOT_S = 15.0  # that the other ranks leave root to requeue the job
@@ -48,40 +45,21 @@ def compute(arguments: list[str]) -> int:
     Slurm's warning is heard by the Run, which installs its handlers after submitit's: those would requeue at once, and for ever. It leaves
     with a code that says whether the same command would get further, in order or, where a round is too long, by an abort.
     """
-    from dpfl_mpi import __main__ as run
+    from dpfl_mpi.__main__ import main
 
-    with requeued_before_an_abort(run):
-        try:
-            run.main(arguments)
-        except SystemExit as end:  # it left in order: submitit would call that a failure
-            requeue(end.code)
-            raise
+    try:
+        main(arguments, before_abort)
+    except SystemExit as end:  # it left in order: submitit would call that a failure
+        requeue(end.code)
+        raise
     return 0
 
 
-@contextlib.contextmanager
-def requeued_before_an_abort(run: Any) -> Iterator[None]:
-    """Requeue the job where the world that `run` (the module of the command line) opens is aborted with 75: nothing runs after an abort."""
-    opened = run.open_world
-
-    def open_world() -> World:
-        world: World = opened()
-        abort = world.abort
-
-        def leave(code: int, text: str = "") -> None:
-            requeue(code)
-            if code == REQUEUE and not world.root:
-                time.sleep(ROOT_S)  # an abort of this rank would end root while it requeues
-            abort(code, text)
-
-        world.abort = leave  # type: ignore[method-assign]
-        return world
-
-    run.open_world = open_world
-    try:
-        yield
-    finally:
-        run.open_world = opened
+def before_abort(code: int) -> None:
+    """Requeue the job before its ranks are aborted with 75: nothing runs after that. The other ranks leave root the time for it."""
+    requeue(code)
+    if code == REQUEUE and os.environ.get("SLURM_PROCID", "0") != "0":
+        time.sleep(ROOT_S)
 
 
 def requeue(code: object) -> None:

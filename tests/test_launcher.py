@@ -155,12 +155,12 @@ def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, monkeypatch, 
 
 
 def test_an_abort_leaves_its_code_for_the_script(tmp_path):
-    """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137."""
+    """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137. A sweep's job is requeued before."""
     (tmp_path / "begun").touch()
-    code = "from dpfl_mpi.__main__ import open_world; open_world().abort(76, 'said')"
+    code = "from dpfl_mpi.__main__ import open_world; w = open_world(); w.before_abort = lambda code: print(code, flush=True); w.abort(76, 'said')"
     env = starts.environment(DPFL_BEGUN=str(tmp_path / "begun"))
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0 and "said" in done.stderr
+    assert done.returncode != 0 and "said" in done.stderr and done.stdout == "76\n"
     assert (tmp_path / "begun").read_text() == "ended with 76\n"
 
 

@@ -327,8 +327,7 @@ def test_a_round_that_is_cut_requeues_its_job_before_the_ranks_end(
 ):
     """Nothing runs after an abort. The last task of an array has the array's number, by which all of its tasks would be requeued."""
     world, pauses = World(rank, bin_folder / "asked"), []
-    monkeypatch.setattr(__main__, "open_world", lambda: world)
-    monkeypatch.setattr(__main__, "main", lambda _: __main__.open_world().abort(code, "said"))
+    monkeypatch.setattr(__main__, "main", lambda _, before: (before(code), world.abort(code, "said")))
     monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=pauses.append))
     for name, value in {"PROCID": rank, "JOB_ID": 41, "ARRAY_JOB_ID": 41, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
@@ -336,11 +335,10 @@ def test_a_round_that_is_cut_requeues_its_job_before_the_ranks_end(
     assert sweep.compute([]) == 0
     assert world.ends == [(code, "said", asked)]
     assert pauses == ([sweep.ROOT_S] if rank and code == signals.REQUEUE else [])
-    assert __main__.open_world() is world and "abort" in vars(world)
 
 
 def test_a_slurm_that_is_silent_at_the_end_does_not_keep_the_ranks(bin_folder, monkeypatch, capsys):
-    monkeypatch.setattr(__main__, "main", lambda _: sys.exit(signals.REQUEUE))
+    monkeypatch.setattr(__main__, "main", lambda *_: sys.exit(signals.REQUEUE))
     monkeypatch.setattr(sweep, "SLURM_S", 0.2)
     script(bin_folder / "squeue", "exec sleep 20")
     monkeypatch.setenv("SLURM_JOB_ID", "17")

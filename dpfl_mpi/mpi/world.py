@@ -40,6 +40,7 @@ class World:
         self.last = comm.Dup()  # for `all_stop` alone: the others may be in the middle of a collective of `comm`
         self.local_rank = self.node.rank
         self.bytes_collective = 0
+        self.before_abort: Callable[[int], None] = lambda code: None  # called on the rank that aborts
 
     @property
     def root(self) -> bool:
@@ -213,6 +214,7 @@ class World:
 
     def abort(self, code: int, text: str = "") -> None:
         """End all ranks at once, after this text on stderr. Of ranks that fail together the lowest speaks: the others are ended first."""
+        self.before_abort(code)
         if text:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
             print(text, file=sys.stderr, flush=True)
