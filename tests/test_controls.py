@@ -628,6 +628,8 @@ def test_newcomers_of_dpfl_choose_among_the_frozen():
 @pytest.mark.parametrize("method", [m for m in names("method") if m != "replay"])
 def test_every_method_takes_newcomers(tmp_path, method):
     fields = SMALL | {"method": method, "newcomers": 0.3, "rounds": 2, "participation": 0.8}
+    if method == "fedrep":  # an epoch for the head and one for the base
+        fields |= {"tau_train": 2}
     if method == "fedbn":  # needs normalisation layers
         fields |= {"model": "resnet", "model_options": {"widths": "4,8", "groups": 2}, "augment": False}
     with Result(run_here(tmp_path / "a.h5", fields)) as result:

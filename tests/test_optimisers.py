@@ -101,7 +101,7 @@ def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
     fields = {
         "clients": 4,
         "rounds": 3,
-        "tau_train": 1,
+        "tau_train": 2,
         "method": "fedrep",
         "optimizer": "adam",
         "lr_schedule": "cosine",

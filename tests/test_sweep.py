@@ -591,7 +591,7 @@ def test_a_slurm_run_that_left_in_order_is_requeued(slurm, monkeypatch):
     """A rank that ends with 75 before Slurm's warning came; not where the job was cancelled, and by the first rank alone."""
     from dpfl_mpi import __main__
 
-    monkeypatch.setattr(__main__, "main", lambda _: sys.exit(75))
+    monkeypatch.setattr(__main__, "main", lambda *_: sys.exit(75))
     (slurm / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {slurm}/asked\n')
     for state, rank in (("CANCELLED", "0"), ("RUNNING", "1"), ("RUNNING", "0")):
         (slurm / "queue").write_text(f"{state}\n")
