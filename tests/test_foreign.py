@@ -480,6 +480,13 @@ def test_a_pipe_is_refused_at_once_and_a_large_file_by_its_size(tmp_path):
     refused("cannot be read: ", foreign.read_text, tmp_path / "none")
 
 
+def test_a_bound_beyond_all_memory_asks_for_no_more_than_there_is(tmp_path):
+    """As of a manifest, which may be as large as memory: most systems refuse that much at once."""
+    path = tmp_path / "a"
+    path.write_bytes(b"four")
+    assert foreign.read_bytes(path, 2**46) == b"four"
+
+
 def test_what_memory_does_not_hold(tmp_path, monkeypatch):
     from dpfl_mpi.datasets import _files
 

@@ -96,7 +96,8 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
 def read_bytes(path: Path, largest: int = TEXT, follow: bool = True) -> bytes:
     """Return a file's bytes, of which there may be at most `largest`."""
     with open_regular(path, follow) as file, refused_as(f"{path} cannot be read to its end"):
-        data = file.read(largest + 1)
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(min(size, largest + 1))  # a buffer of so many bytes is made at once, whatever there is
     if len(data) > largest:
         raise Unreadable(f"{path} is too large; allowed are {largest} bytes")
     return data
@@ -248,10 +249,10 @@ class Hdf5:
                 raise self.damaged(f"the attribute {name}", f"is a {type(values).__name__}")
             return kind(values)
 
-    def json(self, name: str, kind: type, group: str = "/") -> Any:
-        """Return what an attribute holds as JSON, a list or a dict."""
+    def json(self, name: str, kind: type, group: str = "/", default: str | None = None) -> Any:
+        """Return what an attribute holds as JSON, a list or a dict; `default`, JSON too, where there is none, if it is given."""
         with self.reading(f"the attribute {name}"):
-            value = json.loads(self.attribute(name, str, group))
+            value = json.loads(self.attribute(name, str, group, default))
             if not isinstance(value, kind):
                 raise TypeError
             return value
