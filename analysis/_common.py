@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import re
 import shlex
 import sys
@@ -292,7 +291,7 @@ def budget_order(run: Run) -> float:
 def class_names(result: Result) -> list[str]:
     """Return the names of the classes, or their numbers where neither the result nor the data set names them."""
     classes = result["client/class_counts"].shape[1]
-    names = list(map(str, json.loads(str(result.file["meta"].attrs.get("class_names", "[]")))))
+    names = list(map(str, result.listed("class_names")))
     with contextlib.suppress(UserError):  # a data set of another version, or code of its own
         names = names or getattr(find("dataset", result.run.dataset), "CLASSES", None)
     return list(names) if names and len(names) == classes else [str(c) for c in range(classes)]

@@ -7,6 +7,7 @@ the same partition, the clients that are below their own Local, the worst decile
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from _common import SEEDS, Drawing, accuracy, budget_order, main
 
@@ -43,12 +44,17 @@ ROWS = (
     {"method": "dpfl", "budget": "0.05N"},
 )
 FEMNIST_TUNING = {"finetune_epochs": 4}  # its tau_train is 2
-RUNS = [
-    Run(**data | row | (FEMNIST_TUNING if data["dataset"] == "femnist" and "finetune_epochs" in row else {}), seed=seed)
-    for data in SETTINGS
-    for row in ROWS
-    for seed in SEEDS
-]
+
+
+def rows_on(data: dict[str, Any]) -> list[Run]:
+    """Return the Runs of all rows on this data, for every seed."""
+    tuning = FEMNIST_TUNING if data["dataset"] == "femnist" else {}
+    return [
+        Run(**data | row | (tuning if "finetune_epochs" in row else {}), seed=seed) for row in ROWS for seed in SEEDS
+    ]
+
+
+RUNS = [run for data in SETTINGS for run in rows_on(data)]
 ORDER = [
     "local",
     "fedavg",

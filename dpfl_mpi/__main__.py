@@ -198,11 +198,11 @@ def open_world() -> World:
             f"srun started {tasks} tasks, but MPI sees one: each would train alone. Use the srun --mpi= type of your MPI "
             "(pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch"
         )
-    from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.mpi.world import World, tell_script
 
     world = World(MPI.COMM_WORLD)
-    if world.root and (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
-        begun.write_text("MPI has started\n")  # what slurm/train.sbatch looks for: from here on an error is ours
+    if world.root:
+        tell_script("MPI has started")  # from here on an error is ours
     return world
 
 

@@ -25,11 +25,10 @@ from dpfl_mpi.settings.fields import (
     check_types,
     field,
     fields,
+    floats,
     is_read,
     method_options,
     model_options,
-    types,
-    whole_as,
 )
 from dpfl_mpi.settings.files import FILES, contents, is_file, own_defaults, partition_file
 from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name
@@ -183,8 +182,7 @@ class Run:
                 f"{', '.join(kind for kind in ATTACKS if kind not in FALSE)}"
             )
         code = {kind: sha for kind, sha in held.items() if sha}
-        kinds = types(Run)  # 1 and 1.0 are one setting, and so one Run
-        filled = {n: whole_as(float, v) if kinds.get(n) is float else v for n, v in filled.items()}
+        filled = floats(Run, filled)
         run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))
         if run.contents.get("available") == "":
             raise UserError(

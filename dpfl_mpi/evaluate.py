@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import csv
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +77,7 @@ def as_trained(result: Result, source: Source) -> Source:
     Raises:
         UserError: their classes have other names, so that a label would mean another class.
     """
-    names = tuple(map(str, json.loads(str(result.file["meta"].attrs.get("class_names", "[]")))))
+    names = result.listed("class_names")
     if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
         return source  # the very same, or no fit: `network_of` says so
     odd = [(i, a, b) for i, (a, b) in enumerate(zip(names, source.class_names, strict=False)) if a != b]
@@ -87,7 +86,7 @@ def as_trained(result: Result, source: Source) -> Source:
         raise UserError(
             f"--data {source.path}: class {i} is {here}, and {trained} in the run; both must have the same classes"
         )
-    held = {name: json.loads(str(result.file["meta"].attrs.get(name, "[]"))) for name in ("mean", "std")}
+    held = {name: result.listed(name) for name in ("mean", "std")}
     if any(len(values) != len(source.mean) for values in held.values()):
         print(
             "note: the result does not say how its images were normalised; these are by their own mean and deviation",

@@ -25,14 +25,13 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, Arrays, check, digest
+from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, MOST_LISTED, Arrays, check, digest
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.texts import FILE_NAME, file_name
 from dpfl_mpi.storage.files import explained, reason, remove_leftovers, replacing, temporary
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
 
-MOST = 1000  # entries of a list that is an attribute: HDF5 gives one 64 KiB
 STORED = {
     "dataset": "none",
     "options": "{}",
@@ -278,7 +277,7 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
             if arrays.client_names:
                 file.create_dataset("client_names", data=list(arrays.client_names), dtype=h5py.string_dtype())
             facts: dict[str, Any] = {name: list(getattr(arrays, name)) for name in ("class_names", "mean", "std")}
-            for name in [name for name, values in facts.items() if len(values) > MOST]:
+            for name in [name for name, values in facts.items() if len(values) > MOST_LISTED]:
                 of = h5py.string_dtype() if name == "class_names" else "float64"
                 file.create_dataset(name, data=facts.pop(name), dtype=of)
             file.attrs.update(

@@ -277,6 +277,11 @@ class Result:
         with self.hdf5.reading(f"the attribute {name} of meta"):
             return str(self.file["meta"].attrs[name])
 
+    def listed(self, name: str) -> list[Any]:
+        """Return class_names, mean or std of the data, attributes of /meta; empty in a result that does not hold them."""
+        held: list[Any] = self.hdf5.json(name, list, "meta", "[]")
+        return held
+
     def omega(self) -> CollaborationGraph:
         """Return Omega, the graph of preprocessing."""
         return layout.graph(self.hdf5, "graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])

@@ -10,14 +10,6 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "analysis")]
 
-from _common import SEEDS
+from accuracy_table import rows_on
 
-from accuracy_table import FEMNIST_TUNING, ROWS
-
-from dpfl_mpi.config import Run
-
-RUNS = [
-    Run(dataset="femnist", **row | (FEMNIST_TUNING if "finetune_epochs" in row else {}), seed=seed)
-    for row in ROWS
-    for seed in SEEDS
-]
+RUNS = rows_on({"dataset": "femnist"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.survival.lock import Lock, myself
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -187,7 +190,6 @@ def checkpoint_rounds(out: Path) -> list[int]:
 
 def recorded(out: Path) -> int:
     """Return the last round that a running results file holds, -1 before there is one or while it is written."""
-    from dpfl_mpi.errors import UserError
     from dpfl_mpi.results import Result
 
     with contextlib.suppress(UserError, OSError, KeyError, RuntimeError), Result(out) as result:
@@ -211,6 +213,26 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
         if process is not None and process.poll() is not None:
             raise AssertionError(f"ended early with {process.returncode}: {process.communicate()[1]}")
         time.sleep(0.02)
+
+
+def owned_by(out: Path, age: float = 0.0, **changes: object) -> Path:
+    """Write the lock of a results file as one of another run, last touched `age` seconds ago; return it. Without `changes` it is of this process."""
+    path = out.with_name(f"{out.name}.lock")
+    path.write_text(json.dumps(myself() | changes))
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def taken(out: Path, age: float = 0.0, **changes: object) -> bool:
+    """Return whether a new run takes over a lock that is `owned_by` another."""
+    owned_by(out, age, **changes)
+    mine = Lock(out)
+    try:
+        mine.acquire(patience=0.2)
+    except UserError:
+        return False
+    mine.release()
+    return True
 
 
 def same(a: Path, b: Path) -> bool:

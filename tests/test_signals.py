@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import signal
 import subprocess
@@ -18,7 +18,7 @@ from dpfl_mpi.config import Job
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.survival import lock, signals
-from dpfl_mpi.survival.lock import Lock, myself
+from dpfl_mpi.survival.lock import Lock
 
 SLOW = """
 import sys, time
@@ -183,10 +183,6 @@ def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
 
 
 # the lock ------------------------------------------------------------------------------------------------------------------
-def owned_by(path: Path, **changes: object) -> None:
-    path.with_name(path.name + ".lock").write_text(json.dumps(myself() | changes))
-
-
 def test_what_came_before_the_first_round_tells_nothing_about_its_length(monkeypatch):
     for first in (0, 1, 8):  # a new run, one without preprocessing, one that goes on
         watch = signals.Watch(Job(), World)
@@ -214,17 +210,7 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     other = {"host": "elsewhere", "pid": 1}
-
-    def taken(**changes: object) -> bool:
-        owned_by(out, **changes)
-        lock = Lock(out)
-        try:
-            lock.acquire(patience=0.3)
-        except UserError:
-            return False
-        lock.release()
-        return True
-
+    taken = functools.partial(starts.taken, out)
     assert taken(pid=gone.pid, born="1")  # a dead process on this host
     assert taken(pid=os.getpid(), born="1")  # its number is used again
     assert not taken(**other)
@@ -240,21 +226,16 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     assert taken(**other, slurm_job="7", restarts=1)  # this job, before it was requeued
     assert not taken(**other, slurm_job="7", restarts=2)  # another step of this very job
     assert not taken(**other, slurm_job="8", restarts=1)
-    owned_by(out, **other)
-    os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)  # long untouched
-    Lock(out).acquire(patience=0.3)
+    assert taken(3600, **other)  # long untouched
 
 
 def test_a_live_process_of_this_host_keeps_its_lock_however_old_it_is(tmp_path):
     """A laptop that slept, a stopped process: nobody touched the lock for an hour, and its owner goes on to write."""
     out = tmp_path / "run.h5"
-    owned_by(out)
-    os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)
+    starts.owned_by(out, 3600)
     with pytest.raises(UserError, match="is being written by another run"):
         Lock(out).acquire(patience=0.2)
-    owned_by(out, born="1")  # another process has the number now
-    os.utime(tmp_path / "run.h5.lock", (time.time() - 3600,) * 2)
-    Lock(out).acquire(patience=0.2)
+    assert starts.taken(out, 3600, born="1")  # another process has the number now
 
 
 def raises(error: type[Exception]) -> Callable[..., None]:
@@ -269,7 +250,7 @@ def raises(error: type[Exception]) -> Callable[..., None]:
 def test_a_lock_taken_over_is_not_ours_to_remove(tmp_path):
     mine = Lock(tmp_path / "run.h5")
     mine.acquire()
-    owned_by(tmp_path / "run.h5", host="elsewhere", pid=1)  # while we slept
+    starts.owned_by(tmp_path / "run.h5", host="elsewhere", pid=1)  # while we slept
     mine.release()
     assert (tmp_path / "run.h5.lock").exists()
 

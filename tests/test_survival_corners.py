@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -43,14 +42,6 @@ class World:
 OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
 
 
-def owned_by(path: Path, age: float = 0.0, **changes: object) -> Path:
-    """Write the lock of a results file as another run's, last touched `age` seconds ago. Return it."""
-    out = path.with_name(path.name + ".lock")
-    out.write_text(json.dumps(myself() | changes))
-    os.utime(out, (time.time() - age,) * 2)
-    return out
-
-
 # a lock that is lost -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def held(tmp_path, monkeypatch):
@@ -82,7 +73,7 @@ def test_a_run_is_told_once_that_another_has_its_lock(held):
         assert mine.check()
     mine.path.unlink()
     assert mine.check() and told == []
-    owned_by(mine.path.with_suffix(""), **OTHER)
+    starts.owned_by(mine.path.with_suffix(""), **OTHER)
     starts.wait_for(lambda: told, timeout=10)
     time.sleep(0.2)
     (sentence,) = told
@@ -119,7 +110,7 @@ def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path,
     starts.wait_for(lambda: starts.checkpoint_rounds(out) == [1, 2], process)
     theirs = Path(f"{out}.checkpoint") / "000003.0123456789ab.00000.shard.h5"
     theirs.write_text("of the other run")
-    before = owned_by(out, **OTHER).read_text()
+    before = starts.owned_by(out, **OTHER).read_text()
     message = starts.finish(process, 1)
     assert message.count("error: ") == 1
     assert f"error: {out} is being written by another run (process 5 on elsewhere, Slurm job 17), which took" in message
@@ -184,14 +175,7 @@ def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
         dead.wait()
 
     def taken(age: float, pid: int, since: str, space: str) -> bool:
-        owned_by(out, age, pid=pid, born=since, space=space)
-        mine = Lock(out)
-        try:
-            mine.acquire(patience=0.15)
-        except UserError:
-            return False
-        mine.release()
-        return True
+        return starts.taken(out, age, pid=pid, born=since, space=space)
 
     me, old = myself(), os.readlink("/proc/self/ns/pid")  # earlier versions wrote the second alone
     assert me["space"] == f"{old} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"

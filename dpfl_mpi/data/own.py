@@ -110,12 +110,12 @@ def labels_of(where: str, name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[s
                 f"{where}: {name} holds fractions; labels are classes, numbers or names (regression is not supported: put the values into classes)"
             )
         y = y.astype(np.int64)
-    classes, labels = np.unique(y, return_inverse=True)
+    labels, classes = numbered(y)
     if len(classes) < 2:
-        raise UserError(f"{where}: {name} holds one class, {text(classes[0])}; at least 2 are needed")
+        raise UserError(f"{where}: {name} holds one class, {classes[0]}; at least 2 are needed")
     if len(classes) > CLASSES:
         raise UserError(f"{where}: {name} holds {len(classes)} different labels; allowed are at most {CLASSES} classes")
-    return labels.reshape(-1).astype(np.int64), tuple(map(text, classes))
+    return labels, classes
 
 
 def owners_of(where: str, client: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -125,8 +125,13 @@ def owners_of(where: str, client: np.ndarray) -> tuple[np.ndarray, tuple[str, ..
             raise UserError(f"{where}: client holds a value that is missing or infinite; allowed are numbers or names")
         if (client == np.rint(client)).all():
             client = client.astype(np.int64)
-    names, owners = np.unique(client, return_inverse=True)
-    return owners.reshape(-1).astype(np.int64), tuple(map(text, names))
+    return numbered(client)
+
+
+def numbered(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return which of all values that occur each one is, int64 `[M]` from 0, and their names: numbers by size, texts by alphabet."""
+    names, which = np.unique(values, return_inverse=True)
+    return which.reshape(-1).astype(np.int64), tuple(map(text, names))
 
 
 def text(value: np.generic) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from dpfl_mpi.plugins import find
 
 PARTS = ("train", "val", "test")  # a client's three sets
+SIDES = ("train", "train", "test")  # of the data, which each of them is from
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,7 @@ class Partition:
         return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
 
 
-def assemble(
-    parts: dict[str, list[np.ndarray]],
-    counts: np.ndarray,
-    w: np.ndarray,
-    pooled: bool,
-    of_data: np.ndarray | None = None,
-) -> Partition:
+def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
     """Return the partition of these samples per part and client; `w` `[N]` is proportional to p."""
     return Partition(
         indptr={name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()},
@@ -104,8 +99,25 @@ def assemble(
         class_counts=counts,
         p=w / w.sum(),
         pooled=pooled,
-        of_data=of_data,
     )
+
+
+def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np.ndarray | None:
+    """Return which of the data's own clients each client is, int64 `[N]`; None where one holds samples of several, or the data have none.
+
+    Args:
+        clients: that of every training and of every test sample, by part.
+    """
+    if not clients or partition.pooled:
+        return None
+    out = []
+    for k in range(partition.n):
+        whose = [clients[side][partition.of(part, k)] for part, side in zip(PARTS, SIDES, strict=True)]
+        found = np.unique(np.concatenate(whose))
+        if len(found) != 1:
+            return None
+        out.append(found[0])
+    return np.array(out, np.int64)
 
 
 def weights(dataset: str, parts: dict[str, list[np.ndarray]]) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.storage.files import explained, replacing
 
 FORMAT = "dpfl_mpi partition 1"
-SIDES = ("train", "train", "test")  # of the data, which the three sets of a client are from
 
 
 def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
@@ -40,20 +38,6 @@ def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
     body = [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)]
     with explained(f"--save is {path}; it cannot be written"), replacing(path) as part:
         part.write_text(json.dumps(head | {"clients": body}))
-
-
-def owners(parts: Mapping[str, list[np.ndarray]], source: Source) -> np.ndarray | None:
-    """Return which of the data's own clients each client is, int64 `[N]`; None where one holds samples of several, or the data have none."""
-    out = []
-    for samples in zip(*parts.values(), strict=True):
-        whose = [
-            np.unique(source.clients[part][rows]) for part, rows in zip(SIDES, samples, strict=True) if source.clients
-        ]
-        found = np.unique(np.concatenate([[], *whose]))
-        if len(found) != 1:
-            return None
-        out.append(int(found[0]))
-    return np.array(out)
 
 
 def from_file(run: Run, source: Source) -> Partition:
@@ -95,7 +79,7 @@ def from_file(run: Run, source: Source) -> Partition:
         ]
     )
     p = weights(run.dataset, stored.parts) if stored.p is None else stored.p
-    partition = assemble(stored.parts, counts, p, stored.pooled, owners(stored.parts, source))
+    partition = assemble(stored.parts, counts, p, stored.pooled)
     if stored.partition_sha256 not in ("", partition.sha256()):
         raise UserError(
             f"{where} is not the split it was written with (partition_sha256): take that line out to use it as it is now"

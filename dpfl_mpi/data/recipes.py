@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.data.partition import Partition, assemble, weights
+from dpfl_mpi.data.partition import Partition, assemble, owners, weights
 from dpfl_mpi.data.partition_file import from_file
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
@@ -25,8 +26,10 @@ WORK = 200_000_000  # numbers in all those draws: what is refused is refused wit
 def deal(run: Run, source: Source) -> Partition:
     """Return the partition of a resolved Run over its data: drawn, or read from a file that was made for the same data."""
     if run.partition_file:
-        return from_file(run, source)
-    return make(run, source.labels, source.classes, source.clients)
+        partition = from_file(run, source)
+    else:
+        partition = make(run, source.labels, source.classes, source.clients)
+    return replace(partition, of_data=owners(partition, source.clients))
 
 
 def make(
@@ -48,7 +51,6 @@ def make(
         )
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []
-    of_data: np.ndarray | None = None
     if run.partition == "dirichlet":
         pools = dirichlet(y, run, classes, rng)
     elif run.partition == "pathological":
@@ -58,7 +60,7 @@ def make(
     elif run.partition == "motivation":
         pools = motivation(y, classes, rng)
     else:
-        pools, tests, of_data = natural(run, labels, classes, clients or {}, rng)
+        pools, tests = natural(run, labels, classes, clients or {}, rng)
     counts = np.array([np.bincount(y[pool], minlength=classes) for pool in pools])
     for k, pool in enumerate(pools):
         if len(pool) < 2:
@@ -77,7 +79,7 @@ def make(
             )
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
-    return assemble(parts, counts, weights(run.dataset, parts), run.partition == "fedrep", of_data)
+    return assemble(parts, counts, weights(run.dataset, parts), run.partition == "fedrep")
 
 
 def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -157,8 +159,8 @@ def pathological(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator
 
 def natural(
     run: Run, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray], rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-    """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples, and which they are.
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples.
 
     The data's own train and test split is kept. With `missing_classes`, each client loses so many of all classes, drawn for it by
     itself, from all three sets; a draw that leaves it without two samples to train and one to test is repeated.
@@ -196,7 +198,7 @@ def natural(
             )
         pools.append(pool)
         tests.append(mine)
-    return pools, tests, chosen
+    return pools, tests
 
 
 def fedrep(

@@ -22,6 +22,7 @@ AT_ONCE = 4096  # images
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
 # of prepared files: of images in uint8; of any samples; and of anyone's own, whose hash is over names and normalisation, too
 FORMATS = ("dpfl_mpi data 1", "dpfl_mpi data 2", "dpfl_mpi data 3")
+MOST_LISTED = 1000  # entries of a list that is an attribute: HDF5 gives one 64 KiB
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # what samples are, by their dtype
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from dpfl_mpi import streams
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Arrays, open_source, verify
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
 from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
@@ -40,8 +40,6 @@ from dpfl_mpi.numerics.native import computes, form_of
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.plugins import find
-
-MOST_NAMES = 1000  # of classes, in a result: an attribute of HDF5 holds 64 KiB
 
 
 def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:
@@ -89,9 +87,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     about = {
         "data_sha256": source.sha256,
         "data_note": source.note,
-        "class_names": json.dumps(source.class_names) if source.classes <= MOST_NAMES else "[]",
-        "mean": json.dumps(source.mean) if len(source.mean) <= MOST_NAMES else "[]",
-        "std": json.dumps(source.std) if len(source.std) <= MOST_NAMES else "[]",
+        **{name: listed(getattr(source, name)) for name in ("class_names", "mean", "std")},
         "partition_sha256": partition.sha256(),
         "partition_note": partition.note(),
         "parameters": ensemble.size,
@@ -99,6 +95,11 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     return Parts(
         run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, recorded, drift
     )
+
+
+def listed(values: Sequence[str | float]) -> str:
+    """Return a list as JSON for an attribute of the result, an empty one where there are too many for it."""
+    return json.dumps(values if len(values) <= MOST_LISTED else [])
 
 
 def say_device(job: Job, world: World, device: torch.device) -> None:

@@ -219,11 +219,16 @@ class World:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
             print(text, file=sys.stderr, flush=True)
             until_read(sys.stderr)
-        if (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
-            with contextlib.suppress(OSError):
-                begun.write_text(f"ended with {code}\n")  # for slurm/train.sbatch: srun makes 137 of it
+        tell_script(f"ended with {code}")  # srun makes 137 of it
         self.comm.Abort(code)
         os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it
+
+
+def tell_script(text: str) -> None:
+    """Write a line into the file that slurm/train.sbatch reads when srun has ended, where the run was started by it."""
+    if (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
+        with contextlib.suppress(OSError):
+            begun.write_text(f"{text}\n")
 
 
 def until_read(stream: IO[str], seconds: float = PATIENCE) -> None:

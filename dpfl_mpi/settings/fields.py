@@ -167,7 +167,13 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
             raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
     options = schema(**{name: whole_as(kinds[name], value) for name, value in (given or {}).items()})
     check(options, prefix)
-    return {n: whole_as(kinds[n], v) if kinds[n] is float else v for n, v in dataclasses.asdict(options).items()}
+    return floats(schema, dataclasses.asdict(options))
+
+
+def floats(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name, whole ones of float fields as floats: 1 and 1.0 are one setting, and so one Run."""
+    kinds = types(schema)
+    return {n: whole_as(float, v) if kinds.get(n) is float else v for n, v in values.items()}
 
 
 def whole_as(kind: Any, value: Any) -> Any:
