@@ -7,7 +7,6 @@ rest. Nothing here imports torch or MPI: it runs where there are only the librar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import re
 import shlex
@@ -34,8 +33,6 @@ from matplotlib.figure import Figure
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Method, declared
-from dpfl_mpi.plugins import find, shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import changed, to_flags
 
@@ -80,8 +77,6 @@ STYLE = {
     "savefig.dpi": 300,
     "pdf.fonttype": 42,  # TrueType: conference systems refuse Type 3 fonts
 }
-
-DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
 
 
 @dataclasses.dataclass
@@ -234,69 +229,6 @@ def graphs(results: Sequence[Result]) -> list[Result]:
     return out
 
 
-def method_of(run: Run) -> Method:
-    """Return what a run's method declares; of code that is not shipped what the result tells, which executes nothing."""
-    return declared(run)
-
-
-def has_budget(run: Run) -> bool:
-    """Return whether a run's models move along a graph, under its budget."""
-    return method_of(run).topology == "graph"
-
-
-def method_name(run: Run) -> str:
-    """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
-    return method_of(run).title + ("+FT" if run.finetune_epochs else "")
-
-
-def budget_label(run: Run) -> str:
-    """Return a resolved run's budget for mathtext, such as "$B_c = 10$"."""
-    return "$B_c = \\infty$" if run.budget == "inf" else f"$B_c = {run.budget}$"
-
-
-def label(run: Run) -> str:
-    """Return the name of a row or a curve: the method, and the budget where the method has one."""
-    return method_name(run) + (f" ({budget_label(run)})" if has_budget(run) else "")
-
-
-def data_name(run: Run) -> str:
-    """Return the name of the data. That of one's own data ends in the start of their hash: two of them never share a column of a table."""
-    name = short(run.dataset)
-    own = getattr(run, "declared", {}).get("dataset", {}).get("data_sha256", "")
-    if not own and run.dataset in shipped("dataset") and getattr(find("dataset", run.dataset), "OWN_DATA", False):
-        name, own = Path(str(run.data)).stem, getattr(run, "contents", {}).get("data", "")
-    return f"{name} [{own[:6]}]" if own else DATASETS.get(name, name)
-
-
-def setting(run: Run) -> str:
-    """Return the name of the data and the way they are dealt, such as "CIFAR-10 Patho(3)"."""
-    dealt = {
-        "pathological": f"Patho({run.classes_per_client})",
-        "dirichlet": f"Dir({run.dirichlet_alpha})",
-    }.get(run.partition, Path(run.partition.removeprefix("file:")).stem)
-    return f"{data_name(run)} {dealt}"
-
-
-def budget_order(run: Run) -> float:
-    """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
-    budget = str(run.budget)
-    if budget.startswith("uniform:"):
-        return float(np.mean([float(end) for end in budget.split(":")[1:]]))
-    try:
-        return float(budget)
-    except ValueError:
-        return 0.0
-
-
-def class_names(result: Result) -> list[str]:
-    """Return the names of the classes, or their numbers where neither the result nor the data set names them."""
-    classes = result["client/class_counts"].shape[1]
-    names = list(map(str, result.listed("class_names")))
-    with contextlib.suppress(UserError):  # a data set of another version, or code of its own
-        names = names or getattr(find("dataset", result.run.dataset), "CLASSES", None)
-    return list(names) if names and len(names) == classes else [str(c) for c in range(classes)]
-
-
 def over_rounds(
     group: Sequence[Result], values: Callable[[Result], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -332,16 +264,6 @@ def legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], place: 
         drawn.remove()
     rows = -(-len(handles) // columns)
     figure.set_size_inches(width, height + max(rows - 2, 0) * 0.14)
-
-
-def text_label(name: str) -> str:
-    """Return a row's or a curve's name for mathtext."""
-    return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", r"\infty"), name)
-
-
-def plain(name: str) -> str:
-    """Return a name of mathtext as plain text: "B_c = inf"."""
-    return name.replace("$", "").replace(r"\infty", "inf")
 
 
 def dominant_class(result: Result) -> np.ndarray:

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from _common import BLUE, GREEN, ORANGE, PINK, RED, SKY, budget_label, has_budget, method_name, setting
+from _common import BLUE, GREEN, ORANGE, PINK, RED, SKY
 
+from _names import budget_label, has_budget, method_name, setting
 from _tables import Group, named, repetitions, row_name
 from matplotlib.colors import to_hex, to_rgb
 

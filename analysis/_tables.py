@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import accuracy, budget_order, has_budget, method_name, setting
+from _common import accuracy
 
 import numpy as np
 import pandas as pd
+from _names import budget_order, has_budget, method_name, setting
 from scipy.special import stdtrit
 
 from dpfl_mpi.config import Run

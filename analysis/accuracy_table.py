@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _common import SEEDS, Drawing, accuracy, budget_order, main
+from _common import SEEDS, Drawing, accuracy, main
 
 import numpy as np
 import pandas as pd
+from _names import budget_order
 from _tables import cell, deviation, interval, latex, markdown, means, named, paired, printed, repetitions, unbeaten
 
 from dpfl_mpi.config import Run

@@ -10,26 +10,13 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from _common import (
-    BLUE,
-    DARK,
-    GREY,
-    TEXT,
-    Drawing,
-    budget_order,
-    client_order,
-    dominant_class,
-    graphs,
-    label,
-    main,
-    plain,
-    setting,
-)
+from _common import BLUE, DARK, GREY, TEXT, Drawing, client_order, dominant_class, graphs, main
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import few, labels, singles
+from _names import budget_order, label, plain, setting
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure

@@ -8,27 +8,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from _common import (
-    BLUE,
-    COLUMN,
-    ORANGE,
-    PALE,
-    RED,
-    TEXT,
-    Drawing,
-    budget_order,
-    graphs,
-    label,
-    legend,
-    main,
-    plain,
-    setting,
-)
+from _common import BLUE, COLUMN, ORANGE, PALE, RED, TEXT, Drawing, graphs, legend, main
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import few, labels, singles
+from _names import budget_order, label, plain, setting
 from sparsity import RUNS as SPARSITY
 
 from dpfl_mpi.errors import UserError

@@ -9,25 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import (
-    BLUE,
-    DARK,
-    GREY,
-    PALE,
-    RED,
-    TEXT,
-    Drawing,
-    budget_label,
-    client_order,
-    graphs,
-    main,
-    setting,
-)
+from _common import BLUE, DARK, GREY, PALE, RED, TEXT, Drawing, client_order, graphs, main
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import few
+from _names import budget_label, setting
 from graph_evolution import round_list, rounds_to_show
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import TEXT, Drawing, curve, legend, main, over_rounds, text_label
+from _common import TEXT, Drawing, curve, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import looks
+from _names import text_label
 from _tables import Group, named, repetitions
 from accuracy_table import ROWS, rank
 

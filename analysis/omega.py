@@ -18,13 +18,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from _common import SEEDS, TEXT, Drawing, curve, dominant_class, graphs, main, over_rounds, text_label
+from _common import SEEDS, TEXT, Drawing, curve, dominant_class, graphs, main, over_rounds
 
 import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 import pandas as pd
 from _looks import looks
+from _names import text_label
 from _tables import markdown, named, partition_of, repetitions
 from scipy.special import comb
 

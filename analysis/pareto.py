@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import SEEDS, TEXT, Drawing, main, text_label
+from _common import SEEDS, TEXT, Drawing, main
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import looks
+from _names import text_label
 from _tables import markdown, named, repetitions
 
 from dpfl_mpi.config import Run

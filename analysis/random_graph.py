@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import (
-    COLUMN,
-    SEEDS,
-    Drawing,
-    budget_order,
-    curve,
-    has_budget,
-    legend,
-    main,
-    method_of,
-    over_rounds,
-    setting,
-)
+from _common import COLUMN, SEEDS, Drawing, curve, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from _looks import labels, looks
+from _names import budget_order, has_budget, method_of, setting
 from _tables import comparable, fields, interval, means, named, over, paired, repetitions
 
 from dpfl_mpi.config import Run

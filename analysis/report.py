@@ -12,24 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import (
-    Drawing,
-    accuracy,
-    class_names,
-    client_order,
-    dominant_class,
-    has_graph,
-    main,
-    method_name,
-    over_rounds,
-    plain,
-    setting,
-)
+from _common import Drawing, accuracy, client_order, dominant_class, has_graph, main, over_rounds
 
 import networkx as nx
 import numpy as np
 import pandas as pd
 from _looks import labels, looks
+from _names import class_names, method_name, plain, setting
 from _tables import SEEDS_AND_FILES, Group, deviation, means, repetitions
 
 from dpfl_mpi.config import Run

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from _common import (
-    COLUMN,
-    Drawing,
-    budget_order,
-    curve,
-    graphs,
-    legend,
-    main,
-    over_rounds,
-)
+from _common import COLUMN, Drawing, curve, graphs, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import labels, looks
+from _names import budget_order
 from _tables import named, repetitions
 from matplotlib.axes import Axes
 

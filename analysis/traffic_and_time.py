@@ -9,12 +9,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, budget_order, has_budget, label, main, setting
+from _common import BLUE, COLOURS, DARK, GREY, SKY, TEXT, Drawing, main
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import labels, singles
+from _names import budget_order, has_budget, label, setting
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.results import PHASES, Result

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import COLUMN, TEXT, Drawing, accuracy, legend, main, text_label
+from _common import COLUMN, TEXT, Drawing, accuracy, legend, main
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import looks
+from _names import text_label
 from _tables import named, repetitions
 from accuracy_table import RUNS as TABLE
 from accuracy_table import rank

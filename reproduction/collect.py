@@ -23,11 +23,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
-from _common import accuracy, has_graph, setting
+from _common import accuracy, has_graph
 
 import numpy as np
 import pandas as pd
 from _find import found
+from _names import setting
 from _tables import row_name
 
 from dpfl_mpi.config import Run

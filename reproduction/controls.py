@@ -21,11 +21,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
 
-from _common import has_graph, method_name
+from _common import has_graph
 
 import numpy as np
 import pandas as pd
 from _find import found
+from _names import method_name
 from _tables import interval
 from collect import about, clients, curves, merge
 from controls_table import backdoor, newcomers, told

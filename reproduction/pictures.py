@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from _common import BLUE, COLUMN, DARK, GREY, TEXT, curve, text_label
+from _common import BLUE, COLUMN, DARK, GREY, TEXT, curve
 from _common import legend as place_legend
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from _looks import looks
+from _names import text_label
 from _tables import comparable, interval
 from accuracy_table import PAPER
 from experiments import BUDGETS, graphs_of, row_at, spots

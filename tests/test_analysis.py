@@ -468,7 +468,7 @@ def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
         module(name).draw(results)
     for name in ("greedy_cases", "random_graph", "traffic_and_time", "tau_init_table"):
         module(name).draw(results)
-    assert [module("_common").budget_order(r.run) for r in results] == [3, 2, float("inf")]
+    assert [module("_names").budget_order(r.run) for r in results] == [3, 2, float("inf")]
     assert "B_c = uniform:2:4" in module("accuracy_table").draw(results).text
 
 

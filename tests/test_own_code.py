@@ -296,13 +296,13 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, tmp_path, monke
 
 def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "analysis"))
-    tables, curves, common = map(importlib.import_module, ("accuracy_table", "learning_curves", "_common"))
+    tables, curves, names = map(importlib.import_module, ("accuracy_table", "learning_curves", "_names"))
     with Result(alone) as result:
         method = declared(result.run)
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
         assert method.citation == "@misc{mine, title = {Mine}}"
-        assert common.class_names(result) == ["ash", "birch", "cedar", "elm"]
-        assert common.label(result.run) == "Mine"
+        assert names.class_names(result) == ["ash", "birch", "cedar", "elm"]
+        assert names.label(result.run) == "Mine"
         (row,) = tables.measure([result]).to_dict("records")
         assert row["method"] == "Mine" and row["setting"].startswith("trees [") and row["mean"] == 100 * result.test_acc
         assert set(curves.draw([result]).data["method"]) == {"Mine"}
