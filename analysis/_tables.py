@@ -84,15 +84,20 @@ def named(groups: Sequence[Group], name: Callable[[Run], str] = row_name) -> lis
         usual = {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
         said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
         extra = ", ".join(
-            f"{f} {value_of(run, f)}".removeprefix("options ") for f in said if getattr(run, f, "other") is not None
+            f"{f} {value_of(group[0], f)}".removeprefix("options ")
+            for f in said
+            if getattr(run, f, "other") is not None
         )
         out.append((setting(run), name(run) + (f", {extra}" if extra else ""), group))
     return out
 
 
-def value_of(run: Run, field: str) -> str:
+def value_of(result: Result, field: str) -> str:
     """Return what a row says of a field: of code that is not shipped its name and the start of its hash, of a result its name, options as words."""
+    run = result.run
     held, value = getattr(run, "contents", {}).get(field, ""), getattr(run, field, "other")
+    if field == "data_sha256":
+        return result.fact(field)[:6]
     if field == "options":
         return ", ".join(f"{name} {chosen}" for name, chosen in value.items())
     if field == "graphs" and value:
@@ -179,10 +184,10 @@ def latex(table: pd.DataFrame) -> str:
     """Return a table of texts as LaTeX (package booktabs); **bold** of markdown becomes \\textbf."""
 
     def tex(text: str) -> str:
-        text = text.replace("%", "\\%").replace(" ± ", " $\\pm$ ")
+        text = re.sub(r"[%&#]", r"\\\g<0>", text).replace(" ± ", " $\\pm$ ")
         text = re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", "\\infty"), text)
         text = text.replace("tau_init", r"$\tau_{\mathrm{init}}$")
-        text = re.sub(r"(?<!\$)_(?!c =|\{)", r"\\_", text)
+        text = re.sub(r"(?<!\$B)(?<!\$\\tau)_", r"\\_", text)
         return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
 
     out = table.map(tex).rename(columns=tex)
@@ -256,7 +261,7 @@ def variants(groups: Sequence[Group], field: str) -> dict[tuple[str, str], list[
         where, mine = setting(group[0].run), fields(group[0])
         rivals = [fields(g[0]) for g in groups if setting(g[0].run) == where]
         differ = [f for f in mine if f not in (field, "budget") and len({json.dumps(v.get(f)) for v in rivals}) > 1]
-        variant = ", ".join(f"{f} {value_of(group[0].run, f)}" for f in differ)
+        variant = ", ".join(f"{f} {value_of(group[0], f)}" for f in differ)
         out.setdefault((where, variant), []).append(group)
     return out
 

@@ -9,12 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _common import SEEDS, Drawing, accuracy, main
+from _common import SEEDS, Drawing, accuracy, local_epochs, main
 
 import numpy as np
 import pandas as pd
-from _names import budget_order
-from _tables import cell, deviation, interval, latex, markdown, means, named, paired, printed, repetitions, unbeaten
+from _names import budget_order, method_of
+from _tables import (
+    Group,
+    Parts,
+    cell,
+    deviation,
+    fields,
+    interval,
+    latex,
+    markdown,
+    means,
+    named,
+    paired,
+    printed,
+    repetitions,
+    unbeaten,
+)
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.metrics import METRICS
@@ -107,8 +122,8 @@ def published(where: str, name: str) -> str:
 
 
 def epochs(result: Result) -> int:
-    """Return the local epochs that a client has trained, fine-tuning included."""
-    return int(result["round/epochs"][-1]) + result.run.finetune_epochs
+    """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
+    return int(local_epochs(result)[result.last_round]) + result.run.finetune_epochs
 
 
 def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
@@ -119,12 +134,12 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
     for where in dict.fromkeys(w for w, _, _ in entries):
         here = [(name, group) for w, name, group in entries if w == where]
         here.sort(key=lambda e: (rank(e[1][0].run), e[1][0].run.finetune_epochs))
-        local = next((g for _, g in here if g[0].run.method == "local"), None)
+        alone = [g for _, g in here if g[0].run.method == "local"]
         bold = unbeaten([g for _, g in here], score)
         for (name, group), is_bold in zip(here, bold, strict=True):
             values = means(group, score)
             accuracies = [100 * a[np.isfinite(a)] for a in (accuracy(r, score) for r in group)]
-            difference = paired(group, local, score) if local and group is not local else []
+            difference = to_local(group, alone, score)
             gain, half = interval(difference) if difference else (np.nan, np.nan)
             rows.append(
                 {
@@ -147,6 +162,29 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def to_local(group: Group, alone: Sequence[Group], score: str) -> Parts:
+    """Return a group minus Local client by client, of several Local the one that is most alike; nothing for Local itself."""
+    if group[0].run.method == "local":
+        return []
+    near = sorted(alone, key=lambda local: unlike(group[0], local[0]))
+    return next((found for local in near if (found := paired(group, local, score))), [])
+
+
+def unlike(a: Result, b: Result) -> tuple[int, int]:
+    """Return how far two Runs are from differing in their methods alone: settings that both read and have otherwise, then local epochs."""
+    own = {
+        "method",
+        "options",
+        "budget",
+        "rounds",
+        "finetune_epochs",
+        *method_of(a.run).unread,
+        *method_of(b.run).unread,
+    }
+    mine, theirs = fields(a), fields(b)
+    return sum(mine[name] != theirs.get(name) for name in mine if name not in own), abs(epochs(a) - epochs(b))
 
 
 def rank(run: Run) -> tuple[int, float]:
@@ -200,6 +238,7 @@ def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy"
             parts.append(f"Note: not finished: {', '.join(part[~part['finished']]['method'])}.")
     parts.append(
         "\nvs Local: difference client by client on the same partition, points, with its 95 % interval: over partitions, of one partition over its clients."
+        " Of several Local the one whose settings and epochs are nearest."
     )
     return Drawing(data.drop(columns="cell"), text="\n".join(parts), latex=latex(table))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import TEXT, Drawing, curve, legend, main, over_rounds
+from _common import TEXT, Drawing, curve, legend, local_epochs, main, over_rounds
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,7 +21,7 @@ RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not i
 
 
 def draw(results: Sequence[Result]) -> Drawing:
-    """Return the figure: epochs on the x axis, so that methods with and without preprocessing line up."""
+    """Return the figure: epochs of all of a client's models on the x axis, so that methods with preprocessing or two models line up."""
     groups = sorted(repetitions(results), key=lambda g: rank(g[0].run))
     entries = named(groups)
     settings = list(dict.fromkeys(w for w, _, _ in entries))
@@ -34,7 +34,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         untuned = group[0].run.untuned().key()
         based = any(g[0].key == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
         tuning: list[tuple[int, int, float]] = []  # round, epochs, accuracy
-        epochs = group[0]["round/epochs"]
+        epochs = local_epochs(group[0])
         for axes, array, factor in zip(
             grid[settings.index(where)], ("round/test_acc", "round/val_loss"), (100, 1), strict=True
         ):

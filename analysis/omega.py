@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from _common import SEEDS, TEXT, Drawing, curve, dominant_class, graphs, main, over_rounds
+from _common import SEEDS, TEXT, Drawing, curve, dominant_class, graphs, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import networkx as nx
@@ -119,9 +119,9 @@ def agreement(results: Sequence[Result], names: Sequence[str], draws: int) -> pd
     for (one, a), (two, b) in itertools.combinations(zip(names, results, strict=True), 2):
         if partition_of(a) != partition_of(b):
             continue
-        rng = np.random.default_rng(0)
-        null = [jaccard(rewired(a.omega(), rng), b.omega()) for _ in range(draws)]
-        rows.append({"a": f"{one}, seed {a.run.seed}", "b": f"{two}, seed {b.run.seed}", "jaccard": jaccard(a.omega(), b.omega()), "by chance": float(np.mean(null))})  # fmt: skip
+        rng, mine, theirs = np.random.default_rng(0), a.omega(), b.omega()
+        null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
+        rows.append({"a": f"{one}, seed {a.run.seed}", "b": f"{two}, seed {b.run.seed}", "jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -146,7 +146,7 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
             values = {m: float(np.mean([table[r.path][t][m] for r in group])) for m in MEASURES}
             lines.append({"setting": where, "method": name, "graph": when, **{m: f"{v:.3f}" for m, v in values.items()}, "z of homophily": f"{np.mean(z):.1f}"})  # fmt: skip
             rows.append({"setting": where, "method": name, "measure": "z", "round": t, "value": float(np.mean(z)), "std": float(np.std(z)), "n": len(group)})  # fmt: skip
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    legend(figure, *axes[0].get_legend_handles_labels(), "outside upper center")
     same = agreement([r for _, r in flat], [n for n, _ in flat], draws)
     text = markdown(pd.DataFrame(lines)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
     if len(same):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import SEEDS, TEXT, Drawing, main
+from _common import SEEDS, TEXT, Drawing, legend, main
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -99,7 +99,7 @@ def draw(results: Sequence[Result], reach: float = 80.0) -> Drawing:
         end = {n: float(np.nanmax(np.append(mean[n], -np.inf))) for n in COSTS}
         lines.append({"setting": where, "method": name, "accuracy": f"{mean['accuracy'][-1]:.2f} ({len(group)})", **{t: shown(end[n]) for n, t in COSTS.items()}, **{f"{n} to {reach:g} %": shown(sure[n]) for n in COSTS}})  # fmt: skip
     axes[0].set_ylabel("test accuracy, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, columnspacing=1)
+    legend(figure, *axes[0].get_legend_handles_labels(), "outside upper center")
     text = (
         markdown(pd.DataFrame(lines))
         + "\n\nAccuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."

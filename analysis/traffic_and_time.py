@@ -28,7 +28,8 @@ MIB = 2**20
 
 def measure(result: Result) -> pd.DataFrame:
     """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
-    received = result["traffic/models_received"]
+    rounds = slice(0, result.last_round + 1)  # one that is being written may have some of its arrays
+    received = result["traffic/models_received"][rounds]
     return pd.DataFrame(
         {
             "run": result.path.stem,
@@ -38,9 +39,9 @@ def measure(result: Result) -> pd.DataFrame:
             "received_mean": received.mean(1),
             "received_most": received.max(1),
             "budget_others": (result["client/budget"] - result.run.budget_counts_self).max(),
-            "mpi_rma_mib": result["traffic/bytes_rma"] / MIB,
-            "mpi_collective_mib": result["traffic/bytes_collective"] / MIB,
-            **{f"seconds_{p}": result[f"seconds/{p}"][:, 2] for p in PHASES},
+            "mpi_rma_mib": result["traffic/bytes_rma"][rounds] / MIB,
+            "mpi_collective_mib": result["traffic/bytes_collective"][rounds] / MIB,
+            **{f"seconds_{p}": result[f"seconds/{p}"][rounds, 2] for p in PHASES},
         }
     )
 

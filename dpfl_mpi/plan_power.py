@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict
 
@@ -69,6 +70,18 @@ def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Resul
     if not pairs or min(map(len, pairs)) < 2:
         raise UserError("the two Runs have no partition in common on which two clients or more can be compared")
     return pairs, list(first.values())
+
+
+def names_of(both: Sequence[Result]) -> list[str]:
+    """Return what two Runs are called: method and budget, and where these are the same, what they differ in."""
+    names = [f"{short(r.run.method)}, B_c = {r.run.budget}" if r.run.others else short(r.run.method) for r in both]
+    if names[0] != names[1]:
+        return names
+    settings = [as_dict(r.run) | {n: v[:12] for n, v in r.run.contents.items()} for r in both]
+    differ = [n for n in settings[0] if n not in REPEATED and settings[0][n] != settings[1].get(n)]
+    return [
+        ", ".join([name, *(f"{n} {held.get(n)}" for n in differ)]) for name, held in zip(names, settings, strict=True)
+    ]
 
 
 def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
@@ -161,8 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not 0 < getattr(args, name) < 1:
                 raise UserError(f"--{name} is {getattr(args, name):g}; allowed is a probability above 0 and below 1")
         pairs, both = differences([Result(path) for path in args.results])
-        names = [f"{r.run.method}, B_c = {r.run.budget}" if r.run.others else r.run.method for r in both]
-        print(report(chance_of(pairs), names, args.difference, args.power, args.level))
+        print(report(chance_of(pairs), names_of(both), args.difference, args.power, args.level))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -200,11 +200,33 @@ def pairs(names: list[str], results: Path) -> Iterator[tuple[Run, Result]]:
                         yield run, result
 
 
-def merge(path: Path, new: pd.DataFrame) -> None:
-    """Write the lines of the file and the new ones; a Run's new lines replace its old ones."""
+def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
+    """Write the lines into the CSV files of a folder, beside those of other Runs.
+
+    A Run that was made anew under another name (a later version of the numbers) takes the place of the old one. Runs on other data are refused:
+    the tables pair clients over all Runs of a folder.
+    """
+    runs, gone = pd.concat(files["runs"]), set()
+    if (path := folder / "runs.csv").exists():
+        old = pd.read_csv(path, dtype={"run": str})
+        if set(old["data_sha256"]) | set(runs["data_sha256"]) != set(old["data_sha256"]):
+            raise SystemExit(
+                f"error: {folder} holds Runs on other data (data_sha256); write these elsewhere, with --out"
+            )
+        same = old.reset_index().merge(runs[["row", "seed", "epochs", "run"]], on=["row", "seed", "epochs"])
+        gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frames in files.items():
+        if lines := [frame for frame in frames if len(frame)]:
+            merge(folder / f"{name}.csv", pd.concat(lines), gone)
+    print(f"{folder}: {len(runs)} Runs" + (f", in place of {', '.join(sorted(gone))}" if gone else ""))
+
+
+def merge(path: Path, new: pd.DataFrame, gone: Iterable[str] = ()) -> None:
+    """Write the lines of the file and the new ones, which replace those of the same Run and of the Runs that are `gone`."""
     if path.exists():
         old = pd.read_csv(path, dtype=dict.fromkeys(("run", "classes", "collaborators"), str))
-        new = pd.concat([old[~old["run"].isin(new["run"])], new])
+        new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
     keys = [
         c for c in ("row", "seed", "run", "t", "client", "round") if c in new and not (c == "round" and "client" in new)
     ]
@@ -226,11 +248,7 @@ def main() -> None:
             frame.insert(0, "run", tag)
             files[name].append(frame)
     for folder, files in lines.items():
-        (args.out / folder).mkdir(parents=True, exist_ok=True)
-        for name, frames in files.items():
-            if any(map(len, frames)):
-                merge(args.out / folder / f"{name}.csv", pd.concat([frame for frame in frames if len(frame)]))
-        print(f"{args.out / folder}: {len(files['runs'])} Runs")
+        write(args.out / folder, files)
 
 
 if __name__ == "__main__":

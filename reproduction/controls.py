@@ -28,7 +28,7 @@ import pandas as pd
 from _find import found
 from _names import method_name
 from _tables import interval
-from collect import about, clients, curves, merge
+from collect import about, clients, curves, write
 from controls_table import backdoor, newcomers, told
 from omega import agreement, of_round, overlap, z_score
 from pareto import curves as costs
@@ -183,15 +183,12 @@ def main() -> None:
             files.setdefault(name, []).append(frame)
     if not files:
         raise SystemExit(f"{args.results} has no result of these Runs")
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, frames in files.items():
-        merge(args.out / f"{name}.csv", pd.concat(frames))
+    write(args.out, files)
     repeated = [path for run in (COMPARED[0], *REPEATED) if (path := found(run, args.results))]
     if len(repeated) > 1:
         agreement([Result(path) for path in repeated], ["DPFL"] * len(repeated), 50).to_csv(
             args.out / "agreement.csv", index=False
         )
-    print(f"{args.out}: {len(files['runs'])} Runs")
 
 
 if __name__ == "__main__":

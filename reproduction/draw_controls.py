@@ -16,22 +16,16 @@ from _common import STYLE
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _tables import Parts, comparable, markdown
+from _tables import markdown
 from control_figures import FIGURES
 from control_lines import COMPARED, FOLDER, SHORT, benign, gaps, in_order, only_long, read
 from draw import filled
-from stored import ours, paired, percent
-from stored import told as told_of
+from stored import ours, paired, percent, told
 
 from dpfl_mpi.plan_power import chance_of, needed
 from dpfl_mpi.settings.controls import ATTACKS
 
 PAGE = HERE.parent / "docs" / "findings.md"
-
-
-def told(parts: Parts) -> str:
-    """Return "+0.20 ± 1.08 (3)": mean, 95 % interval, partitions; a dash where there is none."""
-    return f"{told_of(parts)} ({len(parts)})" if comparable(parts) else "-"
 
 
 def mean_of(runs: pd.DataFrame, row: str, column: str) -> str:

@@ -73,7 +73,7 @@ def random_graph(folder: Path, paper: str) -> str:
                         "B_c": budget,
                         "against": other.partition(" (")[0],
                         "its accuracy, %": ours(percent(runs, other)),
-                        "DPFL minus it": f"{told(gap)} ({len(gap)})",
+                        "DPFL minus it": told(gap),
                         "paper": paper if other.startswith("Random") else "-",
                     }
                 )

@@ -27,24 +27,32 @@ from matplotlib.figure import Figure
 from stored import paired, published, read
 from variance import MARKS, REACH
 
+from dpfl_mpi.plugins import find
+
 CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
+
+
+def methods_of(runs: pd.DataFrame, rows: Iterable[str]) -> list[str]:
+    """Return each row's method."""
+    flags = runs.drop_duplicates("row").set_index("row")["flags"]
+    methods = flags.str.extract(r"--method=(\S+)", expand=False).fillna("dpfl")
+    return [methods[row] for row in rows]
 
 
 def styles(runs: pd.DataFrame, rows: Iterable[str]) -> list[dict[str, Any]]:
     """Return colour and line style of each row's method, as in all figures."""
-    flags = runs.drop_duplicates("row").set_index("row")["flags"]
-    methods = flags.str.extract(r"--method=(\S+)", expand=False).fillna("dpfl")
-    return looks([methods[row] for row in rows])
+    return looks(methods_of(runs, rows))
 
 
 def over(axes: Axes, folder: Path, rows: Iterable[str], x: str) -> None:
-    """Draw test accuracy over a column of curves.csv, a mean over seeds with a band per row."""
-    curves = read(folder, "curves")
+    """Draw test accuracy over a column of curves.csv, a mean over seeds with a band per row; epochs are those of all of a client's models."""
+    curves, runs = read(folder, "curves"), read(folder, "runs")
     shown = [row for row in rows if row in set(curves["row"])]
-    for row, look in zip(shown, styles(read(folder, "runs"), shown), strict=True):
+    for row, method, look in zip(shown, methods_of(runs, shown), styles(runs, shown), strict=True):
         values = curves[curves["row"] == row].groupby(x)["test_acc"]
         mean, spread = 100 * values.mean(), 100 * values.std().fillna(0)
-        curve(axes, mean.index.to_numpy(), mean.to_numpy(), spread.to_numpy(), label=text_label(row), **look)
+        at = mean.index.to_numpy() * (find("method", method).models if x == "epochs" else 1)
+        curve(axes, at, mean.to_numpy(), spread.to_numpy(), label=text_label(row), **look)
 
 
 def accuracy(setting: str, folder: Path) -> Figure | None:
@@ -56,18 +64,22 @@ def accuracy(setting: str, folder: Path) -> Figure | None:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
     for y, row in enumerate(rows):
-        mean, half = interval(paired(clients, row, "Local"))
-        left.errorbar(mean, y, xerr=half, fmt="o", color=BLUE, capsize=2, label="ours, 95 %" if y == 0 else None)
+        values = paired(clients, row, "Local")
+        mean, half = interval(values)
+        left.errorbar(mean, y, xerr=half, fmt="o", color=BLUE if len(values) > 1 else GREY, capsize=2)
         paper = published(setting, row)
         if paper and local:
-            left.plot(paper[0] - local[0], y, "D", mfc="none", color=DARK, label="paper" if y == 0 else None)
+            left.plot(paper[0] - local[0], y, "D", mfc="none", color=DARK)
+    for colour, over_what in ((BLUE, "over partitions"), (GREY, "over clients of one")):
+        left.plot([], [], "o", color=colour, label=f"ours, 95 % {over_what}")
+    left.plot([], [], "D", mfc="none", color=DARK, label="paper")
     left.axvline(0, color=GREY, lw=0.6)
     left.set_yticks(range(len(rows)), [text_label(row) for row in rows])
     left.invert_yaxis()
     left.set_xlabel("difference to Local, points")
     left.legend(loc="lower left")
     over(right, folder, CURVES, "epochs")
-    right.set_xlabel("local epochs")
+    right.set_xlabel("local epochs, of all its models")
     right.set_ylabel("test accuracy, %")
     right.legend(loc="lower right")
     return figure

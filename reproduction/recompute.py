@@ -20,6 +20,9 @@ from _common import accuracy
 import numpy as np
 import pandas as pd
 
+from dpfl_mpi.__main__ import parse
+from dpfl_mpi.data.source import open_source
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 
 
@@ -41,6 +44,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("recomputed"), metavar="DIR")
     args = parser.parse_args()
     line, expected = stored(args.run)
+    try:
+        asked, _ = parse(shlex.split(line["flags"]))
+        sha = open_source(asked).sha256
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    if sha != line["data_sha256"]:
+        print(
+            f"note: these are other images than the page's (sha256 {sha[:12]}, {line['data_sha256'][:12]} there); few clients will agree",
+            flush=True,
+        )
     command = [
         "mpirun",
         "-n",
@@ -54,7 +67,7 @@ def main() -> None:
     print(shlex.join(command), flush=True)
     if code := subprocess.run(command, check=False).returncode:
         raise SystemExit(code)
-    with Result(args.results / f"{line['name']}.h5") as result:
+    with Result(asked.path(args.results)) as result:
         got = accuracy(result)
     same = np.isclose(got, expected, rtol=0, atol=1e-12, equal_nan=True)
     print(

@@ -47,16 +47,16 @@ def paired(clients: pd.DataFrame, a: str, b: str) -> Parts:
 
 
 def difference(clients: pd.DataFrame, a: str, b: str) -> str:
-    """Return "+3.45 ± 1.07": the paired difference and its 95 % interval, a dash where there is none."""
+    """Return "+3.45 ± 1.07 (3)": the paired difference, its 95 % interval and the partitions, a dash where there is none."""
     return "-" if a == b else told(paired(clients, a, b))
 
 
 def told(values: Parts) -> str:
-    """Return a mean and its 95 % interval as a text, a dash where there is none."""
+    """Return "+0.20 ± 1.08 (3)": mean, 95 % interval, partitions; a dash where there is none."""
     if not comparable(values):
         return "-"
     mean, half = interval(values)
-    return f"{mean:+.2f} ± {half:.2f}"
+    return f"{mean:+.2f} ± {half:.2f} ({len(values)})"
 
 
 def verdict(values: np.ndarray, paper: tuple[float, float]) -> str:

@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -274,8 +275,11 @@ def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_p
     other = Result(tiny_result.make(tmp_path / "other.h5", tau_init=1))
     names = [name for _, name, _ in tables.named(tables.repetitions([results[0], other]))]
     assert names == ["DPFL (B_c = 0.75N), tau_init 10", "DPFL (B_c = 0.75N), tau_init 1"]
-    assert tables.value_of(Run(method="ditto", options={"lam": 0.5}), "options") == "lam 0.5"
-    assert tables.value_of(Run(method="replay", graphs="results/a.h5"), "graphs") == "of a"
+    for run, field, said in (
+        (Run(method="ditto", options={"lam": 0.5}), "options", "lam 0.5"),
+        (Run(method="replay", graphs="results/a.h5"), "graphs", "of a"),
+    ):
+        assert tables.value_of(SimpleNamespace(run=run), field) == said
 
 
 @pytest.mark.parametrize("df, quantile", [(1, 12.706), (7, 2.365), (10, 2.228), (30, 2.042), (299, 1.968)])

@@ -57,7 +57,7 @@ def test_csv_by_hand(folder):
     gains = draw.paired(clients, "DPFL (B_c = 0.75N)", "Local")
     np.testing.assert_allclose(gains, [[20, 0, 20, -20], [30, 10, 10, -10]], atol=1e-12)
     # partition means 5 and 10: deviation 3.5355, over sqrt(2) 2.5, t(1) = 12.7062
-    assert draw.difference(clients, "DPFL (B_c = 0.75N)", "Local") == "+7.50 ± 31.77"
+    assert draw.difference(clients, "DPFL (B_c = 0.75N)", "Local") == "+7.50 ± 31.77 (2)"
 
 
 def test_a_row_names_the_options_that_are_not_the_usual():
@@ -228,6 +228,20 @@ def test_the_findings_are_what_the_files_say():
     assert f"{means.mean():+.2f} ± {half:.2f} ({len(means)})" in line
 
 
+def test_what_a_seed_alone_changes_is_what_the_files_say():
+    """DPFL under two seeds on the same 100 clients, t(99) = 1.98422; both pages and the distance of the oracle quote it."""
+    draw = module("draw_controls")
+    clients = pd.read_csv(draw.FOLDER / "clients.csv").merge(pd.read_csv(draw.FOLDER / "runs.csv"), on="run")
+    accuracy = clients[clients["rounds"] >= 20].set_index(["row", "seed", "client"]).sort_index()["test_acc_x"]
+    again, page = accuracy["DPFL, same clients", 32], draw.PAGE.read_text()
+    for one, other in ((again, accuracy["DPFL", 42]), (accuracy["Oracle", 42], again)):
+        points = 100 * (one - other)
+        assert len(points) == 100
+        text = f"{points.mean():.2f} ± {1.98422 * points.std() / 10:.2f}"
+        assert text in page
+        assert text in (FOLDER / "README.md").read_text() or other is again
+
+
 def test_the_findings_on_the_greedy_search_are_what_the_file_says():
     draw = module("draw_controls")
     page, rows = draw.PAGE.read_text(), pd.read_csv(draw.FOLDER / "optimality.csv")
@@ -257,6 +271,39 @@ def test_newcomers_and_lies_by_hand(monkeypatch):
     assert cells == ["DPFL", "noise", "75.00", "-", "12.5", "-"]
     [gap] = draw.gaps(frames["clients"], "DPFL, attack noise:0.2")
     np.testing.assert_allclose(gap, [5, 0], atol=1e-12)
+
+
+def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path):
+    """The same row, seed and length under another name: of all its files the old lines go; those of others stay."""
+    write = module("collect").write
+
+    def lines(run, row, seed, data="a"):
+        runs = pd.DataFrame([{"run": run, "row": row, "seed": seed, "epochs": 500, "data_sha256": data}])
+        return {"runs": [runs], "clients": [pd.DataFrame({"run": run, "client": [0, 1], "test_acc": seed / 100})]}
+
+    for args in (("00000001", "DPFL", 42), ("00000002", "DPFL", 52), ("00000003", "DPFL", 42)):
+        write(tmp_path, lines(*args))
+    for name, each in (("runs", 1), ("clients", 2)):
+        frame = pd.read_csv(tmp_path / f"{name}.csv", dtype={"run": str})
+        assert sorted(frame["run"]) == ["00000002"] * each + ["00000003"] * each
+    with pytest.raises(SystemExit, match="holds Runs on other data"):
+        write(tmp_path, lines("00000004", "Local", 42, "b"))
+    assert len(pd.read_csv(tmp_path / "runs.csv")) == 2
+
+
+def test_one_partition_decides_nothing(tmp_path):
+    """One seed: +20 ± 3 points on four clients is not decided; two seeds of 20 and 22 points, 21 ± 12.7, are."""
+    rows = {
+        ("DPFL (B_c = inf)", 1): [0.5, 0.5, 0.5, 0.54],
+        ("FedAvg+FT", 1): [0.3, 0.3, 0.3, 0.34],
+        ("Local", 1): [0.1] * 4,
+    }
+    table = module("table_1")
+    [line] = [c for c in cells(table.order("nowhere", written(tmp_path, rows))) if c[0].startswith("DPFL")]
+    assert line[1:] == ["+20.00 ± 0.00 (1)", "-", "not decided"]
+    rows |= {("DPFL (B_c = inf)", 2): [0.52] * 4, ("FedAvg+FT", 2): [0.3] * 4}
+    [line] = [c for c in cells(table.order("nowhere", written(tmp_path, rows))) if c[0].startswith("DPFL")]
+    assert line[1:] == ["+21.00 ± 12.71 (2)", "-", "holds"]
 
 
 def test_a_table_without_a_place_is_a_mistake():

@@ -23,7 +23,9 @@ BEST = {  # test accuracy of the best models, by method and seed
 COUNTS = np.array([[6, 0, 0], [0, 5, 0], [4, 1, 0], [0, 0, 8]])
 
 
-def make(path, method="dpfl", seed=42, clients=4, flipped=None, best=None, graphs=None, finished=True, **fields):
+def make(
+    path, method="dpfl", seed=42, clients=4, flipped=None, best=None, graphs=None, finished=True, sha="d", **fields
+):
     """Write the result and return its path."""
     budget = {} if method == "local" else {"budget": fields.pop("budget", 3)}
     run = Run(
@@ -31,7 +33,7 @@ def make(path, method="dpfl", seed=42, clients=4, flipped=None, best=None, graph
     ).resolve()
     graphs = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
     best = np.array(best if best is not None else BEST[method, seed][:clients])
-    meta = {"data_sha256": "d", "partition_sha256": f"p{seed}", "parameters": 10}
+    meta = {"data_sha256": sha, "partition_sha256": f"p{seed}", "parameters": 10}
     start = {
         "time": "2025-05-03T12:00:00+0000",
         "ranks": 2,

@@ -1,0 +1,65 @@
+"""Tables and figures of results that are alike but in one thing, have two models per client, or end in the middle of a round."""
+
+import importlib
+from pathlib import Path
+
+import h5py
+import pytest
+import tiny_result
+
+from dpfl_mpi.results import Result
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Returns a file of analysis/ by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "analysis"))
+    return importlib.import_module
+
+
+def test_data_of_one_name_are_told_apart_by_their_hash(module, tmp_path):
+    """The same Run on other pixels, as of a JPEG copy: a row of its own in every table, none lost."""
+    each = {"aaaaaaaa": 0.5, "bbbbbbbb": 0.7}
+    results = [Result(tiny_result.make(tmp_path / f"{sha}.h5", best=(x,) * 4, sha=sha)) for sha, x in each.items()]
+    data = module("accuracy_table").draw(results).data
+    assert dict(zip(data["method"], data["mean"], strict=True)) == {
+        "DPFL (B_c = 0.75N), data_sha256 aaaaaa": 50,
+        "DPFL (B_c = 0.75N), data_sha256 bbbbbb": pytest.approx(70),
+    }
+    assert len(module("tau_init_table").draw(results).data) == 2
+
+
+def test_of_several_local_the_nearest_is_the_one_to_compare_with(module, tmp_path):
+    """DPFL of 70 % with lr 0.01 is 5 above the Local of its rate, whatever the order, and not 50 above another rate's."""
+    files = {"a": ("local", 0.2, 0.05), "b": ("local", 0.65, 0.01), "c": ("dpfl", 0.7, 0.01)}
+    for order in ("abc", "bac"):
+        results = [Result(tiny_result.make(tmp_path / f"{order}{n}.h5", m, best=(x,) * 4, lr=lr)) for n in order for m, x, lr in [files[n]]]  # fmt: skip
+        gain = module("accuracy_table").draw(results).data.set_index("method")["vs_local"]
+        assert gain.filter(like="DPFL").tolist() == [pytest.approx(5)] and gain.filter(like="Local").isna().all()
+
+
+def test_epochs_are_those_of_both_models(module, tmp_path):
+    """Round 2 of the tiny result is at 20 epochs: 40 of Ditto's two models."""
+    path = tiny_result.make(tmp_path / "ditto.h5", "ditto", best=(0.5,) * 4, graphs=[[[]] * 4] * 3)
+    data = module("accuracy_table").draw([Result(path)]).data
+    assert data["epochs"].tolist() == [40]
+    assert module("learning_curves").draw([Result(path)]).data["epochs"].max() == 40
+
+
+def test_traffic_of_a_round_that_is_being_written_is_left_out(module, tmp_path):
+    """A kill between two appends: round 2 has its traffic, and not its seconds."""
+    path = tiny_result.make(tmp_path / "cut.h5", finished=False)
+    with h5py.File(path, "a") as file:
+        for array in file["seconds"].values():
+            array.resize(2, 0)
+    assert list(module("traffic_and_time").measure(Result(path))["round"]) == [0, 1]
+
+
+def test_latex_escapes_what_it_must(module):
+    table = pd.DataFrame({"method": ["DPFL (B_c = uniform:2:20)", "A & B_1 #2", "DPFL (B_c = inf), tau_init 1"]})
+    text = module("_tables").latex(table)
+    assert r"DPFL (B\_c = uniform:2:20)" in text and r"A \& B\_1 \#2" in text
+    assert r"DPFL ($B_c = \infty$), $\tau_{\mathrm{init}}$ 1" in text
