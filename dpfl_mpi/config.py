@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.controls import ATTACKS, FALSE, controls_of
+from dpfl_mpi.settings.controls import ATTACKS, FALSE, controls_of, shares_of
 from dpfl_mpi.settings.fields import (
     as_dict,
     changed,
@@ -31,7 +31,7 @@ from dpfl_mpi.settings.fields import (
     model_options,
 )
 from dpfl_mpi.settings.files import FILES, contents, is_file, own_defaults, partition_file
-from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name
+from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name, of_clients
 
 OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
@@ -237,12 +237,13 @@ class Run:
         """The version of a resolved Run's numbers: one more where a change altered those of such Runs alone.
 
         Second version: what liars send, and how they choose; who is absent after a drift, or would stop before it; newcomers and SCAFFOLD;
-        models received in a repeated search.
+        models received in a repeated search. One more, too, where a share of the clients was one client short.
         """
         lies = str(self.attack).partition(":")[0] in FALSE
         moved = self.drift and (self.patience or self.participation < 1 or self.available)
         late = self.newcomers and self.method == "scaffold"
-        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1)
+        fewer = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
+        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + fewer
 
     def slug(self) -> str:
         """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""

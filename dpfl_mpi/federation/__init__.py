@@ -181,13 +181,16 @@ class Federation(Parts):
         """Take one step from `block.g`: the Run's optimiser, clipping, decay and momentum; columns not `trained` are frozen."""
         self.training.step(block, loss, trained)
 
-    def columns(self, layers: str) -> Tensor:
+    def columns(self, layers: str, option: str = "head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the model's last), "none", "all", "normalisation", or names with commas.
+
+        Args:
+            option: the method's option that names them, for the sentence of an error.
 
         Raises:
             UserError: the model has no such layer.
         """
-        return self.ensemble.columns(layers, self._head() if "head" in layers.split(",") else "")
+        return self.ensemble.columns(layers, self._head() if "head" in layers.split(",") else "", option)
 
     def _head(self) -> str:
         """Return the name of the model's last layer.

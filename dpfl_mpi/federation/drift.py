@@ -14,6 +14,7 @@ from dpfl_mpi import streams
 from dpfl_mpi.config import Run
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.settings.texts import of_clients
 
 
 class Drift:
@@ -24,7 +25,7 @@ class Drift:
         self.round = int(number)  # 0: never
         self.drifted = np.zeros(run.clients, bool)
         order = streams.stream(run.seed, streams.DRIFT, 0, 0).permutation(run.clients)
-        self.drifted[order[: int(float(share) * run.clients)]] = True
+        self.drifted[order[: of_clients(float(share), run.clients)]] = True
         self.classes = np.sort(streams.stream(run.seed, streams.DRIFT, 0, 1).permutation(classes)[:2])
         self.done = False
 

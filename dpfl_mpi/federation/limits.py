@@ -19,6 +19,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings.files import is_file
+from dpfl_mpi.settings.texts import of_clients
 from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
 
 
@@ -112,10 +113,10 @@ def newcomers(run: Run) -> np.ndarray:
 
 
 def drawn(run: Run, purpose: int, share: float) -> np.ndarray:
-    """Return a share of the clients, rounded down, drawn uniformly, bool `[N]`."""
+    """Return a share of the clients, as `of_clients` counts them, drawn uniformly, bool `[N]`."""
     n = run.clients
     out = np.zeros(n, bool)
-    out[streams.stream(run.seed, purpose, 0, 0).permutation(n)[: int(share * n)]] = True
+    out[streams.stream(run.seed, purpose, 0, 0).permutation(n)[: of_clients(share, n)]] = True
     return out
 
 
@@ -141,7 +142,8 @@ def reach_graph(run: Run) -> CollaborationGraph | None:
         near[edges[:, 0], edges[:, 1]] = True
     elif kind == "geometric":
         place = rng.random((n, 2))
-        near = ((place[:, None] - place[None]) ** 2).sum(2) <= float(value) ** 2
+        for k in range(n):  # row by row: all at once would take 32 N^2 bytes
+            near[k] = ((place[k] - place) ** 2).sum(1) <= float(value) ** 2
     elif kind == "sites":
         site = rng.permutation(n) % int(value)
         near = site[:, None] == site[None]

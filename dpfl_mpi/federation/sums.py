@@ -42,8 +42,8 @@ class Sums:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; see `Federation.average`."""
         members = self.members
         members.check_graph(graph, "the graph of fed.average")
-        if received is None:
-            received = self.mail.exchange(w_KW, graph)
+        if received is None:  # one after the other, those before a client send when they have averaged
+            received = self.mail.exchange(w_KW, graph if self.order is None else later_senders(graph, self.order))
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
         if self.order is not None:
@@ -60,13 +60,13 @@ class Sums:
         The authors' code does this: who comes later averages over averages. Clients that do not wait for one another go at the same time:
         a client's turn is one after the last of its senders that come before it.
         """
-        members, place = self.members, np.argsort(order)
-        before = [graph.of(k)[place[graph.of(k)] < place[k]] for k in range(members.n)]
+        members, late = self.members, later_senders(graph, order)
+        before = [np.setdiff1d(graph.of(k), late.of(k), assume_unique=True) for k in range(members.n)]
         turn = np.zeros(members.n, np.int64)
         for k in order:
             turn[k] = 1 + max(turn[before[k]], default=-1)
         total, local = self._own_terms(w_KW), [graph.of(k) for k in members.ids]
-        self._add(total, received, [s[place[s] > place[k]] for k, s in zip(members.ids, local, strict=True)])
+        self._add(total, received, [late.of(k) for k in members.ids])
         out = w_KW.clone()
         for now in range(int(turn.max()) + 1):
             mine = np.flatnonzero(turn[members.ids] == now)
@@ -192,3 +192,10 @@ class Sums:
         for i in np.flatnonzero(members.active[members.ids]):
             total += self._term(members.ids[i], w_KW[i])
         return torch.from_numpy(members.world.sum_int64(total.cpu().numpy())).to(self.ensemble.device)
+
+
+def later_senders(graph: CollaborationGraph, order: np.ndarray) -> CollaborationGraph:
+    """Return the edges whose sender comes after its receiver in an order of the N clients."""
+    place, receivers = np.argsort(order), graph.receivers()
+    late = place[graph.senders] > place[receivers]
+    return CollaborationGraph.from_edges(graph.n, receivers[late], graph.senders[late])

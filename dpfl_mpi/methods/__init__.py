@@ -106,7 +106,7 @@ class Method:
         """Names of the fields of `Run` that this method does not read: two Runs that differ in one of them are the same."""
         out = set(self.ignores) | (set() if self.preprocesses else {"tau_init"})
         if self.topology != "graph":
-            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs"}
+            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs", "averaging"}
         if self.topology != "graph" or not self.searches:
             out |= {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
         return out

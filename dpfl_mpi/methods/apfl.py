@@ -3,6 +3,7 @@
 Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixture alpha_i v_i + (1 - alpha_i) w_i after local training.
 # Paper: gives the synchronisation gap (every round), not alpha; 0.5 is fixed here, as in later comparisons.
 # Paper: takes v_i's gradient at the mixture with the old w_i, and learns alpha without the pull to 0; both are here as in the authors' code.
+# Paper: alpha's slope is <v_i - w_i, gradient at the mixture>, as here; the code weighs the gradients of its two steps by alpha and 1 - alpha instead.
 """
 
 from __future__ import annotations

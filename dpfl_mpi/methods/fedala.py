@@ -48,6 +48,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row, as Theta and as every Theta_i; every weight is 1."""
+    higher(fed)  # a layer that the model does not have is refused now
     w = fed.initial_row()
     w_i = fed.copies(w)
     fed.evaluate(w_i)
@@ -60,21 +61,26 @@ def round(fed: Federation, state: State, t: int) -> State:
     if t > 1:  # in round 1 Theta is every Theta_i
         learn(fed, w, w_i, weight, learned)  # lines 6-16 of Algorithm 1 are ALA
         here = fed.active[fed.ids]
-        start = mixture(fed.columns(fed.options["layers"]), w, w_i, weight)
+        start = mixture(higher(fed), w, w_i, weight)
         w_i, learned = start.where(fed.ensemble.column(here) > 0, w_i), learned | here
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
     fed.evaluate(w_i)
     return {"client": {"w": w_i, "W": weight, "learned": learned}, "shared": {"w": fed.mean(w_i)}}
 
 
-def mixture(higher: Any, w: Any, w_i: Any, weight: Any) -> Any:
-    """Return Theta_i + (Theta - Theta_i) * W_i in the `higher` layers, bool `[W]`, and Theta in the lower ones: rows."""
-    return (w_i + (w - w_i) * weight).where(higher, w)
+def higher(fed: Federation) -> Any:
+    """Return the columns of the layers that have weights, bool `[W]`."""
+    return fed.columns(fed.options["layers"], option="layers")
+
+
+def mixture(columns: Any, w: Any, w_i: Any, weight: Any) -> Any:
+    """Return Theta_i + (Theta - Theta_i) * W_i in these columns, bool `[W]`, and Theta in the others: rows."""
+    return (w_i + (w - w_i) * weight).where(columns, w)
 
 
 def learn(fed: Federation, w: Any, w_i: Any, weight: Any, learned: np.ndarray) -> None:
     """Learn the weights W_i `[K, W]` in place: one pass over the sample, and until convergence where a client has not `learned` before."""
-    higher = fed.columns(fed.options["layers"])
+    columns = higher(fed)
     per_epoch = -(-fed.clients.n_train // fed.run.batch_size)
     sample = np.ceil(np.round(fed.options["share"] * per_epoch, 9))  # mini-batches; 0.7 of 10 is 7
     still = fed.active[fed.ids]  # who goes on
@@ -86,11 +92,11 @@ def learn(fed: Federation, w: Any, w_i: Any, weight: Any, learned: np.ndarray) -
             learns = still[rows] & (batch.step < sample[rows])
             if not learns.any():
                 continue
-            mixed.w.copy_(mixture(higher, w, w_i[rows], weight[rows]))
+            mixed.w.copy_(mixture(columns, w, w_i[rows], weight[rows]))
             last[rows] = np.where(learns, fed.gradient(mixed, batch).cpu().numpy(), last[rows])
             slope = (w - w_i[rows]) * mixed.g  # of the loss, by W_i
             better = (weight[rows] - fed.options["eta"] * slope).clamp(0, 1)
-            weight[rows] = better.where(higher & (fed.ensemble.column(learns) > 0), weight[rows])
+            weight[rows] = better.where(columns & (fed.ensemble.column(learns) > 0), weight[rows])
         for i in np.flatnonzero(still):
             losses[i].append(float(last[i]))
         still = still & ~learned & ~np.array([converged(of, fed.options["threshold"]) for of in losses], bool)

@@ -28,6 +28,7 @@ METHOD = Method(
     elementwise=True,
     topology="graph",
     searches=False,
+    ignores=("omega_period", "graphs"),
     citation="""@inproceedings{onoszko2021pens,
   title = {Decentralized federated learning of deep neural networks on non-iid data},
   author = {Onoszko, Noa and Karlsson, Gustav and Mogren, Olof and Listo Zec, Edvin},

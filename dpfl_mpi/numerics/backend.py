@@ -19,6 +19,7 @@ from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.steps import adam_step, sgd_step
 
+PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
 Predict = Callable[
@@ -137,7 +138,8 @@ class Backend:
     def memory(self, i: int, w_1W: Tensor, most: int, head: str) -> tuple[Tensor, Tensor]:
         """Return what the head reads of local client i's training images, at most `most` of them, `[M, F]`, and their labels `[M]`."""
         x, y = self.clients.training(i, most)
-        return self.ensemble.features(w_1W, x[None], head)[0], y
+        at_once = max(1, PREPARED // max(1, x[0].numel()))
+        return torch.cat([self.ensemble.features(w_1W, part[None], head)[0] for part in x.split(at_once)]), y
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         """Return the mean loss of m models on local client i's training images, as they are stored, float64 `[m]`."""

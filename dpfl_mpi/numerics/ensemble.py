@@ -120,10 +120,10 @@ class Ensemble:
         """Return float64 values `[k]` as a column `[k, 1]` on the device."""
         return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
 
-    def columns(self, layers: str, head: str) -> Tensor:
+    def columns(self, layers: str, head: str, option: str = "head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", or names with commas.
 
-        "normalisation" is all layers of that kind; none where the model has none.
+        "normalisation" is all layers of that kind; none where the model has none. `option` is the method's, that names the layers.
 
         Raises:
             UserError: the model has no such layer.
@@ -139,7 +139,9 @@ class Ensemble:
             inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
             if not inside:
                 known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
-                raise UserError(f"--options.head is {layers}; allowed are head, none, all, or of the layers {known}")
+                raise UserError(
+                    f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {known}"
+                )
             for n in inside:
                 named[n].fill_(1)
         return row[0] > 0

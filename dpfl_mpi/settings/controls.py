@@ -70,3 +70,9 @@ def attack(value: str | None, flip_share: float) -> str | None:
 def search_period(value: int | str | float) -> float:
     """Return a resolved --omega_period as a number of rounds, inf for never."""
     return math.inf if value == "inf" else float(value)
+
+
+def shares_of(run: Any) -> list[float]:
+    """Return the shares of the clients that a resolved Run draws: those with flipped labels, newcomers, liars, and those that drift."""
+    lying, drifting = str(run.attack or ":0").partition(":")[2], str(run.drift or "0:").partition(":")[0]
+    return [run.flip_share, run.newcomers, float(lying), float(drifting)]

@@ -38,6 +38,11 @@ def every(text: str) -> tuple[str, float] | None:
     return ("never", 0) if text.strip() == "never" else None
 
 
+def of_clients(share: float, clients: int) -> int:
+    """Return how many clients a share of them is, rounded down: exact, where 0.29 * 100 in floats is below 29."""
+    return math.floor(Fraction(str(share)) * clients)
+
+
 def budget_name(budget: Any, clients: int, counts_self: bool) -> int | str:
     """Return a budget as a whole number, or "inf" where it does not bind.
 
