@@ -255,6 +255,11 @@ class Result:
                 out &= ~self[name].astype(bool)
         return out
 
+    def scored(self, name: str = "best/test_acc") -> np.ndarray:
+        """Return accuracies `[N]` in percent, those of benign clients that were scored alone: there may be none."""
+        values = 100 * self[name][self.benign]
+        return values[np.isfinite(values)]
+
     def __contains__(self, name: str) -> bool:
         return name in self.hdf5
 
