@@ -315,15 +315,14 @@ class Federation(Parts):
         self.training.momentum = dict(momentum)
 
     def adopt(
-        self, best_ND: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
+        self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them: models, `reached` by names in `state`, arrays `[N, ...]` in client order.
+        """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`.
 
         A client that has diverged keeps what it had reached.
         """
         mine, _ = self.state()
-        models = np.ascontiguousarray(best_ND[self.ids], np.float32)
-        self.scoring.best[:, : self.ensemble.size] = torch.from_numpy(models).to(self.device)
+        self.scoring.best[:, : self.ensemble.size] = torch.from_numpy(best_KD).to(self.device)
         for name, values in reached.items():
             mine[name][:] = values[self.ids]
         self.members.diverged_round[:] = diverged_round
