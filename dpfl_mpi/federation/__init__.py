@@ -233,11 +233,17 @@ class Federation(Parts):
 
     # models along the graph ----------------------------------------------------------------------------------------------
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send every row along the graph, into the receivers' inboxes, and return what arrived (Algorithm 1, line 9). Collective."""
+        """Send every row along the graph, into the receivers' inboxes, and return what arrived (Algorithm 1, line 9). Collective.
+
+        It is here until rows are sent again, by this or another verb; to use it after that is a `UserError`.
+        """
         return self.mail.exchange(w_KW, graph)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective."""
+        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
+
+        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come.
+        """
         return self.mail.every_row(w_KW)
 
     def narrow(self, graph: CollaborationGraph) -> None:
