@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 
 import pytest
 import torch
@@ -98,6 +99,36 @@ def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path, what, ranks)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "only those of the last sending are here" in lines[0]
+
+
+IN_PASSES = """
+import json, os, sys
+from mpi4py import MPI
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine import train
+from dpfl_mpi.mpi import placement, window
+from dpfl_mpi.mpi.world import World
+slots, init = [], window.Inbox.__init__
+window.Inbox.__init__ = lambda box, *a, **how: (slots.append(int(a[2])), init(box, *a, **how))[1]
+placement.EVERY = int(sys.argv[3])
+train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+os.write(1, (json.dumps(slots) + "\\n").encode())
+"""
+
+
+@pytest.mark.parametrize("name", ["pfedgraph", "cobo"])
+def test_every_row_comes_in_passes_of_one_window(name, tmp_path):
+    """At most EVERY rows at a time, through a window that is made once; order and numbers are those of one pass."""
+    fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": name}
+    alone = run_here(tmp_path / "1.h5", fields)
+    for ranks, every in ((3, 2), (2, 256)):
+        job = {"out": str(tmp_path / f"{ranks}.h5"), "quiet": True}
+        done = mpirun(ranks, "-c", IN_PASSES, json.dumps(fields), json.dumps(job), every)
+        assert (done.returncode, done.stderr) == (0, "")
+        slots = [json.loads(line) for line in done.stdout.splitlines()]
+        assert sorted(slots) == ([[2]] * 3 if every == 2 else [[3], [4]])
+        with Result(alone) as a, Result(job["out"]) as b:
+            assert Result.differences(a, b) == []
 
 
 def test_kept_rows_are_copies():

@@ -17,7 +17,8 @@ from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi import placement
+from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.numerics.ensemble import Ensemble
 
@@ -76,19 +77,24 @@ class MailRoom:
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows pass through the window, as many at a time as it has slots; each is sent to a rank once.
+        The rows pass through the window, as many at a time as it has slots, and at most `placement.EVERY` where there is no graph; each is
+        sent to a rank once.
         """
         members = self.members
         members.exclude_diverged(w_KW)
         self.stage(w_KW)
-        limit = self._capacity() if members.others.any() else np.full(members.world.size, self._row_limit())
-        width = max(1, int(np.minimum(limit, members.n)[members.per_rank > 0].min()))
+        limit, most = self._capacity(), members.n
+        if not members.others.any():  # no graph says how wide the window is
+            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.EVERY)
+        width = rows_per_pass(limit, members.per_rank, most)
+        # so that later passes need no other window
+        slots = min(width, members.n - len(members.ids)) if len(members.ids) else 0
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
         everyone = np.flatnonzero(members.active)
         for start in range(0, len(everyone), width):
             now = everyone[start : start + width]
             to, of = np.nonzero(members.owner[now] != ranks[:, None])
-            here = self.put(self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])))
+            here = self.put(self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])), slots)
             if len(members.ids):
                 with self.log.clock("exchange"):
                     for j in now:
@@ -109,12 +115,15 @@ class MailRoom:
                 "fed.bggc, fed.narrow, or fed.average without models received); only those of the last sending are here"
             )
 
-    def put(self, to: Route) -> Arrived:
-        """Put the staged rows along a route that fits the window, and return the models that are here now. Collective."""
+    def put(self, to: Route, slots: int = 0) -> Arrived:
+        """Put the staged rows along a route that fits the window, and return the models that are here now. Collective.
+
+        A window that must be made has so many `slots` at least.
+        """
         need = int(to.need[self.members.world.rank])
         inbox = self.inbox
         if self.members.world.agree(inbox is None or need > inbox.slots):
-            inbox = self._open(max(need, int(self._capacity()[self.members.world.rank])))
+            inbox = self._open(max(need, slots, int(self._capacity()[self.members.world.rank])))
         assert inbox is not None
         with self.log.clock("exchange"):
             if to.puts and self.sent is not self.staging:
