@@ -131,6 +131,32 @@ def test_every_row_comes_in_passes_of_one_window(name, tmp_path):
             assert Result.differences(a, b) == []
 
 
+AS_ON_A_GPU = """
+import json, sys
+from mpi4py import MPI
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine import train
+from dpfl_mpi.federation import mail
+from dpfl_mpi.mpi.world import World
+init = mail.MailRoom.__init__
+def separate(room, *given):
+    init(room, *given)
+    room.sent = room.staging.clone()
+mail.MailRoom.__init__ = separate
+train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+"""
+
+
+def test_rows_that_are_kept_on_a_gpu_are_put_from_the_host(method, tmp_path):
+    """There the rows for local receivers and those for other ranks are two tensors: here two of the CPU."""
+    fields = FIELDS | {"method": method(TRAINED_ON)}
+    job = {"out": str(tmp_path / "2.h5"), "quiet": True}
+    done = mpirun(2, "-c", AS_ON_A_GPU, json.dumps(fields), json.dumps(job))
+    assert (done.returncode, done.stderr) == (0, "")
+    with Result(run_here(tmp_path / "1.h5", fields)) as a, Result(job["out"]) as b:
+        assert Result.differences(a, b) == []
+
+
 def test_kept_rows_are_copies():
     """A row of `every_row` stays as it was, whatever is sent or trained later."""
     with contextlib.closing(federation(FIELDS)) as fed:
