@@ -29,6 +29,8 @@ from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, t
 from dpfl_mpi.survival.signals import Leave, listen
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dpfl_mpi.mpi.world import World
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
@@ -283,8 +285,7 @@ def summary(path: Path) -> str:
 
     with Result(path) as result:
         script = graph_script()
-        run, test = result.run, result["best/test_acc"][result.benign]
-        test = test[np.isfinite(test)]  # a client may have diverged before it was scored
+        run = result.run
         chosen = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
         received = result["traffic/models_received"]
         rounds = max(len(received) - 1, 1)
@@ -294,9 +295,7 @@ def summary(path: Path) -> str:
             [
                 f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, B_c = {run.budget}, "
                 f"{run.rounds} rounds, seed {run.seed}",
-                f"  test accuracy        {100 * test.mean():.2f} %, mean over clients of their best-validation models "
-                f"({100 * result.mean('round/test_acc')[0]:.2f} % in round 0)",
-                f"  spread over clients  {100 * test.std():.2f} points (lowest {100 * test.min():.1f} %, highest {100 * test.max():.1f} %)",
+                *accuracy(result.scored(), 100 * result.mean("round/test_acc")[0]),
                 *([f"  edges                {edges}"] if chosen.any() else []),
                 f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round, "
                 f"{received[0].mean():.1f} to build Omega",
@@ -312,6 +311,19 @@ def summary(path: Path) -> str:
         )
 
 
+def accuracy(test: np.ndarray, before: float) -> list[str]:
+    """Return lines about the test accuracies of the clients that were scored, in percent, and their mean in round 0."""
+    if not len(test):
+        return [
+            "  test accuracy        no client was scored (flipped labels, liars, newcomers and models that diverged do not count)"
+        ]
+    start = "" if before != before else f" ({before:.2f} % in round 0)"  # nan: nobody was scored in it
+    return [
+        f"  test accuracy        {test.mean():.2f} %, mean over clients of their best-validation models{start}",
+        f"  spread over clients  {test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)",
+    ]
+
+
 def controlled(result: Any) -> list[str]:
     """Return lines about who came later, who lied and who stopped early; none where nobody did."""
     import numpy as np
@@ -319,7 +331,8 @@ def controlled(result: Any) -> list[str]:
     lines = []
     if "newcomers/test_acc" in result:
         after = zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True)
-        lines.append("  newcomers            " + ", ".join(f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in after))
+        means = [f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in after if np.isfinite(a).any()]
+        lines += ["  newcomers            " + ", ".join(means)] if means else []
     if "client/liars" in result:
         liars, chosen = result["client/liars"], [result.chosen(t) for t in range(1, result.last_round + 1)]
         told = [liars[g.senders[result.benign[g.receivers()]]] for g in chosen]
@@ -329,10 +342,8 @@ def controlled(result: Any) -> list[str]:
             if len(met)
             else f"  liars                {liars.sum()} of {len(liars)} clients"
         )
-    if "attack/success" in result:
-        lines.append(
-            f"  backdoor             opens on {100 * np.nanmean(result['attack/success'][result.benign]):.1f} % of marked images"
-        )
+    if "attack/success" in result and len(opens := result.scored("attack/success")):
+        lines.append(f"  backdoor             opens on {opens.mean():.1f} % of marked images")
     if "client/stopped_round" in result:
         stopped = result["client/stopped_round"]
         lines.append(f"  stopped early        {(stopped >= 0).sum()} of {len(stopped)} clients")

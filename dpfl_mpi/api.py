@@ -30,7 +30,7 @@ from dpfl_mpi.layout import ARRAYS
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.results import PHASES
 from dpfl_mpi.settings.fields import fields, to_flags
-from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
+from dpfl_mpi.survival.signals import SIGNALS, Leave, close_pipe, listen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,7 +260,7 @@ def listening() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.set_wakeup_fd(wakeup)
+        close_pipe(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -239,11 +239,13 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     where = "the whole test set" if on == "all" else f"their own {part} samples"
     stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
     scores = scores[result.benign]
+    if not len(scores):
+        return f"no client is scored on {where}: all have flipped labels, lie or come later"
     lines = [
         f"{len(scores)} models on {where}: mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}, "
         f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
     ]
-    if stored is not None:
+    if stored is not None and np.isfinite(stored).any():
         lines.append(
             f"stored in the result: mean {100 * np.nanmean(stored):.2f} %; the same for {int((np.abs(stored - scores) < 1e-9).sum())} of "
             f"{len(scores)} clients"

@@ -87,12 +87,12 @@ def shape(axes: str, run: Run, finished: bool) -> list[Size]:
     return [lengths[axis] for axis in axes.split()]
 
 
-def array(file: Hdf5, name: str, run: Run, finished: bool) -> np.ndarray:
-    """Return an array of a result, checked; one that a later version added is any array of numbers."""
+def array(file: Hdf5, name: str, run: Run, finished: bool, rows: slice | None = None) -> np.ndarray:
+    """Return an array of a result, or some rows of it, checked; one that a later version added is any array of numbers."""
     if name not in ARRAYS:
-        return file.array(name, "iufbOS")
+        return file.array(name, "iufbOS", rows=rows)
     kinds, axes, low, high = ARRAYS[name]
-    return file.array(name, kinds, shape(axes, run, finished), low, high)
+    return file.array(name, kinds, shape(axes, run, finished), low, high, rows)
 
 
 def graph(file: Hdf5, name: str, indptr: np.ndarray, senders: np.ndarray) -> CollaborationGraph:

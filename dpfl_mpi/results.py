@@ -255,18 +255,27 @@ class Result:
                 out &= ~self[name].astype(bool)
         return out
 
+    def scored(self, name: str = "best/test_acc") -> np.ndarray:
+        """Return accuracies `[N]` in percent, those of benign clients that were scored alone: there may be none."""
+        values = 100 * self[name][self.benign]
+        return values[np.isfinite(values)]
+
     def __contains__(self, name: str) -> bool:
         return name in self.hdf5
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name in the layout.
+        """Return an array by its name in the layout; errors as in `part`."""
+        return self.part(name)
+
+    def part(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """Return some rows of an array by its name in the layout, without `rows` all of it.
 
         Raises:
             UserError: it is not there, or damaged: of another type or shape, out of its range, or its checksum does not fit.
         """
         if name not in self.hdf5 or (name not in layout.ARRAYS and name not in self.names()):
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
-        return layout.array(self.hdf5, name, self.run, self.finished)
+        return layout.array(self.hdf5, name, self.run, self.finished, rows)
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""

@@ -114,17 +114,17 @@ def graph(result: Result) -> str:
 
 
 def outcome(result: Result) -> dict[str, Any]:
-    """Return the figures that `--compare` sets side by side, by name."""
-    test, received = 100 * result["best/test_acc"][result.benign], result["traffic/models_received"]
+    """Return the figures that `--compare` sets side by side, by name; a dash where no client was scored."""
+    test, now, received = result.scored(), result.scored("last/test_acc"), result["traffic/models_received"]
     last = result.last_round
     return {
         "state": result.state,
-        "test accuracy, %": f"{np.nanmean(test):.2f}",
-        "std over clients": f"{np.nanstd(test):.2f}",
-        "lowest client, %": f"{np.nanmin(test):.1f}",
+        "test accuracy, %": f"{test.mean():.2f}" if len(test) else "-",
+        "std over clients": f"{test.std():.2f}" if len(test) else "-",
+        "lowest client, %": f"{test.min():.1f}" if len(test) else "-",
         "balanced accuracy, %": of_classes(result, "balanced_accuracy"),
         "macro F1, %": of_classes(result, "macro_f1"),
-        "last round, %": f"{100 * np.nanmean(result['last/test_acc'][result.benign]):.2f}",
+        "last round, %": f"{now.mean():.2f}" if len(now) else "-",
         "local epochs": int(result["round/epochs"][last]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(last).senders),
@@ -134,10 +134,9 @@ def outcome(result: Result) -> dict[str, Any]:
 
 
 def of_classes(result: Result, metric: str) -> str:
-    """Return the mean over clients of a score of their best models in percent; a dash before the end of the run."""
-    if "best/confusion" not in result:
-        return "-"
-    return f"{100 * np.nanmean(result.score(metric)[result.benign]):.2f}"
+    """Return the mean over clients of a score of their best models in percent; a dash before the end of the run, and of none."""
+    scores = result.score(metric)[result.benign] if "best/confusion" in result else np.empty(0)
+    return f"{100 * np.nanmean(scores):.2f}" if np.isfinite(scores).any() else "-"
 
 
 def show(result: Result, last: int, each: int) -> str:
@@ -152,9 +151,15 @@ def show(result: Result, last: int, each: int) -> str:
     return "\n".join(
         [
             f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
-            f"  test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
-            f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %",
-            f"  balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % (of the same models, over classes, then clients)",
+            *(
+                [
+                    f"  test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
+                    f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %",
+                    f"  balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % (of the same models, over classes, then clients)",
+                ]
+                if len(result.scored())
+                else ["  no client was scored"]
+            ),
             f"  {start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
             f"{start['time']}, {head['seconds']} s",
             "\nsettings",
@@ -188,9 +193,10 @@ def compare(a: Result, b: Result) -> str:
         out.append("\nnot compared client by client: the data or the partition differ")
         return "\n".join(out)
     difference = 100 * (b["best/test_acc"] - a["best/test_acc"])[a.benign & b.benign]
+    both = f"{np.nanmean(difference):+.2f} points" if np.isfinite(difference).any() else "no client was scored in both"
     differing = Result.differences(a, b)
     out.append(
-        f"\nclient by client (same partition), B - A: {np.nanmean(difference):+.2f} points; B is better for {int((difference > 0).sum())}, equal for "
+        f"\nclient by client (same partition), B - A: {both}; B is better for {int((difference > 0).sum())}, equal for "
         f"{int((difference == 0).sum())}, worse for {int((difference < 0).sum())}"
     )
     out.append(

@@ -120,18 +120,22 @@ for wrong in ({"budget": 0}, {"ranks": 7}, {"metod": 1}, {"model": "cnn"}, {"dat
         said.append(str(error))
 result = dpfl_mpi.run(results=out, quiet=True, **json.loads(sys.argv[2]))
 line = [said, seen[-1], torch.get_num_threads(), result.finished, result.test_acc, result.starts()[0]["ranks"]]
+is_open = len(os.listdir("/proc/self/fd"))
+for _ in range(3):  # finds the result
+    dpfl_mpi.run(results=out, quiet=True, **json.loads(sys.argv[2])).file.close()
+line.append(len(os.listdir("/proc/self/fd")) - is_open)
 os.write(1, (json.dumps(line) + "\\n").encode())
 """
 
 
 def test_under_mpirun_every_rank_calls(computed, tmp_path):
-    """Every mistake is raised on every rank, and every rank gets the result; one thread per rank meanwhile."""
+    """Every mistake is raised on every rank, and every rank gets the result; one thread per rank meanwhile, no file stays open."""
     (tmp_path / "script.py").write_text(ON_RANKS)
     done = mpirun(3, tmp_path / "script.py", tmp_path, json.dumps(FIELDS))
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 3 and lines[0] == lines[1] == lines[2]
-    said, threads, after, finished, accuracy, ranks = lines[0]
+    said, threads, after, finished, accuracy, ranks, left_open = lines[0]
     starts_of = (
         "--budget is 0",
         "ranks is 7, but the launcher has started 3",
@@ -142,7 +146,7 @@ def test_under_mpirun_every_rank_calls(computed, tmp_path):
         "the ranks were given different settings (some ranks have more of them)",
     )
     assert len(said) == 7 and all(a.startswith(b) for a, b in zip(said, starts_of, strict=True)), said
-    assert (threads, after, finished, ranks) == (1, 2, True, 3)
+    assert (threads, after, finished, ranks, left_open) == (1, 2, True, 3, 0)
     assert accuracy == computed[0].test_acc
 
 

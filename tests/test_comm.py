@@ -213,6 +213,67 @@ def collectives(world):
     assert hosts == ([MPI.Get_processor_name()] * world.size if world.root else [])
 
 
+class Counted:
+    """A communicator that notes which counts, and of which bytes, its Bcast, Gatherv and Allgatherv are given."""
+
+    def __init__(self, comm):
+        self.comm, self.seen = comm, []
+
+    def __getattr__(self, name):
+        call = getattr(self.comm, name)
+        if name not in ("Bcast", "Gatherv", "Allgatherv"):
+            return call
+
+        def counted(*buffers, **how):
+            for buffer in buffers:
+                if isinstance(buffer, np.ndarray):
+                    self.seen.append((name, buffer.size, buffer.itemsize))
+                elif buffer is not None:
+                    _, counts, kind = buffer
+                    self.seen.append((name, np.asarray(counts).tolist(), kind.Get_size()))
+            return call(*buffers, **how)
+
+        return counted
+
+
+def counts_fit_into_an_int(world, monkeypatch):
+    """A gather counts rows, however long they are; what root shares goes out in pieces, none of them longer than PIECE."""
+    counted = World(world.comm)
+    counted.comm = comm = Counted(world.comm)
+    for n in (1, 2, 7):  # fewer clients than ranks, too
+        owner = place(np.arange(n) + 1, world.size)
+        order = np.concatenate([ids_of(owner, np.arange(n) + 1, r) for r in range(world.size)])
+        each, mine = np.bincount(owner, minlength=world.size).tolist(), order[owner[order] == world.rank]
+        for table in (
+            np.arange(n * 6.0).reshape(n, 2, 3),
+            np.arange(n, dtype=np.int16),
+            np.zeros((n, 0)),
+            np.eye(n) > 0,
+        ):
+            size = table[0].nbytes
+            for name, everywhere in (("Gatherv", False), ("Allgatherv", True)):
+                comm.seen.clear()
+                got = counted.gather(table[mine], owner, everywhere)
+                if everywhere or world.root:
+                    assert np.array_equal(got, table[order]) and got.dtype == table.dtype
+                else:
+                    assert got is None
+                here = [(name, len(mine), size), *([(name, each, size)] if everywhere or world.root else [])]
+                assert comm.seen == (here if size else [])
+    monkeypatch.setattr(comm_module, "PIECE", 7)
+    sent = {
+        "a": np.arange(8),
+        "b": np.arange(21, dtype=np.uint8),
+        "none": np.zeros((3, 0)),
+        "c": np.float32([[1.5, 2]]),
+    }
+    comm.seen.clear()
+    got = counted.share(lambda: sent if world.root else {})
+    assert all(np.array_equal(got[name], values) and got[name].dtype == values.dtype for name, values in sent.items())
+    pieces = [count for name, count, size in comm.seen[2:] if size == 1]  # after what `decide` sends
+    assert pieces == [*[7] * 9, 1, 7, 7, 7, 7, 1]
+
+
 def a_mistake_found_by_root_is_raised_everywhere(world):
 
     def make():
@@ -265,9 +326,10 @@ def test_inbox(monkeypatch):
 
 
 @pytest.mark.parallel(RANKS)
-def test_collectives():
+def test_collectives(monkeypatch):
     world = World(MPI.COMM_WORLD)
     collectives(world)
+    counts_fit_into_an_int(world, monkeypatch)
     a_mistake_found_by_root_is_raised_everywhere(world)
     a_bug_on_root_reaches_everyone(world)
     the_exact_sum_does_not_know_the_ranks(world)

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from launch import run_mpi
 from making import folder, images, real
 
 from dpfl_mpi.config import Job, Run
@@ -15,6 +16,8 @@ from dpfl_mpi.describe import main
 from dpfl_mpi.engine import needs
 from dpfl_mpi.engine.needs import needs_of
 from dpfl_mpi.mpi.placement import ids_of, place
+from dpfl_mpi.plugins import find
+from dpfl_mpi.results import Result
 
 
 def shown(capsys, *flags, code=0):
@@ -72,7 +75,6 @@ def test_plan_is_what_the_run_does(tmp_path):
 
     from dpfl_mpi.engine.train import train
     from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.results import Result
 
     few = {"rounds": 2, "clients": 8, "budget": 3, "tau_init": 1, "tau_train": 1}
     for method in ("local", "fedavg", "random_graph"):
@@ -119,6 +121,32 @@ def test_window_of_a_rank():
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     alone = needs_of(Run(method="local", clients=30, min_per_class=1).resolve(), Job(), source, dealt, ensemble, 4, 1)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
+
+
+def test_all_rows_to_all_ranks_are_planned(tmp_path, monkeypatch):
+    """The window and the bytes of methods whose server compares all models: as a run has them, exactly for pfedgraph."""
+    few = {"rounds": 2, "clients": 7, "tau_train": 1}
+    for method in ("pfedgraph", "cobo"):
+        run = Run(method=method, **few).resolve()
+        source = open_source(run)
+        dealt, ensemble = deal(run, source), needs.build(run, source)
+        plan = needs_of(run, Job(), source, dealt, ensemble, 3, 1)
+        assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
+        with Result(run_mpi(3, tmp_path / f"{method}.h5", few | {"method": method})) as result:
+            put = result["traffic/bytes_rma"]
+        assert put[0] == 0 and (put[1:] <= plan.wire[1]).all()
+        once = (3 * 7 - 7) * plan.row  # every row to the two other ranks
+        if method == "pfedgraph":
+            assert put[1:].tolist() == [2 * once] * 2
+        sums = 2 * 3 * 2 * plan.row  # of a mean, which other server methods ask for
+        assert plan.wire == (0, find("method", method).every_row * once + sums)
+        more = needs_of(run, Job(), source, dealt, ensemble, 9, 1)
+        assert more.window[more.clients == 0].tolist() == [0, 0] and more.window[more.clients > 0].all()
+        narrow = needs_of(run, Job(window_gb=3.01 * plan.row / 2**30), source, dealt, ensemble, 3, 1)
+        assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.wire == plan.wire and narrow.passes == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(needs, "EVERY", 2)
+            assert needs_of(run, Job(), source, dealt, ensemble, 3, 1).window.tolist() == [2 * plan.row] * 3
 
 
 def test_saves_what_a_run_reads(tmp_path, capsys):

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import tiny_result
-from launch import ROOT
+from launch import ROOT, run_here
 
 from dpfl_mpi import evaluate, export, show
 from dpfl_mpi.__main__ import summary
@@ -129,6 +129,44 @@ def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
     assert f"python {ROOT}/analysis/graph_evolution.py '{odd}'" in summary(odd)
     said = summary(made["local"])
     assert "edges" not in said and "draw the graph" not in said
+
+
+NOBODY = {
+    "diverged": {"rounds": 1, "lr": 1000.0, "clip_norm": 0.0, "on_divergence": "exclude"},
+    "flipped": {"rounds": 0, "tau_init": 1, "flip_share": 1.0},
+    "late": {"rounds": 1, "newcomers": 0.99},  # two of three: the third diverges
+}
+NOBODY["late"] |= NOBODY["diverged"]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("why", NOBODY)
+def test_a_run_in_which_nobody_was_scored_says_so(why, tmp_path, capsys):
+    """Wherever accuracies are summed up, without a traceback and without `nan`."""
+    path = run_here(tmp_path / "r.h5", {"clients": 3} | NOBODY[why], save_models=True)
+    with Result(path) as result:
+        assert not len(result.scored())
+    said = summary(path).splitlines()
+    assert said[1].startswith("  test accuracy        no client was scored (flipped labels, ")
+    assert not any("nan" in line or "spread over clients" in line for line in said)
+    assert show.main([str(path)]) == 0
+    assert "\n  no client was scored\n" in capsys.readouterr().out
+    assert show.main(["--compare", str(path), str(path)]) == 0
+    out = capsys.readouterr().out
+    assert ["test", "accuracy,", "%", "-", "-"] in [line.split() for line in out.splitlines()]
+    assert "B - A: no client was scored in both; B is better for 0" in out
+    assert evaluate.main([str(path)]) == 0
+    none = why == "flipped"
+    assert ("no client is scored on their own test samples" in capsys.readouterr().out) == none
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_no_newcomers_are_no_line(tmp_path):
+    """0.1 of five clients is none of them; of two in five there is a line."""
+    few = {"clients": 5, "method": "fedavg", "rounds": 1}
+    for share, lines in ((0.1, 0), (0.4, 1)):
+        said = summary(run_here(tmp_path / f"{share}.h5", few | {"newcomers": share}))
+        assert said.count("\n  newcomers  ") == lines and "nan" not in said
 
 
 def test_compare_says_what_differs(made, capsys):

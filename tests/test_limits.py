@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.recipes import make
+from dpfl_mpi.engine import finetune
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import greedy, limits
 from dpfl_mpi.graph import CollaborationGraph
@@ -382,6 +383,58 @@ def test_finetuning_from_the_base_run_is_finetuning(method, tmp_path):
         assert np.array_equal(result["last/test_acc"], test[-1])
         assert np.array_equal(result["client/epochs"], before["client/epochs"] + 3)
         assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
+
+
+IN_BLOCKS = """
+import json, os, sys
+from mpi4py import MPI
+from dpfl_mpi.config import Job, Run
+from dpfl_mpi.engine import finetune, train
+from dpfl_mpi.mpi.world import World
+share, largest = World.share, 0
+def noted(world, make):
+    global largest
+    out = share(world, make)
+    largest = max([largest, *(values.size for values in out.values() if values.ndim == 2 and values.dtype == "float32")])
+    return out
+World.share, finetune.BLOCK = noted, int(sys.argv[3])
+train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+os.write(1, f"{largest}\\n".encode())
+"""
+
+
+def test_the_models_of_a_base_come_in_blocks(tmp_path):
+    """Blocks of two of nine rows, and of one, however small the limit: no rank is sent more at once, and the bits are the same."""
+    fields = {"method": "fedavg", **SMALL}
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    with Result(base) as result:
+        size = result["model/best"].shape[1]
+        assert np.array_equal(result.part("model/best", slice(7, 9)), result["model/best"][7:9])
+    tuned = fields | {"finetune_epochs": 1}
+    whole = run_here(tmp_path / "whole.h5", tuned, results=str(tmp_path))
+    for ranks, limit, rows in ((2, 2 * 4 * size + 5, 2), (1, 1, 1)):
+        job = {"out": str(tmp_path / f"{ranks}.h5"), "results": str(tmp_path), "quiet": True}
+        done = mpirun(ranks, "-c", IN_BLOCKS, json.dumps(tuned), json.dumps(job), limit)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split() == [str(rows * size)] * ranks
+        assert differences(whole, tmp_path / f"{ranks}.h5") == []
+
+
+def test_finetuning_trains_again_where_the_bases_last_models_are_damaged(tmp_path, monkeypatch, capfd):
+    """Nothing of the base is in the result then: the record of its rounds is copied once all blocks have been read."""
+    monkeypatch.setattr(finetune, "BLOCK", 1)
+    fields = {"method": "local", **SMALL}
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    whole = run_here(tmp_path / "whole.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    assert capfd.readouterr().err == ""
+    with Result(base) as result:
+        last = result["model/best"][-1].tobytes()
+    content = base.read_bytes()
+    at = content.index(last)
+    base.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    again = run_here(tmp_path / "again.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    assert "cannot be read: its rounds are computed here" in capfd.readouterr().err
+    assert differences(whole, again) == []
 
 
 def test_finetuning_says_why_it_trains_again(tmp_path):

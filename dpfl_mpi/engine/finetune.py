@@ -6,8 +6,9 @@ computed first: the numbers are the same.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,50 @@ REACHED = {
 }
 
 
+BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
+
+
 def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = run.untuned().path(job.results)
-    base = fed.world.share(lambda: copy_base(path, recorder, fed.about, job))
+    rows = max(1, BLOCK // (4 * fed.ensemble.size))
+    blocks = [slice(first, min(first + rows, fed.n)) for first in range(0, fed.n, rows)]
+    base = fed.world.share(lambda: copy_base(path, recorder, fed.about, job, blocks))
     if not base:
         return False
     reached = {name: base[path] for name, path in REACHED.items()}
     if "client/stopped_round" in base:
         fed.members.stopped_round[:] = base["client/stopped_round"]
-    fed.adopt(base["model/best"], reached, base["client/diverged_round"], int(base["steps"][0]))
+    fed.adopt(models(path, fed, blocks), reached, base["client/diverged_round"], int(base["steps"][0]))
     return True
 
 
-def copy_base(path: Path, recorder: Recorder | None, about: Mapping[str, Any], job: Job) -> dict[str, np.ndarray]:
+def models(path: Path, fed: Federation, blocks: Sequence[slice]) -> np.ndarray:
+    """Return the base's models of this rank's clients, float32 `[K, D]`: root sends all, block by block. Collective.
+
+    Raises:
+        UserError: on every rank; they cannot be read any more.
+    """
+    best = np.empty((len(fed.ids), fed.ensemble.size), np.float32)
+
+    def read(block: slice) -> dict[str, np.ndarray]:
+        with Result(path) as base:  # anew: whoever computes it, a Run has the same models
+            return {"rows": base.part("model/best", block)}
+
+    for block in blocks:
+        sent = fed.world.share(functools.partial(read, block))["rows"]
+        here = (fed.ids >= block.start) & (fed.ids < block.stop)
+        best[here] = sent[fed.ids[here] - block.start]
+    return best
+
+
+def copy_base(
+    path: Path, recorder: Recorder | None, about: Mapping[str, Any], job: Job, blocks: Sequence[slice]
+) -> dict[str, np.ndarray]:
     """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
 
-    It must be of the data that `about` names. Where it cannot be had a warning says why.
+    It must be of the data that `about` names, and its models whole, which are read in `blocks` and not kept. Where it cannot be had a
+    warning says why.
     """
     assert recorder is not None
     why = ""
@@ -62,9 +90,11 @@ def copy_base(path: Path, recorder: Recorder | None, about: Mapping[str, Any], j
                 why = "holds no scores after mixing (--mixed)"
             else:
                 copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
-                reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round", "model/best")}
+                reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round")}
                 if "client/stopped_round" in base:
                     reached["client/stopped_round"] = base["client/stopped_round"]
+                for block in blocks:
+                    base.part("model/best", block)
     except UserError:
         why = "cannot be read" if path.exists() else "is not there"
     if why:

@@ -21,7 +21,16 @@ from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
-from dpfl_mpi.mpi.placement import models_per_pass, node_memory, place, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi.placement import (
+    EVERY,
+    models_per_pass,
+    node_memory,
+    place,
+    rows_per_pass,
+    too_narrow,
+    window_rows,
+    window_slots,
+)
 from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.controls import search_period
 
@@ -109,11 +118,15 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     def per_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, ranks).astype(np.int64)
 
+    method = find("method", run.method)
     slots, limit = window_slots(k_r * run.others, k_r, n), window_rows(job.window_gb, row)
+    held = np.minimum(slots, limit)
+    if run.others == 0 and method.every_row:  # no graph says how wide the window is
+        most = rows_per_pass(np.full(ranks, limit), k_r, min(n, EVERY))
+        held = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
     width = models_per_pass(slots, np.full(ranks, limit), k_r)
     passes = 1 if width is None else -(-run.others // width) if width else 0
     graph = run.others > 0
-    method = find("method", run.method)
     rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
     tau = run.tau_init + rounds * run.tau_train * method.models + run.finetune_epochs
     server = method.topology == "server"  # models go down from it and up again
@@ -138,6 +151,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     summed = (
         2 * ranks * 2 * row if server or searches else 0
     )  # an exact sum of all rows: numbers of 64 bits, there and back
+    everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
     return Needs(
         owner=owner,
         clients=k_r,
@@ -145,12 +159,12 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         data=per_rank(train * (trained * each + LABEL) + (val + test) * (numbers * each + LABEL)),
         models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
         scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
-        window=np.minimum(slots, limit) * row,
+        window=held * row,
         passes=passes,
         parameters=ensemble.size,
         row=row,
         received=received,
-        wire=(asked * row + once + summed * (not server), once + summed * server),
+        wire=(asked * row + once + summed * (not server), once + summed * server + everywhere),
         evaluations=(n * first * repeats, n * later * repeats),
         anew=anew,
         steps=per_rank(-(-train // run.batch_size) * tau),

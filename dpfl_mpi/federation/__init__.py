@@ -236,11 +236,17 @@ class Federation(Parts):
 
     # models along the graph ----------------------------------------------------------------------------------------------
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send every row along the graph, into the receivers' inboxes, and return what arrived (Algorithm 1, line 9). Collective."""
+        """Send every row along the graph, into the receivers' inboxes, and return what arrived (Algorithm 1, line 9). Collective.
+
+        It is here until rows are sent again, by this or another verb; to use it after that is a `UserError`.
+        """
         return self.mail.exchange(w_KW, graph)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective."""
+        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
+
+        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come.
+        """
         return self.mail.every_row(w_KW)
 
     def narrow(self, graph: CollaborationGraph) -> None:
@@ -318,15 +324,14 @@ class Federation(Parts):
         self.training.momentum = dict(momentum)
 
     def adopt(
-        self, best_ND: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
+        self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them: models, `reached` by names in `state`, arrays `[N, ...]` in client order.
+        """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`.
 
         A client that has diverged keeps what it had reached.
         """
         mine, _ = self.state()
-        models = np.ascontiguousarray(best_ND[self.ids], np.float32)
-        self.scoring.best[:, : self.ensemble.size] = torch.from_numpy(models).to(self.device)
+        self.scoring.best[:, : self.ensemble.size] = torch.from_numpy(best_KD).to(self.device)
         for name, values in reached.items():
             mine[name][:] = values[self.ids]
         self.members.diverged_round[:] = diverged_round

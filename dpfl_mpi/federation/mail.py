@@ -17,7 +17,8 @@ from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi import placement
+from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.numerics.ensemble import Ensemble
 
@@ -39,6 +40,9 @@ class MailRoom:
         self.window_gb, self.on_window = window_gb, on_window
         pinned = ensemble.device.type == "cuda"
         self.staging = torch.zeros(len(members.ids), ensemble.width, pin_memory=pinned)  # the rows that are put
+        # what was sent last, for local receivers: a method may train its rows on before it averages what it received
+        self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
+        self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []  # of the last two graphs
 
@@ -67,44 +71,68 @@ class MailRoom:
             )
         self.log.notes["models_received"] += graph.degrees()[members.ids]
         whole, width = self._whole_route(graph)
-        sent = self.attack.sent(w_KW)
-        return Received(self, w_KW, sent, graph, self.put(sent, whole) if width is None else None, width or 0)
+        self.stage(w_KW)
+        return Received(self, w_KW, graph, self.put(whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows pass through the window, as many at a time as it has slots; each is sent to a rank once.
+        The rows pass through the window, as many at a time as it has slots, and at most `placement.EVERY` where there is no graph; each is
+        sent to a rank once.
         """
         members = self.members
         members.exclude_diverged(w_KW)
-        w_KW = self.attack.sent(w_KW)
-        limit = self._capacity() if members.others.any() else np.full(members.world.size, self._row_limit())
-        width = max(1, int(np.minimum(limit, members.n)[members.per_rank > 0].min()))
+        self.stage(w_KW)
+        limit, most = self._capacity(), members.n
+        if not members.others.any():  # no graph says how wide the window is
+            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.EVERY)
+        width = rows_per_pass(limit, members.per_rank, most)
+        # so that later passes need no other window
+        slots = min(width, members.n - len(members.ids)) if len(members.ids) else 0
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
         everyone = np.flatnonzero(members.active)
         for start in range(0, len(everyone), width):
             now = everyone[start : start + width]
             to, of = np.nonzero(members.owner[now] != ranks[:, None])
-            here = self.put(w_KW, self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])))
+            here = self.put(self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])), slots)
             if len(members.ids):
                 with self.log.clock("exchange"):
                     for j in now:
                         yield int(j), here.rows([j])[0]
+            self.check(here.number)  # what is put next is what was staged for this
 
-    def put(self, w_KW: Tensor, to: Route) -> Arrived:
-        """Stage the rows, put them along a route that fits the window, and return the models that are here now. Collective."""
+    def stage(self, w_KW: Tensor) -> None:
+        """Keep what leaves this rank's clients, to be put: what they receive is as it is now, on whichever rank they are."""
+        with self.log.clock("exchange"):
+            self.sent.copy_(self.attack.sent(w_KW).detach())  # 25 MB for 100 CNNs
+        self.sendings += 1
+
+    def check(self, number: int) -> None:
+        """Raise `UserError` where models were sent since the sending of this number: its own are no longer here."""
+        if self.sendings != number:
+            raise UserError(
+                "the models that a fed.exchange or fed.every_row received are used after the next sending (fed.exchange, fed.every_row, "
+                "fed.bggc, fed.narrow, or fed.average without models received); only those of the last sending are here"
+            )
+
+    def put(self, to: Route, slots: int = 0) -> Arrived:
+        """Put the staged rows along a route that fits the window, and return the models that are here now. Collective.
+
+        A window that must be made has so many `slots` at least.
+        """
         need = int(to.need[self.members.world.rank])
         inbox = self.inbox
         if self.members.world.agree(inbox is None or need > inbox.slots):
-            inbox = self._open(max(need, int(self._capacity()[self.members.world.rank])))
+            inbox = self._open(max(need, slots, int(self._capacity()[self.members.world.rank])))
         assert inbox is not None
         with self.log.clock("exchange"):
-            if to.puts:
-                self.staging.copy_(w_KW)  # on a GPU: one host copy of the rank's rows, 25 MB for 100 CNNs
+            if to.puts and self.sent is not self.staging:
+                self.staging.copy_(self.sent)  # on a GPU: one host copy of the rank's rows
             ready = time.perf_counter()
             # after the opening Fence: until then this rank waited for the slowest
             inbox.exchange(to, lambda: self.log.count("wait", time.perf_counter() - ready))
-        return Arrived(self, w_KW, to, inbox)
+        self.sendings += 1
+        return Arrived(self, to, inbox)
 
     # routes and the window -----------------------------------------------------------------------------------------------
     def route(self, graph: CollaborationGraph) -> Route:
@@ -144,6 +172,7 @@ class MailRoom:
         if not alive.all():  # who has diverged sends and receives no more
             graph = graph.only(alive[graph.receivers()] & alive[graph.senders])
         whole, width = self._whole_route(graph)
+        self.sendings += 1  # what has arrived goes with the old window
         self._open(int((whole.need if width is None else self._capacity())[self.members.world.rank]))
 
     def _open(self, slots: int) -> Inbox:
@@ -164,19 +193,26 @@ class MailRoom:
 
 
 class Arrived:
-    """The models that are here now, until the next are put: rows of this rank, which were never sent, and slots of its window."""
+    """The models that are here now, until the next are put: staged rows of this rank, and slots of its window."""
 
-    def __init__(self, mail: MailRoom, w_KW: Tensor, to: Route, inbox: Inbox):
-        self.members, self.ensemble = mail.members, mail.ensemble
-        self.w, self.slot, self.inbox = w_KW, to.slot, inbox
+    def __init__(self, mail: MailRoom, to: Route, inbox: Inbox):
+        self.mail, self.members, self.ensemble = mail, mail.members, mail.ensemble
+        self.w, self.slot, self.inbox, self.number = mail.sent, to.slot, inbox, mail.sendings
 
     def rows(self, senders: Senders) -> Tensor:
-        """Return the models of these senders, `[k, W]` on the device: a local row, or a copy out of the window."""
+        """Return copies of the models of these senders, `[k, W]` on the device.
+
+        Raises:
+            UserError: other models were sent since.
+        """
+        self.mail.check(self.number)
         device, row_of = self.ensemble.device, self.members.row_of
         here = self.members.owner[senders] == self.members.world.rank
         if len(senders) == 1:
             j = senders[0]
-            return (self.w[row_of[j]] if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device))[None]
+            return (
+                self.w[row_of[j]].clone() if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device)
+            )[None]
         out = self.w[torch.from_numpy(np.where(here, row_of[senders], 0)).to(device)]  # one gather, no loop
         for i in np.flatnonzero(~here).tolist():
             out[i] = torch.from_numpy(self.inbox.take(self.slot[senders[i]]))
@@ -201,22 +237,26 @@ class Received:
         self,
         mail: MailRoom,
         w_KW: Tensor,
-        sent_KW: Tensor,
         graph: CollaborationGraph,
         here: Arrived | None,
         width: int,
     ):
-        """Hold what is here already; where that is None, a pass brings each client `width` models.
+        """Hold what is here already; where that is None, a pass brings each client `width` of the staged models.
 
-        `w_KW` are this rank's own rows, `sent_KW` what was sent of them: the same, but for liars.
+        `w_KW` are this rank's own rows; what was sent of them is staged.
         """
-        self.mail, self.w, self.sent, self.graph, self.here, self.width = mail, w_KW, sent_KW, graph, here, width
+        self.mail, self.w, self.graph, self.here, self.width = mail, w_KW, graph, here, width
+        self.number = mail.sendings
 
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
         """Yield, pass by pass, the models here and which of them each local client uses, in its given order. Collective.
 
         One pass where everything is here already; else the order itself is cut into passes of the window's width.
+
+        Raises:
+            UserError: on every rank; other models were sent since.
         """
+        self.mail.check(self.number)
         if self.here is not None:
             yield self.here, list(orders)
             return
@@ -224,4 +264,7 @@ class Received:
         longest = members.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
         for first in range(0, int(longest), self.width):
             now = [s[first : first + self.width] for s in orders]
-            yield self.mail.put(self.sent, self.mail.route(members.collect(now))), now
+            self.mail.check(self.number)
+            here = self.mail.put(self.mail.route(members.collect(now)))
+            self.number = self.mail.sendings
+            yield here, now

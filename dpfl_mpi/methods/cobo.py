@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 METHOD = Method(
     title="CoBo",
     topology="server",
+    every_row=12,  # two, and one per partner of the client with most of them: of thousands hardly ever more than ten
     sends_models=False,  # gradients, too
     citation="""@inproceedings{hashemi2024cobo,
   title = {{CoBo}: Collaborative Learning via Bilevel Optimization},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 METHOD = Method(
     title="pFedGraph",
     topology="server",
+    every_row=2,
     citation="""@inproceedings{ye2023pfedgraph,
   title = {Personalized Federated Learning with Inferred Collaboration Graphs},
   author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},

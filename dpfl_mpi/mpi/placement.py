@@ -19,6 +19,8 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 
+EVERY = 256  # most rows of a pass that brings all rows to all ranks: 64 MB of CNNs
+
 
 def place(work: np.ndarray, ranks: int) -> np.ndarray:
     """Return the rank of every client, int64 `[N]`: heaviest client first, each to the rank with least work so far."""
@@ -66,6 +68,16 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
     """
     narrow = need > capacity
     return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
+
+
+def rows_per_pass(limit: np.ndarray, clients: np.ndarray, most: int) -> int:
+    """Return how many clients' rows go to all ranks in one pass, at least one and at most `most`.
+
+    Args:
+        limit: slots that each rank's window may have `[ranks]`.
+        clients: of each rank `[ranks]`; one without clients receives nothing.
+    """
+    return max(1, int(np.minimum(limit, most)[clients > 0].min()))
 
 
 def too_narrow(window_gb: float, row: int, clients: np.ndarray) -> UserError:

@@ -28,6 +28,7 @@ from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.mpi.placement import node_memory
 
 PATIENCE = 5.0  # seconds until a rank that failed gives up the others
+PIECE = 2**30  # bytes of one broadcast: before MPI 4 a count is an int of 32 bits
 STEP_BEHIND = 0.25  # seconds by which each rank lets the one before it speak
 
 
@@ -104,7 +105,9 @@ class World:
         for name, dtype, shape in self.decide(look):
             if not self.root:
                 made[name] = np.empty(shape, dtype)
-            self.comm.Bcast(made[name], root=0)
+            data = as_bytes(made[name])
+            for start in range(0, len(data), PIECE):
+                self.comm.Bcast(data[start : start + PIECE], root=0)
         return made
 
     def first(self, text: str) -> str:
@@ -144,13 +147,21 @@ class World:
         """Return `[N, ...]` from every rank's `[K, ...]` (its clients in the order of `ids_of`): on root, or on all ranks."""
         rows = np.ascontiguousarray(rows)
         size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
-        counts = np.bincount(owner, minlength=self.size) * size
         self.bytes_collective += rows.nbytes
         out = np.empty((len(owner), *rows.shape[1:]), rows.dtype) if everywhere or self.root else None
-        if everywhere:
-            self.comm.Allgatherv(rows.view(np.uint8).reshape(-1), [as_bytes(out), counts])
-        else:
-            self.comm.Gatherv(rows.view(np.uint8).reshape(-1), [as_bytes(out), counts] if self.root else None, root=0)
+        if size == 0:
+            return out
+        # counted in rows: before MPI 4 a count is an int of 32 bits, and so is where a rank's rows begin
+        row = MPI.BYTE.Create_contiguous(size).Commit()
+        mine: Any = [as_bytes(rows), len(rows), row]
+        all_rows: Any = None if out is None else [as_bytes(out), np.bincount(owner, minlength=self.size), row]
+        try:
+            if everywhere:
+                self.comm.Allgatherv(mine, all_rows)
+            else:
+                self.comm.Gatherv(mine, all_rows, root=0)
+        finally:
+            row.Free()
         return out
 
     def gather_ragged(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -242,9 +253,9 @@ def until_read(stream: IO[str], seconds: float = PATIENCE) -> None:
         pass  # no descriptor, or the reader has gone
 
 
-def as_bytes(array: np.ndarray | None) -> np.ndarray | None:
+def as_bytes(array: np.ndarray) -> np.ndarray:
     """Return the bytes of a contiguous array, as a view."""
-    return None if array is None else array.view(np.uint8).reshape(-1)
+    return array.view(np.uint8).reshape(-1)
 
 
 def world_size() -> int:

@@ -217,14 +217,21 @@ class Hdf5:
             return item
 
     def array(
-        self, name: str, kinds: str, shape: Sequence[Size] | None = None, low: float = -math.inf, high: float = math.inf
+        self,
+        name: str,
+        kinds: str,
+        shape: Sequence[Size] | None = None,
+        low: float = -math.inf,
+        high: float = math.inf,
+        rows: slice | None = None,
     ) -> np.ndarray:
-        """Return a whole array, whose numbers must be from `low` to `high`, or not a number."""
+        """Return a whole array, or some rows of it, whose numbers must be from `low` to `high`, or not a number."""
         item = self.dataset(name, kinds, shape)
-        if item.size * item.dtype.itemsize > memory():
-            raise self.damaged(name, f"has {item.size} values, more than this machine's memory holds")
+        size = math.prod((len(range(len(item))[rows]), *item.shape[1:])) if rows else item.size
+        if size * item.dtype.itemsize > memory():
+            raise self.damaged(name, f"has {size} values, more than this machine's memory holds")
         with self.reading(name):
-            values: np.ndarray = item[()]
+            values: np.ndarray = item[rows or ()]
         values = np.asarray(values)
         if values.dtype.kind in "iuf" and values.size and ((values < low).any() or (values > high).any()):
             raise self.damaged(name, f"has values beyond {low:g} to {high:g}")

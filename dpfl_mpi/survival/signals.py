@@ -49,6 +49,7 @@ class Heard:
     at = 0.0  # monotonic time of the first signal, 0 before it
     name = ""
     pipe = -1  # readable after each signal, even while the main thread waits inside MPI
+    into = -1  # its other end
 
 
 def listen() -> None:
@@ -56,10 +57,18 @@ def listen() -> None:
     out, into = os.pipe()
     os.set_blocking(into, False)
     os.set_blocking(out, False)
-    Heard.pipe = out
+    Heard.pipe, Heard.into = out, into
     signal.set_wakeup_fd(into, warn_on_full_buffer=False)
     for number in SIGNALS:
         signal.signal(number, lambda number, _: hear(number))
+
+
+def close_pipe(wakeup: int) -> None:
+    """Close what `listen` has opened; the number of a signal is written to `wakeup` from now on, -1: nowhere. Main thread only."""
+    signal.set_wakeup_fd(wakeup)  # first: no signal may be written into a file that has the pipe's number next
+    os.close(Heard.into)
+    os.close(Heard.pipe)
+    Heard.pipe = Heard.into = -1
 
 
 def hear(number: int) -> None:
