@@ -140,6 +140,13 @@ def cost_lines(result: Result) -> pd.DataFrame:
     return frame
 
 
+def newcomer_lines(result: Result) -> pd.DataFrame:
+    """Return the lines of newcomers.csv: the accuracy of each client that came later, after each number of epochs of its own."""
+    clients = np.flatnonzero(result["client/newcomers"])
+    parts = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, clients], strict=True)
+    return pd.concat(pd.DataFrame({"client": clients, "epochs": epochs, "test_acc": each}) for epochs, each in parts)
+
+
 def graph_lines(result: Result) -> pd.DataFrame:
     """Return the lines of graphs.csv: the measures of Omega, and of the last round's graph."""
     common, rows = overlap(result["client/class_counts"]), []
@@ -178,6 +185,8 @@ def main() -> None:
         }
         if has_graph(result):
             lines["graphs"] = graph_lines(result)
+        if "newcomers/test_acc" in result:
+            lines["newcomers"] = newcomer_lines(result)
         for name, frame in lines.items():
             frame.insert(0, "run", result.run.slug()[-8:])
             files.setdefault(name, []).append(frame)

@@ -148,8 +148,9 @@ def share(value: float) -> str:
 
 
 def came_later() -> str:
-    """Return the table of newcomers."""
-    runs = read("runs")
+    """Return the table of newcomers: their accuracy, and DPFL's minus it, paired by client."""
+    runs, each = read("runs"), read("newcomers")
+    wide = 100 * each[each["epochs"] == 5].pivot(index="client", columns="row", values="test_acc")
     rows = []
     for row, part in runs[runs["row"].str.contains("newcomers")].groupby("row", sort=False):
         line = part.iloc[0]
@@ -161,6 +162,9 @@ def came_later() -> str:
                     f"newcomers, E = {e}": f"{100 * line[f'newcomers_{e}']:.1f} ± {100 * line[f'newcomers_{e}_half']:.1f}"
                     for e in (0, 1, 5)
                 },
+                "DPFL minus it, E = 5": "-"
+                if row.startswith("DPFL")
+                else told([(wide["DPFL, newcomers 0.1"] - wide[row]).to_numpy()]),
             }
         )
     return markdown(pd.DataFrame(rows))

@@ -92,3 +92,31 @@ def test_a_layer_that_is_not_there_is_refused_at_once_by_its_option():
 
         with pytest.raises(UserError, match=r"--options.layers is foo; allowed are head, none, all, or of the layers"):
             fedala.init(fed)
+
+
+def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
+    """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
+    from dpfl_mpi.engine import build
+
+    for limit in (18_000, 17_999):
+        monkeypatch.setattr(build, "node_memory", lambda shared, limit=limit: (limit, "a test"))
+        if limit == 18_000:
+            federation(SMALL).close()
+            continue
+        with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
+            federation(SMALL)
+
+
+def test_a_plan_counts_confusion_matrices():
+    """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes; rank 0 writes all nine, at 20 bytes."""
+    from dpfl_mpi.config import Job
+    from dpfl_mpi.data.recipes import deal
+    from dpfl_mpi.data.source import open_source
+    from dpfl_mpi.engine import needs
+
+    run = Run(**SMALL).resolve()
+    source = open_source(run)
+    plan = needs.needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 3, 1)
+    assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
+    without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
+    assert (plan.memory - without).tolist() == plan.confusion.tolist()

@@ -265,8 +265,16 @@ def test_newcomers_and_lies_by_hand(monkeypatch):
     clients = pd.DataFrame({"run": ["b", "b"], "client": [0, 1], "test_acc": [0.7, 0.8], "val_acc": [0.75, 0.8]})
     frames = {"runs": runs, "clients": clients.merge(runs[["run", "row", "seed", "rounds"]], on="run")}
     monkeypatch.setattr(draw, "read", frames.__getitem__)
-    cells = [cell.strip() for cell in draw.came_later().splitlines()[-1].strip("|").split("|")]
-    assert cells == ["DPFL", "80.00", "10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0"]
+    later = [("a", 0, 0.6), ("a", 1, 0.65), ("c", 0, 0.7), ("c", 1, 0.85)]
+    frames["newcomers"] = pd.DataFrame(later, columns=["run", "client", "test_acc"]).assign(epochs=5)
+    frames["newcomers"]["row"] = frames["newcomers"]["run"].map(
+        {"a": "DPFL, newcomers 0.1", "c": "Local, newcomers 0.1"}
+    )
+    frames["runs"].loc[2] = runs.loc[0].replace({"a": "c", "DPFL, newcomers 0.1": "Local, newcomers 0.1"})
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in draw.came_later().splitlines()[-2:]]
+    # differences of the two newcomers -10 and -20: mean -15, deviation 7.0711, over sqrt(2) 5, t(1) = 12.7062
+    assert cells[0] == ["DPFL", "80.00", "10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0", "-"]
+    assert cells[1] == ["Local", "80.00", "10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0", "-15.00 ± 63.53 (1)"]
     cells = [cell.strip() for cell in draw.attacks().splitlines()[-1].strip("|").split("|")]
     assert cells == ["DPFL", "noise", "75.00", "-", "12.5", "-"]
     [gap] = draw.gaps(frames["clients"], "DPFL, attack noise:0.2")

@@ -17,6 +17,7 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
 from dpfl_mpi.data.validation import search_first
+from dpfl_mpi.engine.needs import written
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
@@ -31,6 +32,7 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
+from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend
 from dpfl_mpi.numerics.clients import Clients
@@ -75,6 +77,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     attack = Attack(run, members, ensemble)
     rate = functools.partial(learning_rate, run)
     training = Training(members, log, backend, attack, rate, run.momentum_state == "reset")
+    world.decide(lambda: check_classes(run.clients, source.classes))
     metric_batch = run.batch_size if run.metric == "batch" else 0
     scoring = Scoring(members, log, backend, source.classes, run.tie == "latest", job.mixed, metric_batch)
     mail = MailRoom(members, log, ensemble, attack, job.window_gb, on_window)
@@ -95,6 +98,16 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     return Parts(
         run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, recorded, drift
     )
+
+
+def check_classes(clients: int, classes: int) -> None:
+    """Raise `UserError` where root could not write every client's confusion matrix at the end: it grows with the square of the classes."""
+    need, (limit, name) = written(clients, classes), node_memory(shared=False)
+    if need > limit:
+        raise UserError(
+            f"the confusion matrices of {clients} clients and {classes} classes need {need / 2**30:.2f} GiB on rank 0, whose node has "
+            f"{limit / 2**30:.2f} GiB ({name}): use fewer --clients, or data with fewer classes"
+        )
 
 
 def listed(values: Sequence[str | float]) -> str:

@@ -69,6 +69,7 @@ class Needs:
     data: np.ndarray  # bytes
     models: np.ndarray  # bytes
     scratch: np.ndarray  # bytes while one client is scored
+    confusion: np.ndarray  # bytes of confusion matrices: each rank's, and on root all of them, which it writes
     window: np.ndarray  # bytes
     passes: int  # in which the widest graph is exchanged
     parameters: int
@@ -87,7 +88,7 @@ class Needs:
     @property
     def memory(self) -> np.ndarray:
         """Bytes a rank needs in all."""
-        return PYTHON + self.data + self.models + self.scratch + self.window
+        return PYTHON + self.data + self.models + self.scratch + self.confusion + self.window
 
 
 def build(run: Run, source: Source) -> Any:
@@ -159,6 +160,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         data=per_rank(train * (trained * each + LABEL) + (val + test) * (numbers * each + LABEL)),
         models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
         scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
+        confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=held * row,
         passes=passes,
         parameters=ensemble.size,
@@ -184,6 +186,11 @@ def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:
         return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
     except UserError:
         return None
+
+
+def written(clients: int, classes: int) -> int:
+    """Return the bytes that root holds of all clients' confusion matrices when it writes them: int64 as they come and in order, and int32."""
+    return clients * classes**2 * (8 + 8 + 4)
 
 
 def image_bytes(source: Source, ensemble: Any) -> int:
