@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ torch.backends.mha.set_fastpath_enabled(False)
 torch.backends.cuda.enable_flash_sdp(False)
 torch.backends.cuda.enable_mem_efficient_sdp(False)
 torch.backends.cuda.enable_cudnn_sdp(False)
+# without AVX-512, oneDNN of torch 2.13 writes beyond the end of convolutions of few channels and ends the process; PyTorch has others
+if platform.machine() in ("x86_64", "AMD64") and torch.backends.cpu.get_cpu_capability() != "AVX512":
+    torch.backends.mkldnn.set_flags(_enabled=False)
 
 Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by number
 FIXED_POINT = 2.0**50  # scale of the exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62
