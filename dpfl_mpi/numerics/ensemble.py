@@ -31,6 +31,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 # without AVX-512, oneDNN of torch 2.13 writes beyond the end of convolutions of few channels and ends the process; PyTorch has others
 if platform.machine() in ("x86_64", "AMD64") and torch.backends.cpu.get_cpu_capability() != "AVX512":
     torch.backends.mkldnn.set_flags(_enabled=False)
+    torch.backends.nnpack.set_flags(_enabled=False)  # which came next, and rounds even sums of whole numbers
 
 Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by number
 FIXED_POINT = 2.0**50  # scale of the exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62
