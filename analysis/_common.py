@@ -33,7 +33,6 @@ from matplotlib.figure import Figure
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import declared
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import changed, to_flags
 
@@ -228,11 +227,6 @@ def graphs(results: Sequence[Result]) -> list[Result]:
     if not out:
         raise UserError("none of these results has a collaboration graph (their clients receive from nobody)")
     return out
-
-
-def local_epochs(result: Result) -> np.ndarray:
-    """Return the local epochs that a client has trained up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
-    return result["round/epochs"] * declared(result.run).models
 
 
 def over_rounds(

@@ -12,26 +12,21 @@ import numpy as np
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Method, declared
+from dpfl_mpi.methods import declared
 from dpfl_mpi.plugins import find, shipped, short
 from dpfl_mpi.results import Result
 
 DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
 
 
-def method_of(run: Run) -> Method:
-    """Return what a run's method declares; of code that is not shipped what the result tells, which executes nothing."""
-    return declared(run)
-
-
 def has_budget(run: Run) -> bool:
     """Return whether a run's models move along a graph, under its budget."""
-    return method_of(run).topology == "graph"
+    return declared(run).topology == "graph"
 
 
 def method_name(run: Run) -> str:
     """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
-    return method_of(run).title + ("+FT" if run.finetune_epochs else "")
+    return declared(run).title + ("+FT" if run.finetune_epochs else "")
 
 
 def budget_label(run: Run) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _common import SEEDS, Drawing, accuracy, local_epochs, main
+from _common import SEEDS, Drawing, accuracy, main
 
 import numpy as np
 import pandas as pd
-from _names import budget_order, method_of
+from _names import budget_order
 from _tables import (
     Group,
     Parts,
@@ -32,6 +32,7 @@ from _tables import (
 )
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.methods import declared
 from dpfl_mpi.metrics import METRICS
 from dpfl_mpi.results import Result
 
@@ -123,7 +124,7 @@ def published(where: str, name: str) -> str:
 
 def epochs(result: Result) -> int:
     """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
-    return int(local_epochs(result)[result.last_round]) + result.run.finetune_epochs
+    return int(result.local_epochs[result.last_round]) + result.run.finetune_epochs
 
 
 def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
@@ -180,8 +181,8 @@ def unlike(a: Result, b: Result) -> tuple[int, int]:
         "budget",
         "rounds",
         "finetune_epochs",
-        *method_of(a.run).unread,
-        *method_of(b.run).unread,
+        *declared(a.run).unread,
+        *declared(b.run).unread,
     }
     mine, theirs = fields(a), fields(b)
     return sum(mine[name] != theirs.get(name) for name in mine if name not in own), abs(epochs(a) - epochs(b))

@@ -146,9 +146,8 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
     names = labels(singles(results))
     shown = {r.path: rounds_to_show(r, rounds, several) for r in results}
     wide = max(len(s) for s in shown.values())
-    columns = (
-        wide if several or wide <= 5 else 3 if wide == 6 else min((5, 4), key=lambda c: -wide % c)
-    )  # fewest empty cells
+    # the fewest empty cells
+    columns = wide if several or wide <= 5 else 3 if wide == 6 else min((5, 4), key=lambda c: -wide % c)
     rows = len(results) if several else -(-wide // columns)
     side = min(TEXT / columns, 2.3)
     figure, grid = plt.subplots(

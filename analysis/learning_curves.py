@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _common import TEXT, Drawing, curve, legend, local_epochs, main, over_rounds
+from _common import TEXT, Drawing, curve, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,7 +34,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         untuned = group[0].run.untuned().key()
         based = any(g[0].key == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
         tuning: list[tuple[int, int, float]] = []  # round, epochs, accuracy
-        epochs = local_epochs(group[0])
+        epochs = group[0].local_epochs
         for axes, array, factor in zip(
             grid[settings.index(where)], ("round/test_acc", "round/val_loss"), (100, 1), strict=True
         ):

@@ -9,11 +9,12 @@ from _common import COLUMN, SEEDS, Drawing, curve, legend, main, over_rounds
 import matplotlib.pyplot as plt
 import pandas as pd
 from _looks import labels, looks
-from _names import budget_order, has_budget, method_of, setting
+from _names import budget_order, has_budget, setting
 from _tables import comparable, fields, interval, means, named, over, paired, repetitions
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.methods import declared
 from dpfl_mpi.results import Result
 
 RUNS = [
@@ -29,7 +30,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     groups = repetitions(r for r in results if has_budget(r.run))
     if not groups:
         raise UserError("none of these results has a budget: their models do not move along a graph")
-    groups.sort(key=lambda g: (setting(g[0].run), not method_of(g[0].run).searches, -budget_order(g[0].run)))
+    groups.sort(key=lambda g: (setting(g[0].run), not declared(g[0].run).searches, -budget_order(g[0].run)))
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
     rows = []
     entries = zip(named(groups), labels(groups), looks([g[0].run.method for g in groups]), strict=True)
@@ -54,7 +55,7 @@ def gaps(groups: Sequence[list[Result]]) -> list[str]:
     names = {id(g): name for g, (_, name, _) in zip(groups, named(groups), strict=True)}
     for a in groups:
         for b in groups:
-            searches = [method_of(g[0].run).searches for g in (a, b)]
+            searches = [declared(g[0].run).searches for g in (a, b)]
             difference = paired(a, b)
             if searches == [True, False] and alike(a[0], b[0]) and comparable(difference):
                 mean, half = interval(difference)
@@ -67,7 +68,7 @@ def gaps(groups: Sequence[list[Result]]) -> list[str]:
 
 def alike(a: Result, b: Result) -> bool:
     """Return whether two runs differ in nothing but what their methods alone read."""
-    own = {"method", "options", *method_of(a.run).unread, *method_of(b.run).unread}
+    own = {"method", "options", *declared(a.run).unread, *declared(b.run).unread}
     mine, theirs = fields(a), fields(b)
     return all(mine[name] == theirs.get(name) for name in mine if name not in own)
 

@@ -54,7 +54,7 @@ def summary(result: Result) -> dict[str, Any]:
         "std over clients": round(float(100 * np.nanstd(best)), 2),
         "lowest client, %": round(float(100 * np.nanmin(best)), 1),
         "last round, %": round(float(100 * np.nanmean(result["last/test_acc"][result.benign])), 2),
-        "local epochs": int(result["round/epochs"][result.last_round]),
+        "local epochs": int(result.local_epochs[result.last_round]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(result.last_round).senders),
         "models received per client": round(float(result["traffic/models_received"].sum() / n), 1),
@@ -84,7 +84,7 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
         "summary": summary(result),
-        "epochs": result["round/epochs"][: last + 1].tolist(),
+        "epochs": result.local_epochs[: last + 1].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
             "validation accuracy, %": rounded(100 * result.mean("round/val_acc"), 3),

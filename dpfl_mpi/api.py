@@ -71,11 +71,11 @@ class Result(results.Result):
     def curves(self) -> pd.DataFrame:
         """Return one row per round (0 is after preprocessing): means over benign clients of losses and accuracies (0 to 1), and what it cost.
 
-        epochs are the local epochs of a client so far, edges those of the round's graph, models_received the mean over clients,
+        epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over clients,
         seconds those of the slowest rank in each phase, added up.
         """
         rows = self.last_round + 1
-        columns = {"epochs": self["round/epochs"][:rows]} if rows else {}
+        columns = {"epochs": self.local_epochs[:rows]} if rows else {}
         if rows:
             columns |= {
                 n: self.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")

@@ -313,7 +313,7 @@ class Resolved(Run):
 
 
 def declared(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
-    """Return by kind what `code` that is not shipped says of itself: its short name, of a method all texts and switches of its `Method`, too.
+    """Return by kind what `code` that is not shipped says of itself: its short name, of a method all texts, numbers and switches of its `Method`, too.
 
     `tuning` are the defaults of those of its options that concern the tuning alone.
     """
@@ -321,7 +321,7 @@ def declared(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) ->
     if "method" in out:
         facts = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
         tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
-        out["method"] |= {n: v for n, v in facts.items() if isinstance(v, str | bool)} | {"tuning": tuning}
+        out["method"] |= {n: v for n, v in facts.items() if isinstance(v, str | int)} | {"tuning": tuning}
     return out
 
 

@@ -102,9 +102,8 @@ def rewired(graph: CollaborationGraph, rng: np.random.Generator, swaps: int = 20
     receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
     edges = set(zip(receivers, senders, strict=True))
     count = len(senders)
-    tries = (
-        rng.integers(0, max(count, 1), (count, 2)).tolist() for _ in range(swaps)
-    )  # a list of all would hold 160 bytes per try
+    # a generator: a list of all would hold 160 bytes per try
+    tries = (rng.integers(0, max(count, 1), (count, 2)).tolist() for _ in range(swaps))
     for a, b in itertools.chain.from_iterable(tries):
         one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
         if one[0] == one[1] or two[0] == two[1] or one in edges or two in edges:

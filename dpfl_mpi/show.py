@@ -92,9 +92,8 @@ def graph(result: Result) -> str:
     if not len(result["graph/chosen/senders"]):
         return "  no edges: no client chooses whose models it receives"
     rows = []
-    omega = (
-        [("Omega", 0)] if len(result.omega().senders) else []
-    )  # there are methods that choose anew in each round alone
+    # some methods choose anew in each round and have no Omega
+    omega = [("Omega", 0)] if len(result.omega().senders) else []
     for name, t in (*omega, (f"round {last}", last)):
         a = result.graph(t)
         one_way, pairs = asymmetry(a)
@@ -125,7 +124,7 @@ def outcome(result: Result) -> dict[str, Any]:
         "balanced accuracy, %": of_classes(result, "balanced_accuracy"),
         "macro F1, %": of_classes(result, "macro_f1"),
         "last round, %": f"{now.mean():.2f}" if len(now) else "-",
-        "local epochs": int(result["round/epochs"][last]) + result.run.finetune_epochs,
+        "local epochs": int(result.local_epochs[last]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(last).senders),
         "models received": int(received.sum()),

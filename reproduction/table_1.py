@@ -69,9 +69,8 @@ def order(setting: str, folder: Path) -> str:
             continue
         mean, half = interval(values)
         found = "holds" if mean > 0 else "**does not hold**"
-        if (
-            abs(mean) <= half or len(values) == 1
-        ):  # the interval over one partition's clients leaves out the Run's own chance
+        # over one partition's clients an interval leaves out the Run's own chance
+        if abs(mean) <= half or len(values) == 1:
             found = "not decided"
         pa, pb = published(setting, a), published(setting, b)
         rows.append(

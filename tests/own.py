@@ -13,7 +13,7 @@ from dpfl_mpi.config import option
 from dpfl_mpi.methods import Method
 import helper
 
-METHOD = Method(title="Mine", topology="none", citation="@misc{mine, title = {Mine}}")
+METHOD = Method(title="Mine", topology="none", models=2, citation="@misc{mine, title = {Mine}}")
 
 @dataclass(frozen=True)
 class Options:

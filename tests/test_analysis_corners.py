@@ -7,7 +7,8 @@ import h5py
 import pytest
 import tiny_result
 
-from dpfl_mpi.results import Result
+from dpfl_mpi.api import Result
+from dpfl_mpi.show import outcome
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
@@ -47,6 +48,9 @@ def test_epochs_are_those_of_both_models(module, tmp_path):
     data = module("accuracy_table").draw([Result(path)]).data
     assert data["epochs"].tolist() == [40]
     assert module("learning_curves").draw([Result(path)]).data["epochs"].max() == 40
+    assert module("report").draw([Result(path)]).data["local epochs"].tolist() == [40]
+    assert outcome(Result(path))["local epochs"] == 40
+    assert Result(path).curves()["epochs"].tolist() == [20, 30, 40]
 
 
 def test_traffic_of_a_round_that_is_being_written_is_left_out(module, tmp_path):

@@ -105,6 +105,8 @@ def bad_options():
         ({"finetune_gradient": lambda fed: None}, "which is called as finetune_gradient(fed, start)"),
         ({"METHOD": {"server": True}}, "METHOD of the method mine is {'server': True}; it must be a Method(...)"),
         ({"METHOD": Method(topology="star")}, "has topology='star'; allowed are none, server, graph"),
+        ({"METHOD": Method(models=0)}, "has models=0; allowed are whole numbers from 1 to 1000"),
+        ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
         ({"Options": NoDataclass}, "Options of the method mine must be a dataclass"),
         ({"Options": bad_options()}, "with true or false, a number or a text as the default"),
     ],

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import own
@@ -300,7 +301,8 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monke
     with Result(alone) as result:
         method = declared(result.run)
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
-        assert method.citation == "@misc{mine, title = {Mine}}"
+        assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
+        assert result.local_epochs.tolist() == (2 * result["round/epochs"]).tolist()
         assert names.class_names(result) == ["ash", "birch", "cedar", "elm"]
         assert names.label(result.run) == "Mine"
         (row,) = tables.measure([result]).to_dict("records")
@@ -321,6 +323,13 @@ def test_no_result_names_what_is_executed(alone, capsys):
         with pytest.raises(UserError, match="it is executed only where a command line or a Run names it"):
             find("method", result.run.method)
     assert show.main([str(alone), "--cite"]) == 0
+
+
+def test_a_number_that_no_method_can_declare_is_not_believed():
+    """A result tells of its method what its code said; 10^30 models would end in an overflow."""
+    for told, models in ((2, 2), (0, 1), (10**30, 1), (True, 1), ("2", 1)):
+        run = SimpleNamespace(method="mine.py", declared={"method": {"name": "mine", "models": told}})
+        assert declared(run).models == models
 
 
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):

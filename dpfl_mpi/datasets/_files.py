@@ -265,9 +265,8 @@ def exact(image: Any, where: str) -> Any:
         UserError: it has more than 8 bits that matter, transparent pixels, or colours without a fixed meaning in RGB.
     """
     tiles = getattr(image, "tile", [])
-    stored = " ".join(str(tile[3]) for tile in tiles).replace(
-        "BGR;16", ""
-    )  # Pillow's names of how the file has it; that one has 5 bits
+    # Pillow's names of how the file has it; BGR;16 has 5 bits
+    stored = " ".join(str(tile[3]) for tile in tiles).replace("BGR;16", "")
     deep = ";16" in stored or any(tile[0].startswith("ppm") for tile in tiles)  # netpbm with another maximum than 255
     if image.mode.startswith("I;16") or (image.mode == "I" and (deep or image.format == "PNG")):
         values = np.asarray(image).astype(np.int64)

@@ -149,9 +149,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     np.maximum.at(largest_val, owner, val)
     asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
     once = int(slots.sum()) * row if graph else 0
-    summed = (
-        2 * ranks * 2 * row if server or searches else 0
-    )  # an exact sum of all rows: numbers of 64 bits, there and back
+    summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
     everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
     return Needs(
         owner=owner,

@@ -198,9 +198,8 @@ def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> Non
         assert recorder is not None and confusion is not None
         recorder.once({"best/confusion": confusion.astype(np.int32)})
         if fed.run.patience:
-            recorder.once(
-                {"client/stopped_round": fed.members.stopped_round}
-            )  # the last may have stopped after the last record
+            # once more: the last may have stopped after the last record
+            recorder.once({"client/stopped_round": fed.members.stopped_round})
         if opens is not None:
             recorder.once({"attack/success": opens})
         if models is not None:

@@ -58,9 +58,7 @@ class Greedy:
             widths = members.others[members.ids]  # of a client's batch; 0 once its budget is full
             while True:  # line 10
                 batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
-                graph = members.collect(
-                    batch
-                )  # line 11; a rank draws its own clients' candidates, and says who they are
+                graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
                 if len(graph.senders) == 0:
                     break
                 for here, now in self.mail.exchange(w_KW, graph).passes(batch):

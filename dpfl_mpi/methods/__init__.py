@@ -52,6 +52,10 @@ CALLS = {
     "newcomer": "newcomer(fed, state)",
 }
 OPTIONAL = ("finetune_gradient", "newcomer")
+WHOLE = {
+    "models": range(1, 1001),
+    "every_row": range(1001),
+}  # fields of `Method` that are numbers, and what they may be
 HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
 
@@ -79,22 +83,17 @@ class Method:
     # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
-    asks_all: bool = (
-        False  # of a graph that is not searched: a choice receives and scores the model of each client in reach
-    )
+    # of a graph that is not searched: a choice receives and scores the model of each client in reach
+    asks_all: bool = False
     ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of omega_period and graphs
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
     models: int = 1  # that each client trains, tau_train epochs each, in a round
     sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
-    every_row: int = (
-        0  # how often a round calls fed.every_row, by which all rows come to all ranks; what is planned counts it
-    )
-    optimizers: tuple[str, ...] = (
-        "sgd",
-        "adam",
-        "adamw",
-    )  # values of --optimizer; fewer where it takes steps of its own
+    # how often a round calls fed.every_row, by which all rows come to all ranks; what is planned counts it
+    every_row: int = 0
+    # values of --optimizer; fewer where it takes steps of its own
+    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
     # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
     elementwise: bool = False
 
@@ -127,6 +126,11 @@ def load(name: str, module: ModuleType) -> Method:
     if declared.topology not in get_args(Topology):
         allowed = ", ".join(get_args(Topology))
         raise UserError(f"METHOD of the method {name} has topology={declared.topology!r}; allowed are {allowed}")
+    for field, allowed_numbers in WHOLE.items():
+        value = getattr(declared, field)
+        if type(value) is not int or value not in allowed_numbers:
+            allowed = f"whole numbers from {allowed_numbers[0]} to {allowed_numbers[-1]}"
+            raise UserError(f"METHOD of the method {name} has {field}={value!r}; allowed are {allowed}")
     functions: dict[str, Any] = {call: getattr(module, call, None) for call in CALLS}
     for call, function in functions.items():
         if function is None and call in OPTIONAL:
@@ -152,7 +156,9 @@ def declared(run: Any) -> Method:
     told = getattr(run, "declared", {}).get("method")
     if told:
         default = Method()
-        facts: dict[str, Any] = {n: v for n, v in told.items() if type(v) is type(getattr(default, n, None))}
+        facts: dict[str, Any] = {
+            n: v for n, v in told.items() if type(v) is type(getattr(default, n, None)) and v in WHOLE.get(n, [v])
+        }
         return Method(**facts)
     try:
         method: Method = find("method", run.method)

@@ -106,9 +106,8 @@ def select(fed: Federation, x: Any, w: np.ndarray) -> None:
             for i, others in enumerate(mine):
                 if partners[j][turn : turn + 1] == [fed.ids[i]]:
                     g_i = gradients[others.index(j)][i]
-                    along = float(
-                        g_i.double().dot(g_j.double())
-                    )  # one at a time: the same bits for any number of ranks
+                    # one at a time: the same bits for any number of ranks
+                    along = float(g_i.double().dot(g_j.double()))
                     w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * along, 0, 1)  # Proj
     fed.notes["models_received"] += 2 * np.array([len(others) for others in mine])  # z_ij down, its gradient up
 

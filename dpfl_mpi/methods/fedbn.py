@@ -42,9 +42,8 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t."""
-    w_i = state["client"]["w"].where(
-        fed.columns("normalisation"), state["shared"]["w"]
-    )  # all but the normalisation comes from the server
+    # all but the normalisation comes from the server
+    w_i = state["client"]["w"].where(fed.columns("normalisation"), state["shared"]["w"])
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
     fed.evaluate(w_i)
     return {"client": {"w": w_i}, "shared": {"w": fed.mean(w_i)}}

@@ -82,9 +82,8 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     """
     link = 0 if follow else os.O_NOFOLLOW
     try:
-        fd = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | link
-        )  # a pipe would wait for its writer
+        # O_NONBLOCK: a pipe would wait for its writer
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | link)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"{path} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -201,9 +201,8 @@ def entry_of(file: Path) -> dict[str, Any]:
         right = right and entry["cluster"] in ("slurm", "local", "debug")
         for name, text in (*entry["jobs"].items(), *entry["born"].items()):
             right = right and isinstance(name, str) and isinstance(text, str)
-        number = (
-            r"[0-9]{1,10}" if entry["cluster"] == "local" else r"[A-Za-z0-9_]{1,32}"
-        )  # of a process, or a job's name
+        # of a process, or a job's name
+        number = r"[0-9]{1,10}" if entry["cluster"] == "local" else r"[A-Za-z0-9_]{1,32}"
         right = right and isinstance(entry.setdefault("stopped", []), list)
         if not (right and all(re.fullmatch(number, job) for job in entry["jobs"].values())):
             raise ValueError
