@@ -177,7 +177,9 @@ def moved() -> str:
     for row, part in runs[runs["row"].str.contains("drift|omega_period|patience")].groupby("row", sort=False):
         line = part.iloc[0]
         base = row.split(",")[0]
-        same = [frame[frame["rounds"] == line["rounds"]] for frame in (runs, clients)]
+        same = [
+            frame[(frame["rounds"] == line["rounds"]) & (frame["seed"] == line["seed"])] for frame in (runs, clients)
+        ]
         rows.append(
             {
                 "run": row,
