@@ -9,7 +9,7 @@ from _tables import comparable, interval, markdown
 from accuracy_table import PAPER
 from stored import difference, ours, paired, percent, published, read, told, verdict
 
-HEADLINE = ("FedAvg", "Local", "FedAvg+FT", "DPFL (B_c = 0.1N)")  # of the project's README
+HEADLINE = ("FedAvg", "Local", "FedAvg+FT", "DPFL (B_c = 0.1N)", "Ditto")  # of the project's README
 # what the paper claims of the order of its methods
 ORDER = (
     ("DPFL (B_c = inf)", "FedAvg+FT"),
