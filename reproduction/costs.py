@@ -18,7 +18,7 @@ def without_tuning(folder: Path) -> pd.DataFrame:
 def total(folders: list[Path]) -> str:
     """Return how many Runs there are and their core hours, as a sentence."""
     runs = pd.concat([without_tuning(folder) for folder in folders])
-    return f"So far these are {len(runs)} Runs, {runs['core_hours'].sum():.0f} core hours in all (+FT counts with what it tunes)."
+    return f"So far these are {len(runs)} Runs, {runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT."
 
 
 def spent(folders: list[Path]) -> str:
