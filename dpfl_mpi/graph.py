@@ -83,9 +83,19 @@ class CollaborationGraph:
         )
 
     def within(self, other: CollaborationGraph) -> bool:
-        """Return whether every edge is an edge of the other graph."""
-        mine, theirs = (g.receivers() * self.n + g.senders for g in (self, other))
-        return bool(np.isin(mine, theirs).all())
+        """Return whether every edge is an edge of the other graph.
+
+        Each sender is looked for among its receiver's by halving: of the other graph, which may have N^2 edges, nothing is copied.
+        """
+        receivers = self.receivers()
+        low, end = other.indptr[receivers], other.indptr[receivers + 1]
+        high = end
+        while (left := low < high).any():
+            middle = (low + high) // 2
+            later = left & (other.senders.take(middle, mode="clip") < self.senders)
+            low, high = np.where(later, middle + 1, low), np.where(left & ~later, middle, high)
+        there = low < end
+        return bool(there.all() and (other.senders[low] == self.senders).all())
 
     def matrix(self) -> np.ndarray:
         """Return bool `[N, N]`: element (k, j) says that k receives from j."""

@@ -1,6 +1,7 @@
 """The greedy search: `decide` by hand, ggc and bggc against Algorithms 2 and 3 in plain Python, Theorem 1 as a property."""
 
 import contextlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -255,6 +256,18 @@ def test_graph_operations_are_those_of_lists(seed, n):
     ]
     assert g.within(other) == all(set(a) <= set(b) for a, b in zip(mine, theirs, strict=True))
     assert among.within(g) and CollaborationGraph.empty(n).within(other)
+
+
+def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():
+    n = 400  # of 10,000 clients in 10 sites --reach has 10 million edges, and every exchange looks
+    reach = complete(n)
+    graph = CollaborationGraph.from_lists([(k + 1) % n, (k + 7) % n] for k in range(n))
+    tracemalloc.start()
+    assert graph.within(reach)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < reach.senders.nbytes / 4
+    assert not reach.within(graph)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 64])
