@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -54,8 +55,9 @@ def compile_lanes(compiler: list[str], source: Path, target: Path, extra: list[s
         library = f"{folder}/_lanes.so"
         subprocess.run([*command, "-shared", *objects, "-o", library, "-lm"], check=True, env=env, capture_output=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(library, f"{target}.new")
-        os.replace(f"{target}.new", target)  # a run that has the old one open keeps it
+        new = f"{target}.{secrets.token_hex(6)}.new"  # another installation may copy at this moment
+        shutil.copyfile(library, new)
+        os.replace(new, target)  # a run that has the old one open keeps it
 
 
 class BuildLanes(build_ext):

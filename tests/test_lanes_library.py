@@ -62,6 +62,21 @@ def test_every_compiler_gives_the_same_bits(name, tmp_path):
         assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
 
 
+def test_two_installations_at_once_do_not_take_each_others_copy(tmp_path, monkeypatch):
+    build, compiler, copy = setup_py(), setup_py().compilers()[0], shutil.copyfile
+    source, target = tmp_path / "lanes.c", tmp_path / "_lanes.so"
+    source.write_text("static int nothing;\n")  # the same in every form
+
+    def another_in_between(*paths):
+        copy(*paths)
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        build.compile_lanes(compiler, source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", another_in_between)
+    build.compile_lanes(compiler, source, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_lanes.so", "lanes.c"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # zig compiles a C library first
 def test_another_processor_gives_the_same_bits(tmp_path):
