@@ -221,6 +221,15 @@ def test_fresh_is_not_forgotten_where_a_requeued_job_has_nothing_to_go_on_from(t
         assert result.run.seed == 42 and result.finished
 
 
+def test_root_alone_knows_that_a_job_was_requeued(tmp_path):
+    """Not every launcher hands SLURM_RESTART_COUNT on to all ranks: they must stay in step."""
+    out = tmp_path / "run.h5"
+    words = '[ "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" != 0 ] || export SLURM_RESTART_COUNT=1; exec "$@"'
+    starts.finish(starts.start(2, ["sh", "-c", words, "sh", *starts.command(out, fresh=True)]))
+    with Result(out) as result:
+        assert result.finished
+
+
 def test_every_kind_of_state_comes_back(tmp_path):
     world, job = World(MPI.COMM_SELF), Job(out=str(tmp_path / "run.h5"))
     run = Run(**starts.small()).resolve()

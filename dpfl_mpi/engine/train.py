@@ -57,7 +57,7 @@ def train(run: Run, job: Job, world: World) -> Path:
     try:
         checkpoints = Checkpoints(path, run, job, world, lock.check)
         # a requeued job has the same command line, and goes on from what it kept
-        if job.fresh and (not requeued() or world.decide(lambda: not checkpoints.exist())):
+        if job.fresh and world.decide(lambda: not (requeued() and checkpoints.exist())):
             world.decide(lambda: check_ours(path))
             checkpoints.clear(sure=True)
         elif found := already_done(path, run, job, checkpoints, world):
@@ -208,7 +208,7 @@ def as_text(value: Any) -> str:
 
 
 def requeued() -> bool:
-    """Return whether Slurm started this job before."""
+    """Return whether Slurm started this job before. On root: not every launcher hands this variable on to all ranks."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
 
 
