@@ -454,6 +454,15 @@ def test_finetuning_trains_again_where_the_base_is_torn(tmp_path):
     assert differences(whole, torn) == []
 
 
+def test_epochs_of_tuning_are_told_where_nobody_is_left_to_tune(tmp_path):
+    """They were counted back from the end: below 0, and the finished result was taken for a damaged one."""
+    fields = SMALL | {"rounds": 1, "lr": 1e6, "on_divergence": "exclude", "finetune_epochs": 5}
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        assert (result["client/diverged_round"] >= 0).all()
+        first = result["round/epochs"][-1]
+        assert result["finetune/epochs"].tolist() == [first + e for e in range(6)]
+
+
 def test_finetune_prox_pulls_back():
     """A strong proximal term keeps the tuned row near its start; without it the row leaves."""
     import importlib

@@ -114,6 +114,7 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
     w = start.clone()
     gradient = method.finetune_gradient(fed, start) if method.finetune_gradient else None
     before = fed.run.rounds
+    most = fed.world.spread(np.array([fed.training.epochs.max(initial=0)], np.float64))[0, 2]  # local epochs behind
     val_acc, test_acc, steps = [], [], []
     for epoch in range(fed.run.finetune_epochs + 1):
         fed.begin_epoch(before + epoch)
@@ -127,4 +128,4 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
         test_acc.append(fed.notes["test_acc"].copy())
         steps.append(fed.world.sum_int64(np.array([fed.training.steps.sum()]))[0])
         yield fed.round
-    write_tuning(recorder, fed, np.stack(val_acc, 1), np.stack(test_acc, 1), np.array(steps))
+    write_tuning(recorder, fed, int(most), np.stack(val_acc, 1), np.stack(test_acc, 1), np.array(steps))

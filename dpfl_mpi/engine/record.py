@@ -150,19 +150,21 @@ def write_round(recorder: Recorder | None, fed: Federation, state: dict[str, Any
 
 
 def write_tuning(
-    recorder: Recorder | None, fed: Federation, val_acc: np.ndarray, test_acc: np.ndarray, steps: np.ndarray
+    recorder: Recorder | None, fed: Federation, first: int, val_acc: np.ndarray, test_acc: np.ndarray, steps: np.ndarray
 ) -> None:
-    """Write what tuning did: scores `[K, E+1]` after each epoch, and all ranks' gradient steps `[E+1]` up to it. Collective."""
+    """Write what tuning did: scores `[K, E+1]` after each epoch, and all ranks' gradient steps `[E+1]` up to it. Collective.
+
+    `first`: the local epochs before it, those of the client with most. They are not told from the end: it may have diverged, and not be tuned.
+    """
     everyone = gather(fed, {"finetune/val_acc": val_acc, "finetune/test_acc": test_acc} | best_so_far(fed))
 
     def write() -> None:
         assert recorder is not None
-        epochs = fed.run.finetune_epochs
         recorder.once(
             {
                 "finetune/val_acc": everyone["finetune/val_acc"].T,
                 "finetune/test_acc": everyone["finetune/test_acc"].T,
-                "finetune/epochs": everyone["client/epochs"].max() - epochs + np.arange(epochs + 1),
+                "finetune/epochs": first + np.arange(fed.run.finetune_epochs + 1),
                 "finetune/gradient_steps": steps,
             }
         )
