@@ -172,6 +172,8 @@ def test_arrays_that_would_be_misread_are_refused():
     w = net.row.clone()
     with pytest.raises(ValueError, match="an image that is not among the 40"):
         net.native.score(w[None], net.images, numbers([0, 40]))
+    with pytest.raises(ValueError, match="images of 6 rows; the model reads 8"):
+        net.native.images(np.zeros((40, 6, 6, 1), np.uint8), net.labels)
     with pytest.raises(ValueError, match="a label that is not among the 10"):
         net.native.images(net.pixels, net.labels + 1)
     with pytest.raises(ValueError, match="a crop beyond the border of 8"):

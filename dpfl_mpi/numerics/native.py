@@ -174,6 +174,8 @@ class Native:
         m, rows = pixels.shape[:2]
         _address(pixels, "uint8", (m, rows, self.shape[1] + rows - self.shape[0], self.shape[2]))
         _address(labels, "int64", (m,))
+        if rows < self.shape[0]:
+            raise ValueError(f"images of {rows} rows; the model reads {self.shape[0]}")
         if m and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
             raise ValueError(f"a label that is not among the {self.classes} classes")
         return Images(pixels, labels)
