@@ -154,11 +154,14 @@ class Sums:
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self._zeros()
         self._check(w_KW)
+        wanted: list[list[int]] = [[] for _ in range(members.n)]  # of each sender the rows that sum it
+        for i, senders in enumerate(sets):
+            for j in senders.tolist():
+                wanted[j].append(i)
         for j, row_W in self.mail.every_row(w_KW):
             term = self._term(j, row_W)
-            for i, members_i in enumerate(sets):
-                if j in members_i:  # of itself a liar knows the truth
-                    total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
+            for i in wanted[j]:  # of itself a liar knows the truth
+                total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
         return from_fixed_point(total), np.array([math.fsum(members.p[s]) for s in sets])
 
     def _true_of_self(self, total_W: Tensor, w_KW: Tensor) -> Tensor:
