@@ -190,6 +190,21 @@ def test_a_result_says_what_it_is(tiny, tmp_path):
     )
 
 
+def test_a_closed_result_is_not_called_damaged(tmp_path):
+    with dpfl_mpi.Result(tiny_result.make(tmp_path / "a.h5")) as result:
+        assert result.finished
+    for read in (
+        result.names,
+        result.omega,
+        result.starts,
+        result.to_pandas,
+        lambda: result["best/test_acc"],
+        lambda: result.state,
+    ):
+        with pytest.raises(UserError, match=r"a\.h5 is closed, so nothing is read from it any more"):
+            read()
+
+
 def test_one_row_per_client(tiny):
     pytest.importorskip("pandas")
     frame = tiny.to_pandas()
