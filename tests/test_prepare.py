@@ -205,6 +205,15 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     assert (tmp_path / "notes.h5").read_text() == "mine"
 
 
+def test_the_source_is_never_replaced_by_what_is_made_of_it(tmp_path):
+    source = tmp_path / "mine.npz"
+    np.savez(source, x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    before = source.read_bytes()
+    with pytest.raises(UserError, match="which is read here and would be lost; name another file"):
+        prepare("arrays", source, source, {}, force=True)
+    assert source.read_bytes() == before
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_run_leaves_nothing_half_done(tmp_path, how):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), each=2))
