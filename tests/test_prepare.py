@@ -294,6 +294,16 @@ def test_tar_cut_between_two_files(tmp_path):
     refused(tmp_path, "image_folder", tmp_path / "cut", "truncated")
 
 
+def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((20, 3)))
+    np.savez(tmp_path / "whole.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+    for name in ("x.npy", "cut.npz"):
+        refused(
+            tmp_path, "arrays", tmp_path / name, f"{name} is no npz file, or a truncated one; allowed is what np.savez"
+        )
+
+
 def test_truncated_zip_and_npz(tmp_path):
     whole = zipped(tmp_path / "whole", images(("train", "test"), ("a",))).read_bytes()
     (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])
