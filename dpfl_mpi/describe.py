@@ -26,7 +26,7 @@ from dpfl_mpi.engine.needs import Cost, Needs, build, crowding, measure, megabyt
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.plugins import short
-from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage.files import reason, replacing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -255,7 +255,7 @@ def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
         with replacing(path) as temporary:
             plt.savefig(temporary, dpi=150, format=path.suffix[1:])
     except (OSError, ValueError) as error:
-        raise UserError(f"--plot is {path}; it cannot be written: {error}") from None
+        raise UserError(f"--plot is {path}; it cannot be written: {reason(error)}") from None
     finally:
         plt.close(figure)
 
