@@ -303,8 +303,8 @@ def summary(path: Path) -> str:
                 f"{run.rounds} rounds, seed {run.seed}",
                 *accuracy(result.scored(), 100 * result.mean("round/test_acc")[0]),
                 *([f"  edges                {edges}"] if chosen.any() else []),
-                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round, "
-                f"{received[0].mean():.1f} to build Omega",
+                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round"
+                + (f", {received[0].mean():.1f} to build Omega" if chosen[0] or received[0].any() else ""),
                 *controlled(result),
                 "  seconds (slowest)    " + ", ".join(f"{p} {result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES),
                 f"  results              {path}",
