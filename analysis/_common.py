@@ -217,6 +217,11 @@ def has_graph(result: Result) -> bool:
     return len(result["graph/chosen/senders"]) > 0
 
 
+def first_graph(result: Result) -> int:
+    """Return the first round that has a graph: 0 is Omega, 1 of a method that chooses in each round alone."""
+    return int(not len(result.chosen(0).senders) and result.last_round > 0)
+
+
 def graphs(results: Sequence[Result]) -> list[Result]:
     """Return the results with a collaboration graph.
 

@@ -10,7 +10,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from _common import BLUE, DARK, GREY, TEXT, Drawing, client_order, dominant_class, graphs, main
+from _common import BLUE, DARK, GREY, TEXT, Drawing, client_order, dominant_class, first_graph, graphs, main
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -43,7 +43,7 @@ def round_list(text: str) -> list[int | str]:
 
 def rounds_to_show(result: Result, asked: Sequence[int | str] | None, several: bool) -> list[int]:
     """Return the rounds to draw: those asked for, else the first, the middle and the last, or every tenth (a quarter of a short run)."""
-    last = result.last_round
+    first, last = first_graph(result), result.last_round
     if asked:
         rounds = [last if r == "last" else int(r) for r in asked]
         beyond = [r for r in rounds if r > last]
@@ -51,9 +51,9 @@ def rounds_to_show(result: Result, asked: Sequence[int | str] | None, several: b
             raise UserError(f"--rounds has {beyond[0]}, but {result.path} ends with round {last}")
         return rounds
     if several:
-        return sorted({0, last // 2, last})
+        return sorted({first, max(first, last // 2), last})
     step = 10 if last >= 40 else max(1, -(-last // 4))
-    return sorted({*range(0, last + 1, step), last})
+    return sorted({first, *range(step, last + 1, step), last})
 
 
 def cells(chosen: np.ndarray, omega: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ def legend(figure: Figure) -> None:
 
 def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, budgets: str | None = None) -> Drawing:
     """Return the figure: one run over many rounds, or one row per run."""
-    results = sorted(graphs(results), key=lambda r: (budget_order(r.run), r.run.seed))[::-1]
+    results = sorted(graphs(results), key=lambda r: (-budget_order(r.run), r.run.method, r.run.seed))
     if budgets:
         asked = budgets.split(",")
         results = [r for b in asked for r in results if str(r.run.budget) == b]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from _common import SEEDS, TEXT, Drawing, curve, dominant_class, graphs, legend, main, over_rounds
+from _common import SEEDS, TEXT, Drawing, curve, dominant_class, first_graph, graphs, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import networkx as nx
@@ -117,7 +117,7 @@ def agreement(results: Sequence[Result], names: Sequence[str], draws: int) -> pd
     """Return one row per pair of runs on one partition: the Jaccard index of their Omegas, and that of graphs with the same degrees."""
     rows = []
     for (one, a), (two, b) in itertools.combinations(zip(names, results, strict=True), 2):
-        if partition_of(a) != partition_of(b):
+        if partition_of(a) != partition_of(b) or first_graph(a) or first_graph(b):
             continue
         rng, mine, theirs = np.random.default_rng(0), a.omega(), b.omega()
         null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
@@ -132,14 +132,16 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
     groups = repetitions(graphs(results))
     for (where, name, group), look in zip(named(groups), looks([g[0].run.method for g in groups]), strict=True):
         flat += [(name, r) for r in group]
+        first = max(map(first_graph, group))
         table = {r.path: [of_round(r, t) for t in range(r.last_round + 1)] for r in group}
         for panel, measure in zip(axes, MEASURES, strict=True):
             x, mean, spread = over_rounds(group, lambda r, t=table, m=measure: np.array([row[m] for row in t[r.path]]))
+            x, mean, spread = x[first:], mean[first:], spread[first:]
             curve(panel, x, mean, spread, label=text_label(name), **look)
             panel.set_title(measure)
             panel.set_xlabel("round")
             rows += [{"setting": where, "method": name, "measure": measure, "round": t, "value": m, "std": s, "n": len(group)} for t, m, s in zip(x, mean, spread, strict=True)]  # fmt: skip
-        for t, when in ((0, "Omega"), (min(r.last_round for r in group), "last round")):
+        for t, when in ((0, "Omega"), (min(r.last_round for r in group), "last round"))[first:]:
             z = [
                 z_score(r.chosen(t), overlap(r["client/class_counts"]), draws, np.random.default_rng(0)) for r in group
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from _common import COLUMN, Drawing, curve, graphs, legend, main, over_rounds
+from _common import COLUMN, Drawing, curve, first_graph, graphs, legend, main, over_rounds
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -32,7 +32,8 @@ def lines(axes: Axes, results: Sequence[Result], name: str, measure: Callable[[n
     groups = sorted(repetitions(graphs(results)), key=lambda g: -budget_order(g[0].run))
     entries = zip(named(groups), labels(groups), looks([g[0].run.method for g in groups]), strict=True)
     for (where, row, group), text, look in entries:
-        x, mean, spread = over_rounds(group, of_graphs(measure))
+        first = max(map(first_graph, group))
+        x, mean, spread = (values[first:] for values in over_rounds(group, of_graphs(measure)))
         curve(axes, x, 100 * mean, 100 * spread, label=text, **look)
         rows += [
             {"setting": where, "method": row, "round": t, "measure": name, "value": m, "std": s, "n": len(group)}
@@ -47,8 +48,9 @@ def first_and_last(data: pd.DataFrame) -> str:
     out = []
     for (where, row, name), part in data.groupby(["setting", "method", "measure"], sort=False):
         start, end = part.iloc[0], part.iloc[-1]
+        when = f"in round {start['round']}" if start["round"] else "before round 1"
         out.append(
-            f"{where}, {row}: {name} {100 * start.value:.1f} % before round 1, {100 * end.value:.1f} % in round {end['round']}"
+            f"{where}, {row}: {name} {100 * start.value:.1f} % {when}, {100 * end.value:.1f} % in round {end['round']}"
         )
     return "\n".join(out)
 

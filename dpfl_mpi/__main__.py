@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import gc
 import io
 import itertools
@@ -168,6 +169,11 @@ def sentence(text: str) -> str:
         for f in fields(settings):
             if wrong and wrong.group(1) == f.name:
                 return f"--{f.name} is {wrong.group(2)}; allowed {allowed(f, types(settings)[f.name])}"
+    unknown = re.match(r"unrecognized arguments: --(?:no-)?([\w-]+)", text)
+    if unknown:
+        known = ["config", "print_config", *(f.name for settings in (Run, Job) for f in fields(settings))]
+        close = difflib.get_close_matches(unknown.group(1).replace("-", "_"), known, 1)
+        return text + (f"; did you mean --{close[0]}?" if close else "; --help lists all flags")
     return re.sub(r'^Parser key "(\w+)": ', r"--\1: ", text)
 
 
@@ -297,8 +303,8 @@ def summary(path: Path) -> str:
                 f"{run.rounds} rounds, seed {run.seed}",
                 *accuracy(result.scored(), 100 * result.mean("round/test_acc")[0]),
                 *([f"  edges                {edges}"] if chosen.any() else []),
-                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round, "
-                f"{received[0].mean():.1f} to build Omega",
+                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round"
+                + (f", {received[0].mean():.1f} to build Omega" if chosen[0] or received[0].any() else ""),
                 *controlled(result),
                 "  seconds (slowest)    " + ", ".join(f"{p} {result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES),
                 f"  results              {path}",

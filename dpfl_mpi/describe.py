@@ -21,12 +21,12 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, open_source, verify
+from dpfl_mpi.data.source import Source, open_source, unread_clients, verify
 from dpfl_mpi.engine.needs import Cost, Needs, build, crowding, measure, megabytes, needs_of, refuse, seconds_of
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.plugins import short
-from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage.files import reason, replacing
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,7 +108,7 @@ def about(run: Run, source: Source, partition: Partition, seconds: float) -> str
         f"data       {short(run.dataset)}: {size} of {numbers}, {source.classes} classes, sha256 {source.sha256[:12]}",
         f"partition  {how}; {n} clients, seed {run.partition_seed}, sha256 {partition.sha256()[:12]} ({seconds:.1f} s)",
     ]
-    lines += [f"note       {text}" for text in (source.note, partition.note()) if text]
+    lines += [f"note       {text}" for text in (source.note, partition.note(), unread_clients(run, source)) if text]
     for part in PARTS:
         sizes = partition.sizes(part)
         lines.append(
@@ -255,7 +255,7 @@ def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
         with replacing(path) as temporary:
             plt.savefig(temporary, dpi=150, format=path.suffix[1:])
     except (OSError, ValueError) as error:
-        raise UserError(f"--plot is {path}; it cannot be written: {error}") from None
+        raise UserError(f"--plot is {path}; it cannot be written: {reason(error)}") from None
     finally:
         plt.close(figure)
 

@@ -27,7 +27,7 @@ from dpfl_mpi.methods import declared
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted, codes, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.storage.files import explained, replacing
+from dpfl_mpi.storage.files import check_apart, explained, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="CSV file for client_id, samples, accuracy")
     args = parser.parse_args(arguments)
     try:
+        check_apart(args.out, Path(args.result), args.data)
         with Result(args.result) as result:
             n = len(result["client/p"])
             if result.run.drift:

@@ -22,7 +22,7 @@ from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.evaluate import source_of
 from dpfl_mpi.results import Result
-from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.files import check_apart, explained
 
 MOST = 16  # clients: 2^15 subsets for each
 CHUNK = 64  # averages scored at once
@@ -225,6 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise UserError(f"--{name} is {getattr(args, name)}; allowed is a whole number of at least 1")
         if args.seed < 0:
             raise UserError(f"--seed is {args.seed}; allowed is a whole number of at least 0")
+        check_apart(args.out, Path(args.result), args.data)
         with Result(args.result) as result:
             models, run = Models(result, args.data), result.run
             most = result["client/budget"] - run.budget_counts_self

@@ -29,7 +29,7 @@ from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, MOST_LISTED, Arrays, c
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.texts import FILE_NAME, file_name
-from dpfl_mpi.storage.files import explained, reason, remove_leftovers, replacing, temporary
+from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing, temporary
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
 
 STORED = {
@@ -122,6 +122,7 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         raise UserError(f"--source is {source}; there is no such file or folder")
     if not file_name(str(out)):
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
+    check_apart(out, source)
     remove_leftovers(out)
     if out.exists() and not force:
         return f"{already(out, dataset, source, options)} (--force writes it anew)"

@@ -7,6 +7,7 @@ import h5py
 import pytest
 import tiny_result
 
+from dpfl_mpi.__main__ import summary
 from dpfl_mpi.api import Result
 from dpfl_mpi.show import outcome
 
@@ -51,6 +52,27 @@ def test_epochs_are_those_of_both_models(module, tmp_path):
     assert module("report").draw([Result(path)]).data["local epochs"].tolist() == [40]
     assert outcome(Result(path))["local epochs"] == 40
     assert Result(path).curves()["epochs"].tolist() == [20, 30, 40]
+
+
+def test_a_method_without_omega_has_no_graph_before_round_1(module, tmp_path):
+    """Its round 0 was drawn as an empty Omega, called 0 % one-way, and compared with DPFL's. The seeds of a method come in their order."""
+    drawn = [[[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []]]
+    made = {s: tiny_result.make(tmp_path / f"p{s}.h5", "pens", s, best=(0.5,) * 4, graphs=drawn) for s in (42, 52)}
+    pens, dpfl = [Result(path) for path in made.values()], Result(tiny_result.make(tmp_path / "d.h5"))
+    for name in ("sparsity", "asymmetry"):
+        drawing = module(name).draw(pens)
+        assert drawing.data["round"].min() == 1 and "in round 1, " in drawing.text
+        assert "before round 1" in module(name).draw([dpfl]).text
+    evolution = module("graph_evolution").draw([*pens[::-1], dpfl]).data
+    assert evolution[["method", "seed", "round"]].values.tolist() == [
+        *(["dpfl", 42, t] for t in (0, 1, 2)),
+        *(["pens", s, t] for s in (42, 52) for t in (1, 2)),
+    ]
+    assert module("graph_evolution").draw(pens[:1]).data["round"].tolist() == [1, 2]
+    omega = module("omega").draw([pens[0], dpfl], 3)
+    assert "Agreement" not in omega.text and omega.text.count("Omega") == 1
+    assert omega.data[omega.data["method"].str.startswith("PENS")]["round"].min() == 1
+    assert "to build Omega" not in summary(made[42]) and "to build Omega" in summary(dpfl.path)
 
 
 def test_traffic_of_a_round_that_is_being_written_is_left_out(module, tmp_path):

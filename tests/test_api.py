@@ -190,6 +190,21 @@ def test_a_result_says_what_it_is(tiny, tmp_path):
     )
 
 
+def test_a_closed_result_is_not_called_damaged(tmp_path):
+    with dpfl_mpi.Result(tiny_result.make(tmp_path / "a.h5")) as result:
+        assert result.finished
+    for read in (
+        result.names,
+        result.omega,
+        result.starts,
+        result.to_pandas,
+        lambda: result["best/test_acc"],
+        lambda: result.state,
+    ):
+        with pytest.raises(UserError, match=r"a\.h5 is closed, so nothing is read from it any more"):
+            read()
+
+
 def test_one_row_per_client(tiny):
     pytest.importorskip("pandas")
     frame = tiny.to_pandas()
@@ -252,6 +267,24 @@ def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
             predicted = model(torch.from_numpy(images)).argmax(1).numpy()
         assert (predicted == labels).mean() == result["best/test_acc"][k]
     assert len({tuple(result.model(k).network.head.bias.tolist()) for k in range(6)}) == 6  # each its own
+
+
+def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
+    """Floats from 0 to 1, as ToTensor makes them, would be almost black; channels first would be rows."""
+    torch = pytest.importorskip("torch")
+    model = computed[0].model(0)
+    images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
+    assert model(images).shape == model(images.long().numpy()).shape == (3, 10)
+    for odd, kind in (
+        (images / 255, "float32 [3, 8, 8, 1]"),
+        (images.movedim(-1, 1), "uint8 [3, 1, 8, 8]"),
+        (images[0], "uint8 [8, 8, 1]"),
+    ):
+        with pytest.raises(UserError) as refused:
+            model(odd)
+        assert str(refused.value) == (
+            f"the model was given {kind}; it takes samples as the data hold them: whole numbers from 0 to 255, [S, H, W, 1]"
+        )
 
 
 def test_what_there_is_no_model_of(computed, tiny):

@@ -167,6 +167,11 @@ def test_plot(tmp_path, capsys, suffix):
     shown(capsys, "--plot", str(path))
     assert path.stat().st_size > 5000 and [p.name for p in tmp_path.iterdir()] == [path.name]
     assert "cannot be written" in shown(capsys, "--plot", str(tmp_path / "p.nonsense"), code=2)
+    file = tmp_path / "file"
+    file.touch()
+    below = file / "p.png"
+    assert f"--plot is {below}; it cannot be written: File exists\n" in shown(capsys, "--plot", str(below), code=2)
+    file.unlink()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 

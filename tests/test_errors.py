@@ -45,6 +45,10 @@ def one_sentence(err):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ("--batch-size 4", ["unrecognized arguments: --batch-size 4", "did you mean --batch_size?"]),
+        ("--methd=local --rounds 1", ["--methd=local", "did you mean --method?"]),
+        ("--no-agument", ["--no-agument", "did you mean --augment?"]),
+        ("--zzz 1", ["--zzz", "--help lists all flags"]),
         ("--budget 0", ["--budget is 0", "at least 1", "0.1N", "inf"]),
         ("--budget -3", ["--budget is -3", "at least 1"]),
         ("--budget=-0.1N", ["--budget is -0.1N"]),

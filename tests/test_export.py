@@ -11,7 +11,7 @@ import pytest
 import tiny_result
 from launch import ROOT, run_here
 
-from dpfl_mpi import evaluate, export, show
+from dpfl_mpi import evaluate, export, optimality, show
 from dpfl_mpi.__main__ import summary
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -72,6 +72,16 @@ def test_export_never_overwrites_a_result(made, capsys):
     assert export.main([str(made["dpfl"]), "--out", str(made["dpfl"])]) == 2
     assert "which is one of the results" in capsys.readouterr().err
     assert made["dpfl"].read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [evaluate.main, optimality.main])
+def test_what_is_read_is_never_overwritten(command, made, tmp_path, capsys):
+    before, data = made["dpfl"].read_bytes(), tmp_path / "data.h5"
+    data.write_bytes(b"samples")
+    for out in (made["dpfl"], data):
+        assert command([str(made["dpfl"]), "--data", str(data), "--out", str(out)]) == 2
+        assert f"--out is {out}, which is read here and would be lost; name another file" in capsys.readouterr().err
+    assert made["dpfl"].read_bytes() == before and data.read_bytes() == b"samples"
 
 
 @pytest.mark.parametrize("command", [export.main, evaluate.main, show.main])

@@ -9,9 +9,11 @@ import zipfile
 
 import numpy as np
 import pytest
+from launch import run_here
 from making import folder, tar
 from test_prepare import refused, stage
 
+from dpfl_mpi import describe
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import check, in_file, open_source
@@ -100,6 +102,28 @@ def test_what_the_file_says_of_a_run_holds(tmp_path):
         run = Run(dataset=str(path), data=str(tmp_path / f"{i}.h5")).resolve()
         found.append((run.partition, run.clients, run.model))
     assert found == [("natural", 5, "cnn"), ("pathological", 3, "resnet"), ("dirichlet", 20, "cnn")]
+
+
+@pytest.mark.parametrize(
+    ("paper", "warned"),
+    [
+        ({"clients": 3}, True),
+        ({"clients": 5, "partition": "natural"}, False),
+        ({"clients": 3, "partition": "pathological"}, False),
+    ],
+)
+def test_clients_that_load_names_and_the_run_does_not_read_are_told(tmp_path, capsys, paper, warned):
+    """A load() is called too late for its clients to be the default, as those of a prepared file are."""
+    path = tmp_path / "sites.py"
+    path.write_text(
+        "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n\n\ndef load():\n    y = np.arange(120) % 3\n"
+        f"    return arrays_of(np.eye(3)[y], y, client=np.arange(120) % 5)\n\n\nPAPER = {paper}\n"
+    )
+    sentence = "the data name the client of each sample, which --partition pathological does not read; --partition natural does"
+    assert describe.main(["--dataset", str(path), "--no-measure"]) == 0
+    assert (sentence in capsys.readouterr().out) == warned
+    run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0}, quiet=False)
+    assert (f"warning: {sentence}" in capsys.readouterr().err) == warned
 
 
 def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):

@@ -34,6 +34,8 @@ MISTAKES = {
     "`round` without `fed.evaluate`": ("tau_train)\n    fed.evaluate(w)\n", "tau_train)\n"),
     "round` returns": (RETURN, RETURN.replace('"w": w', "")),
     "others[k]": ("[: fed.others[k]]", ""),
+    "tau_train / 2": ("epochs=fed.run.tau_train", "epochs=fed.run.tau_train / 2"),
+    ".T.contiguous().T": (RETURN, RETURN.replace('"w": w', '"w": w.T.contiguous().T')),
     "double": (RETURN, RETURN.replace('"w": w', '"w": w.double()')),
     "0 to 5": ("fed.reachable(k), 0)[: fed.others[k]]", "fed.reachable(k), 0)[:1] * 0 + 5"),
     "its own sender": ("[: fed.others[k]] for", "[:1] * 0 + k for"),
@@ -84,7 +86,7 @@ def test_a_mistake_says_what_the_page_says(tmp_path, mistake):
         text = text.replace(*change)
     if change != ("", ""):
         path.write_text(text)
-    rounds = 2 if mistake == "double" else 1
+    rounds = 2 if mistake in ("double", ".T.contiguous().T") else 1
     fields = FIELDS | {"method": str(path), "rounds": rounds, "options": options}
     if mistake == "on 2 ranks":
         done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items() if v is not None), cwd=tmp_path)

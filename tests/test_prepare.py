@@ -205,6 +205,15 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     assert (tmp_path / "notes.h5").read_text() == "mine"
 
 
+def test_the_source_is_never_replaced_by_what_is_made_of_it(tmp_path):
+    source = tmp_path / "mine.npz"
+    np.savez(source, x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    before = source.read_bytes()
+    with pytest.raises(UserError, match="which is read here and would be lost; name another file"):
+        prepare("arrays", source, source, {}, force=True)
+    assert source.read_bytes() == before
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_run_leaves_nothing_half_done(tmp_path, how):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), each=2))
@@ -283,6 +292,16 @@ def test_tar_cut_between_two_files(tmp_path):
     end = sum(512 + -(-n // 512) * 512 for n in first)
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:end])
     refused(tmp_path, "image_folder", tmp_path / "cut", "truncated")
+
+
+def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((20, 3)))
+    np.savez(tmp_path / "whole.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+    for name in ("x.npy", "cut.npz"):
+        refused(
+            tmp_path, "arrays", tmp_path / name, f"{name} is no npz file, or a truncated one; allowed is what np.savez"
+        )
 
 
 def test_truncated_zip_and_npz(tmp_path):

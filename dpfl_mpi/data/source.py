@@ -163,6 +163,25 @@ def check_images(run: Run, source: Source) -> None:
         )
 
 
+def unread_clients(run: Run, source: Source) -> str:
+    """Return a sentence where a file's `load` names the clients, and its `PAPER` leaves open that they are dealt anew; else "".
+
+    Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
+    """
+    module = find("dataset", run.dataset)
+    if not (
+        source.clients
+        and hasattr(module, "load")
+        and run.partition == "pathological"
+        and "partition" not in module.SAID
+    ):
+        return ""
+    return (
+        f"the data name the client of each sample, which --partition {run.partition} does not read; --partition natural does, "
+        f'and so does "partition": "natural" in PAPER of {short(run.dataset)}'
+    )
+
+
 def deals_test(run: Run) -> bool:
     """Return whether a Run's partition deals the test sets out of the same pool as the training sets."""
     if run.partition_file:

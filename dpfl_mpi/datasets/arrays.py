@@ -16,7 +16,7 @@ import numpy as np
 from dpfl_mpi.data.own import aligned, arrays_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets import SMALL
-from dpfl_mpi.datasets._files import BROKEN, TOTAL, broken, check
+from dpfl_mpi.datasets._files import BROKEN, TOTAL, check
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import memory, open_regular
 
@@ -87,7 +87,9 @@ def unpack(source: Path) -> dict[str, np.ndarray]:
             raise UserError(f"{source} is encrypted; save it without a password") from None
         if type(error) is ValueError:
             raise UserError(f"{source} is not a readable npz file: {' '.join(str(error).split())[:200]}") from None
-        raise broken(source) from None
+        raise UserError(
+            f"{source} is no npz file, or a truncated one; allowed is what np.savez(FILE, x=x, y=y) writes"
+        ) from None
     odd = next((name for name, values in found.items() if not isinstance(values, np.ndarray)), "")
     if odd:
         raise UserError(f"{source}: {odd} is no array")

@@ -15,7 +15,7 @@ from dpfl_mpi import streams
 from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, unread_clients, verify
 from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.engine.needs import written
 from dpfl_mpi.errors import UserError
@@ -57,6 +57,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     say_device(job, world, device)
     say_budget(run, job, world)
     source = open_source(run, lambda load: on_root(load, world))
+    say_clients(run, source, job, world)
     world.each_node(lambda: verify(source))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
@@ -127,6 +128,13 @@ def say_device(job: Job, world: World, device: torch.device) -> None:
     if world.root and not job.quiet:
         for line in lines:
             print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def say_clients(run: Run, source: Source, job: Job, world: World) -> None:
+    """Say in a line of root that the clients which one's own data name are not those of the Run."""
+    why = unread_clients(run, source)
+    if world.root and not job.quiet and why:
+        print(f"warning: {why}", file=sys.stderr, flush=True)
 
 
 def say_budget(run: Run, job: Job, world: World) -> None:

@@ -153,6 +153,8 @@ class Federation(Parts):
         batches again: for the second model.
         """
         self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.local_opt")
+        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
+            raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
         return self.training.local_opt(w_KW, epochs, gradient, momentum, trained, advance)
 
     def batches(

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfl_mpi.errors import UserError
+
 
 class RawImages(nn.Module):
     """A network that takes samples as data files hold them: images uint8 or float32 `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]` in, what the network returns (logits `[S, classes]`) out."""
@@ -22,7 +24,7 @@ class RawImages(nn.Module):
         """Take a network of normalised images `[S, C, H, W]`; `mean` and `std` are per channel, of uint8 scaled to 0..1."""
         super().__init__()
         unit = 255 if dtype == "uint8" else 1
-        self.tokens = dtype == "int32"
+        self.tokens, self.bytes = dtype == "int32", dtype == "uint8"
         self.network = network
         self.register_buffer(
             "scale", torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32), persistent=False
@@ -34,9 +36,23 @@ class RawImages(nn.Module):
         )
 
     def forward(self, images: Tensor | np.ndarray) -> Tensor:
-        """Return the network's output for raw images `[S, H, W, C]`, of PyTorch or NumPy."""
+        """Return the network's output for raw images `[S, H, W, C]`, of PyTorch or NumPy.
+
+        Raises:
+            UserError: they are of another kind, such as floats from 0 to 1 in place of bytes, or have their channels elsewhere.
+        """
         images = torch.as_tensor(images)
         if self.tokens:
             return self.network(images.long())
+        last, floats = len(self.scale), images.is_floating_point()
+        if images.dim() not in ((4,) if self.bytes else (2, 4)) or images.shape[-1] != last or (self.bytes and floats):
+            kind = (
+                f"whole numbers from 0 to 255, [S, H, W, {last}]"
+                if self.bytes
+                else f"numbers [S, {last}] or [S, H, W, {last}]"
+            )
+            raise UserError(
+                f"the model was given {str(images.dtype).removeprefix('torch.')} {list(images.shape)}; it takes samples as the data hold them: {kind}"
+            )
         x = torch.addcmul(self.shift, images.float(), self.scale)
         return self.network(x.movedim(-1, 1) if x.dim() == 4 else x)

@@ -83,6 +83,13 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(folder)
 
 
+def check_apart(out: Path | None, *read: Path | None) -> None:
+    """Raise `UserError` where --out is a file that the command reads: it would be replaced by what is made of it."""
+    for path in read:
+        if out and path and out.exists() and path.exists() and out.samefile(path):
+            raise UserError(f"--out is {out}, which is read here and would be lost; name another file")
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove what processes of this host that were killed outright left of `path` under their temporary names.
 

@@ -159,7 +159,9 @@ class Hdf5:
         self.close()
 
     def damaged(self, name: str, why: str = "cannot be read") -> UserError:
-        """Return the error for an array or attribute that is not what it should be."""
+        """Return the error for an array or attribute that is not what it should be, or that is asked for after `close`."""
+        if not self.file:
+            return UserError(f"{self.path} is closed, so nothing is read from it any more; open it again")
         return Unreadable(f"{self.path} is damaged: {name} {why}")
 
     @contextmanager
