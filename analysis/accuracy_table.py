@@ -32,7 +32,7 @@ from _tables import (
 )
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.methods import declared
+from dpfl_mpi.methods import declared, local_epochs
 from dpfl_mpi.metrics import METRICS
 from dpfl_mpi.results import Result
 
@@ -124,7 +124,7 @@ def published(where: str, name: str) -> str:
 
 def epochs(result: Result) -> int:
     """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
-    return int(result.local_epochs[result.last_round]) + result.run.finetune_epochs
+    return int(local_epochs(result)[result.last_round]) + result.run.finetune_epochs
 
 
 def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:

@@ -15,6 +15,7 @@ from _tables import Group, named, repetitions
 from accuracy_table import ROWS, rank
 
 from dpfl_mpi.config import Run
+from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.results import Result
 
 RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not in row]
@@ -34,7 +35,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         untuned = group[0].run.untuned().key()
         based = any(g[0].key == untuned for _, _, g in entries if g is not group)  # its rounds are that curve
         tuning: list[tuple[int, int, float]] = []  # round, epochs, accuracy
-        epochs = group[0].local_epochs
+        epochs = local_epochs(group[0])
         for axes, array, factor in zip(
             grid[settings.index(where)], ("round/test_acc", "round/val_loss"), (100, 1), strict=True
         ):

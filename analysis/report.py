@@ -24,6 +24,7 @@ from _tables import SEEDS_AND_FILES, Group, deviation, means, repetitions
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict
 
@@ -54,7 +55,7 @@ def summary(result: Result) -> dict[str, Any]:
         "std over clients": round(float(100 * np.nanstd(best)), 2),
         "lowest client, %": round(float(100 * np.nanmin(best)), 1),
         "last round, %": round(float(100 * np.nanmean(result["last/test_acc"][result.benign])), 2),
-        "local epochs": int(result.local_epochs[result.last_round]) + result.run.finetune_epochs,
+        "local epochs": int(local_epochs(result)[result.last_round]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(result.last_round).senders),
         "models received per client": round(float(result["traffic/models_received"].sum() / n), 1),
@@ -84,7 +85,7 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
         "summary": summary(result),
-        "epochs": result.local_epochs[: last + 1].tolist(),
+        "epochs": local_epochs(result)[: last + 1].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
             "validation accuracy, %": rounded(100 * result.mean("round/val_acc"), 3),

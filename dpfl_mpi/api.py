@@ -27,6 +27,7 @@ from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.layout import ARRAYS
+from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.results import PHASES
 from dpfl_mpi.settings.fields import fields, to_flags
@@ -75,7 +76,7 @@ class Result(results.Result):
         seconds those of the slowest rank in each phase, added up.
         """
         rows = self.last_round + 1
-        columns = {"epochs": self.local_epochs[:rows]} if rows else {}
+        columns = {"epochs": local_epochs(self)[:rows]} if rows else {}
         if rows:
             columns |= {
                 n: self.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")

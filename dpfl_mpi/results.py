@@ -49,7 +49,6 @@ from dpfl_mpi import layout
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import declared
 from dpfl_mpi.metrics import of_result
 from dpfl_mpi.plugins import short
 from dpfl_mpi.storage import disk
@@ -308,11 +307,6 @@ class Result:
     def last_round(self) -> int:
         """Number of the last round that is recorded completely, -1 before there is one."""
         return layout.last_round(self.hdf5)
-
-    @property
-    def local_epochs(self) -> np.ndarray:
-        """Local epochs that a client has trained up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
-        return self["round/epochs"] * declared(self.run).models
 
     def mean(self, name: str) -> np.ndarray:
         """Return the mean over clients of an array `[T+1, N]`, of the finite values of benign clients; nan where there is none."""

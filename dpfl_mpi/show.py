@@ -12,7 +12,7 @@ import numpy as np
 from dpfl_mpi.config import Resolved, Run
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.methods import declared
+from dpfl_mpi.methods import declared, local_epochs
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict, fields
@@ -124,7 +124,7 @@ def outcome(result: Result) -> dict[str, Any]:
         "balanced accuracy, %": of_classes(result, "balanced_accuracy"),
         "macro F1, %": of_classes(result, "macro_f1"),
         "last round, %": f"{now.mean():.2f}" if len(now) else "-",
-        "local epochs": int(result.local_epochs[last]) + result.run.finetune_epochs,
+        "local epochs": int(local_epochs(result)[last]) + result.run.finetune_epochs,
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(last).senders),
         "models received": int(received.sum()),

@@ -16,7 +16,7 @@ from dpfl_mpi import evaluate, plugins, prepare, show
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import declared
+from dpfl_mpi.methods import declared, local_epochs
 from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
 from dpfl_mpi.results import Result
@@ -302,7 +302,7 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monke
         method = declared(result.run)
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
         assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
-        assert result.local_epochs.tolist() == (2 * result["round/epochs"]).tolist()
+        assert local_epochs(result).tolist() == (2 * result["round/epochs"]).tolist()
         assert names.class_names(result) == ["ash", "birch", "cedar", "elm"]
         assert names.label(result.run) == "Mine"
         (row,) = tables.measure([result]).to_dict("records")

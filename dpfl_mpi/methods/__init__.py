@@ -167,6 +167,12 @@ def declared(run: Any) -> Method:
         return Method(title=short(run.method))
 
 
+def local_epochs(result: Any) -> np.ndarray:
+    """Return the local epochs that a client of a result has trained up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
+    epochs: np.ndarray = result["round/epochs"] * declared(result.run).models
+    return epochs
+
+
 def check_state(name: str, state: Any, fed: Any, before: State | None = None, budgeted: bool = True) -> None:
     """Check what init (round 0) or round returned on this rank, `before` being the state that round was given: microseconds, so after every round.
 
