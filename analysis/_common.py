@@ -35,6 +35,7 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.storage.files import replacing
 
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
@@ -182,10 +183,13 @@ def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
         if drawing.figure:
             for ending in ("pdf", "png"):
                 paths.append(out / f"{name}.{ending}")
-                drawing.figure.savefig(paths[-1], metadata={"CreationDate": None} if ending == "pdf" else None)
+                metadata = {"CreationDate": None} if ending == "pdf" else None
+                with replacing(paths[-1]) as new:  # a full disk leaves no half of a file
+                    drawing.figure.savefig(new, format=ending, metadata=metadata)
             plt.close(drawing.figure)
         paths.append(out / f"{name}.csv")
-        drawing.data.to_csv(paths[-1], index=False, float_format="%.10g")
+        with replacing(paths[-1]) as new:
+            drawing.data.to_csv(new, index=False, float_format="%.10g")
         for ending, text in (
             ("md", drawing.text if drawing.latex else ""),
             ("tex", drawing.latex),
@@ -193,7 +197,8 @@ def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
         ):
             if text:
                 paths.append(out / f"{name}.{ending}")
-                paths[-1].write_text(text + "\n")
+                with replacing(paths[-1]) as new:
+                    new.write_text(text + "\n")
         return paths
     except OSError as error:
         raise UserError(f"--out is {out}, where nothing can be written: {error.strerror or error}") from None

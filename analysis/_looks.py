@@ -49,9 +49,11 @@ def look(method: str) -> tuple[str, str]:
     """Return (colour, line style) of a method; one that is not in the list has those that its name comes to, the same in every figure."""
     if method == "dpfl":
         return BLUE, "-"
-    known = method in METHODS
-    i = METHODS.index(method) if known else zlib.crc32(method.encode())
-    return OTHERS[i % len(OTHERS)], STYLES[i // len(OTHERS) % len(STYLES)]
+    if method in METHODS:
+        i = METHODS.index(method)
+        return OTHERS[i % len(OTHERS)], STYLES[i // len(OTHERS) % len(STYLES)]
+    i = zlib.crc32(method.encode())  # a broken line: a whole one of this colour is a known method's
+    return OTHERS[i % len(OTHERS)], STYLES[1 + i // len(OTHERS) % (len(STYLES) - 1)]
 
 
 def looks(methods: Sequence[str]) -> list[dict[str, Any]]:

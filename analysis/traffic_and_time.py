@@ -60,6 +60,7 @@ def draw(results: Sequence[Result]) -> Drawing:
         left.barh(y, received, 0.55, color=BLUE)
         left.plot([later["received_most"].max() if len(later) else 0] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
         budget = int(data["budget_others"].iloc[0])
+        limit = f" (budget {budget} others)" if has_budget(result.run) else ""
         if has_budget(result.run):
             left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
         rma, collective = later["mpi_rma_mib"].sum() / rounds, later["mpi_collective_mib"].sum() / rounds
@@ -75,7 +76,7 @@ def draw(results: Sequence[Result]) -> Drawing:
             f"{setting(result.run)}, {label(result.run)}, seed {result.run.seed}: ".replace("$", "").replace(
                 r"\infty", "inf"
             )
-            + f"{received:.2f} models received per client and round (budget {budget} others), {first.received_mean:.1f} before round 1; "
+            + f"{received:.2f} models received per client and round{limit}, {first.received_mean:.1f} before round 1; "
             f"MPI {rma + collective:.2f} MiB per round, {first.mpi_rma_mib + first.mpi_collective_mib:.2f} before; "
             + ", ".join(f"{p} {data[f'seconds_{p}'].sum():.1f} s" for p in PHASES)
             + f" on {result.starts()[-1]['ranks']} ranks"

@@ -287,6 +287,7 @@ def summary(path: Path) -> str:
     """Return the few lines shown at the end of a run."""
     import numpy as np
 
+    from dpfl_mpi.methods import declared
     from dpfl_mpi.results import PHASES, Result
 
     with Result(path) as result:
@@ -299,8 +300,9 @@ def summary(path: Path) -> str:
         edges = f"{omega}{chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round"
         return "\n".join(
             [
-                f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, B_c = {run.budget}, "
-                f"{run.rounds} rounds, seed {run.seed}",
+                f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, "
+                + (f"B_c = {run.budget}, " if declared(run).topology == "graph" else "")
+                + f"{run.rounds} rounds, seed {run.seed}",
                 *accuracy(result.scored(), 100 * result.mean("round/test_acc")[0]),
                 *([f"  edges                {edges}"] if chosen.any() else []),
                 f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round"

@@ -171,11 +171,14 @@ def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with paths as texts and NumPy's numbers as Python's."""
-    return {
-        name: str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
-        for name, value in settings.items()
-    }
+    """Return the settings with paths as texts and NumPy's numbers as Python's, those of `options` too."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return plain(value)
+        return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
+
+    return {name: one(value) for name, value in settings.items()}
 
 
 def check_ranks(ranks: Any) -> None:

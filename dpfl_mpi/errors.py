@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
 NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
 
 
@@ -26,6 +27,8 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
         except SystemExit as end:  # argparse has printed its help
             code = end.code  # type: ignore[assignment]
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be printed goes nowhere
         code = NO_READER

@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        help="file to write; of several results with pfllib the folder (default: beside the result, with pfllib in pfllib/)",
+        help="file to write; of several results with pfllib the folder (default: beside the result, of several runs.csv; with pfllib in pfllib/)",
     )
     args = parser.parse_args(arguments)
     try:
@@ -124,7 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"{empty.path}: no round is recorded yet")
         if args.format != "pfllib":
             ending = ".csv" if args.format == "csv" else ".clients.csv"
-            pieces = [(results, args.out or results[0].path.with_suffix(ending))]
+            several = results[0].path.with_name("runs")  # no one Run's name: that file may hold it alone
+            pieces = [(results, args.out or (several if len(results) > 1 else results[0].path).with_suffix(ending))]
         elif len(results) == 1:
             pieces = [(results, args.out or beside(results[0]))]
         else:

@@ -9,6 +9,7 @@ import tiny_result
 
 from dpfl_mpi.__main__ import summary
 from dpfl_mpi.api import Result
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.show import outcome
 
 pd = pytest.importorskip("pandas")
@@ -73,6 +74,28 @@ def test_a_method_without_omega_has_no_graph_before_round_1(module, tmp_path):
     assert "Agreement" not in omega.text and omega.text.count("Omega") == 1
     assert omega.data[omega.data["method"].str.startswith("PENS")]["round"].min() == 1
     assert "to build Omega" not in summary(made[42]) and "to build Omega" in summary(dpfl.path)
+
+
+def test_a_method_that_is_not_shipped_never_looks_like_one_that_is(module):
+    looks = module("_looks")
+    known = {looks.look(method) for method in ("dpfl", *looks.METHODS) if looks.look(method)[1] == "-"}
+    assert len(known) == 7 and not known & {looks.look(f"mine{i}") for i in range(100)}
+
+
+def test_a_full_disk_leaves_no_half_of_a_figure(module, tmp_path, monkeypatch):
+    """A second drawing that cannot be written leaves the first."""
+    common, drawing = module("_common"), module("accuracy_table").draw([Result(tiny_result.make(tmp_path / "d.h5"))])
+    (csv, *_) = common.save(drawing, "table", tmp_path)
+    before = csv.read_bytes()
+
+    def full(self, path, **_):
+        Path(path).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        common.save(drawing, "table", tmp_path)
+    assert csv.read_bytes() == before and not list(tmp_path.glob(".*"))
 
 
 def test_traffic_of_a_round_that_is_being_written_is_left_out(module, tmp_path):

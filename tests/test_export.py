@@ -67,6 +67,13 @@ def test_several_results_in_pfllibs_layout(made, tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dpfl.h5", "local.h5"]
 
 
+def test_several_results_do_not_go_under_the_name_of_one(tmp_path, capsys):
+    one, two = (tiny_result.make(tmp_path / f"{s}.h5", seed=s) for s in (42, 52))
+    assert export.main([str(one)]) == export.main([str(one), str(two)]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "42.csv"), str(tmp_path / "runs.csv")]
+    assert "run" not in (tmp_path / "42.csv").read_text().splitlines()[0].split(",")
+
+
 def test_export_never_overwrites_a_result(made, capsys):
     before = made["dpfl"].read_bytes()
     assert export.main([str(made["dpfl"]), "--out", str(made["dpfl"])]) == 2

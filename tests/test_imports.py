@@ -152,6 +152,7 @@ def test_analysis_reads_results_only(path):
         "results",
         "graph",
         "metrics",
+        "storage",  # for whole files, or none
     }
     assert outside(path, ["torch", "mpi4py"], "ever") == []
 

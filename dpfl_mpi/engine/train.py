@@ -251,10 +251,10 @@ def already_done(path: Path, run: Run, job: Job, checkpoints: Checkpoints, world
             return ""
         try:
             result = Result(path)
-        except UserError:
+        except UserError as error:
             if checkpoints.folder.is_dir() and torn(path):  # ours, torn: a checkpoint has a copy of what was recorded
                 return ""
-            raise
+            raise UserError(f"{error}; move it away, and the same command computes it anew") from None
         with result:
             mine, theirs = run.key(), result.key
             if mine != theirs:
