@@ -211,6 +211,19 @@ def test_a_last_write_that_changes_neither_time_nor_size_is_seen(tmp_path, monke
     assert len(reads) == 6
 
 
+def test_a_result_that_was_damaged_since_says_so_and_not_that_it_finished(tmp_path, bin_folder, monkeypatch, capsys):
+    run = Run(**starts.small(seed=1))
+    submitted(tmp_path, run, "39")
+    monkeypatch.setattr(known, "BLIND_S", 0)
+    (tmp_path / "sweeps/1/39_0_log.out").write_text("  test accuracy        97.30 %\n")
+    path = run.resolve().path(tmp_path)
+    path.touch()
+    assert sweep.main(words(tmp_path, "--seeds", "1", "--list")) == 1
+    out = capsys.readouterr().out
+    assert f"error: {path} is not a result of dpfl_mpi, or it is damaged" in out
+    assert out.endswith("; move it away first\n") and "97.30" not in out
+
+
 # Slurm -------------------------------------------------------------------------------------------------------------------
 def test_a_refusal_of_sbatch_is_one_sentence(tmp_path, bin_folder, capfd):
     script(bin_folder / "sbatch", f"echo {shlex.quote(REFUSAL)} >&2; exit 1")

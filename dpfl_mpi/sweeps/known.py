@@ -114,6 +114,11 @@ class Known:
                 text += read_end(path).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
         said = [line for line in lines if line.startswith("error: ") or line.endswith(stalled_text())]
+        if not said and self.path.exists():  # a file that was damaged since has the log of a job that finished
+            try:
+                Result(self.path).close()
+            except UserError as error:
+                said = [f"error: {error}; move it away first"]
         return "\n".join((said or lines)[-LOG_LINES:])
 
 
