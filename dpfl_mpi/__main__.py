@@ -14,7 +14,6 @@ import io
 import itertools
 import os
 import re
-import shlex
 import sys
 import time
 import traceback
@@ -24,14 +23,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.config import OLD_FIELDS, Job, Resolved, Run, old_flags
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
-from dpfl_mpi.plugins import KINDS, names, short
+from dpfl_mpi.plugins import KINDS, names
 from dpfl_mpi.settings.config_file import check_yaml
 from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, types
 from dpfl_mpi.survival.signals import Leave, listen
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dpfl_mpi.mpi.world import World
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
@@ -280,89 +277,9 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
             print(leave, file=sys.stderr, flush=True)
         sys.exit(leave.code)
     if world.root and not job.quiet:
+        from dpfl_mpi.summary import summary
+
         print(summary(path))
-
-
-def summary(path: Path) -> str:
-    """Return the few lines shown at the end of a run."""
-    import numpy as np
-
-    from dpfl_mpi.methods import declared
-    from dpfl_mpi.results import PHASES, Result
-
-    with Result(path) as result:
-        script = graph_script()
-        run = result.run
-        chosen = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
-        received = result["traffic/models_received"]
-        rounds = max(len(received) - 1, 1)
-        omega = f"{chosen[0]} in Omega, " if chosen[0] else ""
-        edges = f"{omega}{chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round"
-        return "\n".join(
-            [
-                f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, "
-                + (f"B_c = {run.budget}, " if declared(run).topology == "graph" else "")
-                + f"{run.rounds} rounds, seed {run.seed}",
-                *accuracy(result.scored(), 100 * result.mean("round/test_acc")[0]),
-                *([f"  edges                {edges}"] if chosen.any() else []),
-                f"  models received      {received[1:].mean(1).sum() / rounds:.2f} per client and round"
-                + (f", {received[0].mean():.1f} to build Omega" if chosen[0] or received[0].any() else ""),
-                *controlled(result),
-                "  seconds (slowest)    " + ", ".join(f"{p} {result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES),
-                f"  results              {path}",
-                *(
-                    [f"  draw the graph       python {shlex.quote(script)} {shlex.quote(str(path))}"]
-                    if chosen.any() and script
-                    else []
-                ),
-            ]
-        )
-
-
-def accuracy(test: np.ndarray, before: float) -> list[str]:
-    """Return lines about the test accuracies of the clients that were scored, in percent, and their mean in round 0."""
-    if not len(test):
-        return [
-            "  test accuracy        no client was scored (flipped labels, liars, newcomers and models that diverged do not count)"
-        ]
-    start = "" if before != before else f" ({before:.2f} % in round 0)"  # nan: nobody was scored in it
-    return [
-        f"  test accuracy        {test.mean():.2f} %, mean over clients of their best-validation models{start}",
-        f"  spread over clients  {test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)",
-    ]
-
-
-def controlled(result: Any) -> list[str]:
-    """Return lines about who came later, who lied and who stopped early; none where nobody did."""
-    import numpy as np
-
-    lines = []
-    if "newcomers/test_acc" in result:
-        after = zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True)
-        means = [f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in after if np.isfinite(a).any()]
-        lines += ["  newcomers            " + ", ".join(means)] if means else []
-    if "client/liars" in result:
-        liars, chosen = result["client/liars"], [result.chosen(t) for t in range(1, result.last_round + 1)]
-        told = [liars[g.senders[result.benign[g.receivers()]]] for g in chosen]
-        met = np.concatenate([np.zeros(0, bool), *told])
-        lines.append(
-            f"  liars                {liars.sum()} of {len(liars)} clients; {100 * met.mean():.1f} % of whom the benign chose"
-            if len(met)
-            else f"  liars                {liars.sum()} of {len(liars)} clients"
-        )
-    if "attack/success" in result and len(opens := result.scored("attack/success")):
-        lines.append(f"  backdoor             opens on {opens.mean():.1f} % of marked images")
-    if "client/stopped_round" in result:
-        stopped = result["client/stopped_round"]
-        lines.append(f"  stopped early        {(stopped >= 0).sum()} of {len(stopped)} clients")
-    return lines
-
-
-def graph_script() -> str:
-    """Return the path of the script that draws the graph, as it is reached from here; nothing where the checkout is not there."""
-    checkout = Path(__file__).resolve().parents[1]
-    script = checkout / "analysis" / "graph_evolution.py"
-    return "" if not script.is_file() else str(script.relative_to(checkout) if Path.cwd() == checkout else script)
 
 
 if __name__ == "__main__":

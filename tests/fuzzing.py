@@ -25,6 +25,7 @@ from dpfl_mpi.datasets import image_folder as pictures
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
 from dpfl_mpi.results import Result
+from dpfl_mpi.summary import summary
 from dpfl_mpi.survival import shm
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
@@ -179,7 +180,7 @@ def result(folder: Path) -> Reader:
             for name in it.names():
                 assert isinstance(it[name], np.ndarray)
             it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round), it.starts(), it.state_dict(1)
-        __main__.summary(where / "r.h5")
+        summary(where / "r.h5")
         for command in (show.main, export.main):
             if code := command([str(where / "r.h5")]):
                 raise SystemExit(code)

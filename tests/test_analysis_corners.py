@@ -7,10 +7,10 @@ import h5py
 import pytest
 import tiny_result
 
-from dpfl_mpi.__main__ import summary
 from dpfl_mpi.api import Result
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.show import outcome
+from dpfl_mpi.summary import summary
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")

@@ -12,9 +12,9 @@ import tiny_result
 from launch import ROOT, run_here
 
 from dpfl_mpi import evaluate, export, optimality, show
-from dpfl_mpi.__main__ import summary
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.summary import summary
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,8 @@ def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert f"python {ROOT}/analysis/graph_evolution.py '{odd}'" in summary(odd)
     said = summary(made["local"])
-    assert "edges" not in said and "draw the graph" not in said
+    assert "edges" not in said and "draw the graph" not in said and "B_c" not in said
+    assert max(map(len, said.splitlines()[:-1])) <= 80 and "\n                       evaluate " in said
 
 
 NOBODY = {

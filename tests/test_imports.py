@@ -31,22 +31,22 @@ FLOORS = (
     "commands",
 )
 COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher", "api"]
-COMMANDS += ["plan_power", "optimality"]
+COMMANDS += ["plan_power", "optimality", "summary"]
 GROUND = ["errors", "streams", "plugins", "graph", "metrics", "settings", "config"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph metrics storage settings config mpi data layout results datasets prepare show export plan_power launcher "
+    "torch": "errors streams plugins graph metrics storage settings config mpi data layout results datasets prepare show summary export plan_power launcher "
     "sweep sweeps",
     "mpi4py": "errors streams plugins graph metrics storage settings config data layout results datasets numerics models federation methods survival engine "
-    "prepare describe show export evaluate plan_power optimality launcher sweep sweeps api",
+    "prepare describe show summary export evaluate plan_power optimality launcher sweep sweeps api",
     "h5py": "errors streams plugins graph metrics mpi numerics models federation methods",
     "os": "methods",
     "pathlib": "methods",
 }
 # ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
 LIGHT = (
-    "errors streams plugins graph metrics storage settings config data layout results datasets methods prepare show export plan_power launcher sweep sweeps "
+    "errors streams plugins graph metrics storage settings config data layout results datasets methods prepare show summary export plan_power launcher sweep sweeps "
     "__main__ api"
 )
 
