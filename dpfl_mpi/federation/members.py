@@ -114,7 +114,7 @@ class Members:
                 f"{verb} was given {type(w_KW).__name__} {kind} {list(getattr(w_KW, 'shape', []))}; it takes the rows of "
                 f"this rank's clients, Tensor float32 {shape}"
             )
-        if w_KW.stride(1) != 1:
+        if len(w_KW) and w_KW.stride(1) != 1:
             raise UserError(
                 f"{verb} was given rows whose numbers do not lie side by side in memory, as after .T; make them so by .contiguous()"
             )
