@@ -35,16 +35,13 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.controls import search_period
 
 ROW = 64  # bytes that a row is padded to
-ROWS = (
-    13  # rows in float32 that a client takes: model, momentum, best, staging, average, and four running sums in 64 bits
-)
+# rows of float32 per client: model, momentum, best, staging and average, and four running sums in 64 bits, which count twice
+ROWS = 13
 LABEL = 8  # bytes
-PYTHON = (
-    390 * 2**20
-)  # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
-DECISION = (
-    5e-4  # seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
-)
+# bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
+PYTHON = 390 * 2**20
+# seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
+DECISION = 5e-4
 SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
 PAD = 4  # pixels around a training image that is cropped
 
@@ -77,9 +74,8 @@ class Needs:
     received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
     wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
     evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
-    anew: (
-        int  # rounds that search Omega anew (--omega_period): each receives, moves and scores as much as preprocessing
-    )
+    # rounds that search Omega anew (--omega_period): each receives, moves and scores as much as preprocessing
+    anew: int
     steps: np.ndarray  # gradient steps
     scored: np.ndarray  # images scored by evaluate
     judged: np.ndarray  # images scored while choosing, at most

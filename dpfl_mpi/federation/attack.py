@@ -39,9 +39,8 @@ class Attack:
         self.kind, self.seed = str(run.attack or "").partition(":")[0], run.seed
         self.members, self.ensemble = members, ensemble
         self.mine = np.flatnonzero(members.limits.liars[members.ids]) if self.kind in FALSE else np.zeros(0, np.int64)
-        self.began: dict[
-            str, Tensor
-        ] = {}  # by the name of their momentum: the liars' rows as they began to train in this round
+        # the liars' rows as they began to train in this round, by the name of their momentum
+        self.began: dict[str, Tensor] = {}
         k = len(members.ids) if self.kind == "stale" else 0
         self.first = ensemble.zeros(k)  # the rows that were sent first
         self.first_round = np.full(k, -1)

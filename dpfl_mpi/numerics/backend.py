@@ -22,9 +22,8 @@ from dpfl_mpi.numerics.steps import adam_step, sgd_step
 PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
-Predict = Callable[
-    [slice, Tensor, Any], Tensor
-]  # (rows of this rank, [k, W], images for `Backend.outputs`) -> [k, S, C]
+# (which rows of this rank, these rows [k, W], images for `Backend.outputs`) -> logits [k, S, C]
+Predict = Callable[[slice, Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)

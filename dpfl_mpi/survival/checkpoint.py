@@ -322,9 +322,8 @@ def remove(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-OURS = re.compile(
-    r"\d{6}\.[0-9a-f]{12,16}\.(\d{5}\.shard|results|manifest)\.h5|\..*\.part"
-)  # names of files of the folder
+# names of the files of a checkpoint's folder; others in it are not ours to delete
+OURS = re.compile(r"\d{6}\.[0-9a-f]{12,16}\.(\d{5}\.shard|results|manifest)\.h5|\..*\.part")
 MANIFEST = "the manifest of a checkpoint"
 NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 
