@@ -131,7 +131,7 @@ def test_deal_test_against_a_twin(data):
     counts[0, 0] += 1  # pools are never empty
     m = data.draw(st.integers(0, 60))
     y_test = np.random.default_rng(m).integers(0, classes, m)
-    dealt = deal_test(counts, np.zeros(0, np.int64), y_test, np.random.default_rng(0))
+    dealt = deal_test(counts, y_test, np.random.default_rng(0))
     for c in range(classes):
         got = [int((y_test[t] == c).sum()) for t in dealt]
         expected = quotas(counts[:, c].tolist(), int((y_test == c).sum())) if counts[:, c].sum() else [0] * n
@@ -142,7 +142,7 @@ def test_deal_test_against_a_twin(data):
 def test_a_small_test_set_goes_to_holders():
     """Forty holders of a class with ten test images: every quota rounds to 0, and still only holders get one, one each."""
     counts = np.array([[1]] * 40 + [[0]])
-    dealt = deal_test(counts, np.zeros(0, np.int64), np.zeros(10, np.int64), np.random.default_rng(0))
+    dealt = deal_test(counts, np.zeros(10, np.int64), np.random.default_rng(0))
     assert [len(t) for t in dealt] == [1] * 10 + [0] * 31
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.federation.attack import opened
+from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import PHASES, Recorder
@@ -194,7 +194,8 @@ def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> Non
     confusion = fed.members.to_root(fed.scoring.best_confusion)
     best = fed.scoring.best[:, : fed.ensemble.size]
     models = fed.members.to_root(best.cpu().numpy()) if save_models else None
-    opens = fed.members.to_root(opened(fed.scoring)) if fed.training.attack.kind == "backdoor" else None
+    backdoor = fed.training.attack.kind == "backdoor"
+    success = fed.members.to_root(backdoor_success(fed.scoring)) if backdoor else None
 
     def write() -> None:
         assert recorder is not None and confusion is not None
@@ -202,8 +203,8 @@ def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> Non
         if fed.run.patience:
             # once more: the last may have stopped after the last record
             recorder.once({"client/stopped_round": fed.members.stopped_round})
-        if opens is not None:
-            recorder.once({"attack/success": opens})
+        if success is not None:
+            recorder.once({"attack/success": success})
         if models is not None:
             recorder.once({"model/best": models})
             shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]

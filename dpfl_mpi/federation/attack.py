@@ -92,7 +92,7 @@ class Attack:
         return torch.where(unsent[:, None], true, self.first[self.mine])
 
 
-def opened(scoring: Scoring) -> np.ndarray:
+def backdoor_success(scoring: Scoring) -> np.ndarray:
     """Return for each client of this rank how often its best model takes a marked test image of another class for class 0, float64 `[K]`.
 
     nan where a client has no image of another class. The model alone is asked, of methods too that score by more.
