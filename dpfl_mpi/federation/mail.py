@@ -44,7 +44,8 @@ class MailRoom:
         self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
-        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []  # of the last two graphs
+        # of the last two graphs, such as Omega and the one that was chosen
+        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
     def begin(self) -> None:
         """Start a round: count its bytes."""
@@ -99,7 +100,7 @@ class MailRoom:
                 with self.log.clock("exchange"):
                     for j in now:
                         yield int(j), here.rows([j])[0]
-            self.check(here.number)  # what is put next is what was staged for this
+            self.check(here.number)  # the method sent nothing meanwhile: the next pass puts the rows staged above
 
     def stage(self, w_KW: Tensor) -> None:
         """Keep what leaves this rank's clients, to be put: what they receive is as it is now, on whichever rank they are."""
@@ -141,10 +142,10 @@ class MailRoom:
         return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return the route of all of a graph, and where it is wider than some rank's window, how many models per client gets in a pass.
+        """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window.
 
         Raises:
-            UserError: on every rank; not even one.
+            UserError: on every rank; not even one model per client fits.
         """
         for known, made in self._routes:
             if known is graph:

@@ -65,8 +65,8 @@ class Clients:
         self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
         self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in ("train", "val", "test"))
         self.n_search = self.n_val if n_search is None else n_search[ids]
-        # the first validation image that rounds are chosen on
-        self.kept = np.where(self.n_search < self.n_val, self.n_search, 0)
+        # of each client's validation images the first that its best round is chosen on
+        self.val_start = np.where(self.n_search < self.n_val, self.n_search, 0)
         self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of each client's training samples
         self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of its validation and test samples
         train = [partition.of("train", k) for k in ids]
