@@ -234,16 +234,17 @@ class Run:
 
     @property
     def numerics(self) -> int:
-        """The version of a resolved Run's numbers: one more where a change altered those of such Runs alone.
+        """The version of a resolved Run's numbers: `NUMERICS`, and one more for each correction that changed some Runs alone.
 
-        Second version: what liars send, and how they choose; who is absent after a drift, or would stop before it; newcomers and SCAFFOLD;
-        models received in a repeated search. One more, too, where a share of the clients was one client short.
+        The first correction changed what liars send and how they choose; a drift with --patience or clients that are absent; newcomers of
+        SCAFFOLD; and the count of models received with --ggc_repeats. The second changed Runs whose share of the clients came to one client
+        too few, because floats were rounded down.
         """
         lies = str(self.attack).partition(":")[0] in FALSE
         moved = self.drift and (self.patience or self.participation < 1 or self.available)
         late = self.newcomers and self.method == "scaffold"
-        fewer = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
-        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + fewer
+        short_of_one = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
+        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + short_of_one
 
     def slug(self) -> str:
         """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""
