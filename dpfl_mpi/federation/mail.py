@@ -78,7 +78,7 @@ class MailRoom:
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows pass through the window, as many at a time as it has slots, and at most `placement.EVERY` where there is no graph; each is
+        The rows pass through the window, as many at a time as it has slots, and at most `placement.MOST_ROWS` where there is no graph; each is
         sent to a rank once.
         """
         members = self.members
@@ -86,7 +86,7 @@ class MailRoom:
         self.stage(w_KW)
         limit, most = self._capacity(), members.n
         if not members.others.any():  # no graph says how wide the window is
-            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.EVERY)
+            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.MOST_ROWS)
         width = rows_per_pass(limit, members.per_rank, most)
         # so that later passes need no other window
         slots = min(width, members.n - len(members.ids)) if len(members.ids) else 0
