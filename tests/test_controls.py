@@ -521,7 +521,7 @@ COMBINED = [
 ]
 
 
-def test_ranks(plain, tmp_path):
+def test_runs_with_all_controls_do_not_know_the_ranks(plain, tmp_path):
     """The same bits on one and on three ranks, all controls at once, and where the window makes many passes."""
     runs = [SMALL | EVERYTHING | {"rounds": 5} | more for more in COMBINED]
     runs.append(SMALL | {"method": "replay", "graphs": str(plain), "options": {"variant": "rewired"}})
