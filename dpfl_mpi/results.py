@@ -141,8 +141,8 @@ class Recorder:
         self.file[group].attrs.update(attributes, checksum=layout.checksum(attributes))
 
     @writes
-    def once(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write (or overwrite) whole arrays by their path."""
+    def write(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write whole arrays by their path, over what is there."""
         for name, values in arrays.items():
             values = np.asarray(values)
             if name in self.file:
@@ -230,7 +230,7 @@ class Result:
         self.path = Path(path)
         if not is_there(self.path):
             raise UserError(f"{self.path}: there is no such result file")
-        self.hdf5, self.run, self.key = layout.opened(self.path, SCHEMA)
+        self.hdf5, self.run, self.key = layout.open_result(self.path, SCHEMA)
         self.file = self.hdf5.file
 
     @property

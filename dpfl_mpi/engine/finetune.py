@@ -101,7 +101,7 @@ def copy_base(
         if path.exists() or not job.quiet:
             print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return {}
-    recorder.once(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
+    recorder.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
     return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
