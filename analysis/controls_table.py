@@ -1,9 +1,9 @@
 """What the controls of a run found: who overfits what he selects on, who listens to liars, what newcomers get, what early stopping saves.
 
 One row per Run, as in the accuracy table. The gap is validation minus test accuracy of each client's best model, in points, with its 95 % interval,
-over partitions or the clients of one (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom benign clients
-chose in rounds 1 to T. Backdoor: marked test images of other classes that benign clients' best models take for
-class 0, and in brackets the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
+over partitions or the clients of one (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom
+benign clients chose in rounds 1 to T. Backdoor: marked test images of other classes that benign clients' best models take for class 0, and in brackets
+the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
 """
 
 from __future__ import annotations
@@ -39,14 +39,12 @@ def gap(group: Group) -> Parts:
     return out
 
 
-def told(result: Result) -> tuple[float, float]:
+def liar_shares(result: Result) -> tuple[float, float]:
     """Return the share of liars among all clients, and among those whom benign clients chose in rounds 1 to T; nan where there is none."""
     if "client/liars" not in result:
         return float("nan"), float("nan")
-    liars, benign = result["client/liars"].astype(bool), result.benign
-    graphs = [result.chosen(t) for t in range(1, result.last_round + 1)]
-    chosen = np.concatenate([np.zeros(0, bool), *(liars[g.senders[benign[g.receivers()]]] for g in graphs)])
-    return float(liars.mean()), float(chosen.mean()) if len(chosen) else float("nan")
+    met = result.met_liars()
+    return float(result["client/liars"].mean()), float(met.mean()) if len(met) else float("nan")
 
 
 def backdoor(result: Result) -> tuple[float, float]:
@@ -78,7 +76,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     rows, lines = [], []
     for where, name, group in named(repetitions(results)):
         mean, half = interval(gap(group))
-        all_liars, chosen = np.mean([told(r) for r in group], 0)
+        all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
         opened, unmarked = np.mean([backdoor(r) for r in group], 0)
         came = np.mean([newcomers(r) for r in group], 0)
         stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]

@@ -48,10 +48,8 @@ GPUS = {
     "l40s": GPU(0.864, "NVIDIA L40S data sheet"),
     "l4": GPU(0.3, "NVIDIA L4 data sheet"),
 }
-LAUNCH_US = (
-    1.3,
-    2.0,
-)  # microseconds from one small kernel of a CUDA graph to the next: an assumption, not measured here
+# microseconds from one small kernel of a CUDA graph to the next: an assumption, not measured here
+LAUNCH_US = (1.3, 2.0)
 COPIED_IN = ("aten::copy_", "aten::fill_", "aten::zero_")  # overwrite their first argument without reading it
 NO_KERNEL = ("aten::_unsafe_view", "aten::empty", "aten::empty_like", "aten::new_empty")  # beside views
 

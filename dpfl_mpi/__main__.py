@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}  # of values in the help, by type or name
+# what the help shows for a value, by type or by name
+PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
 
 
 def launched(names: tuple[str, ...], default: int) -> int:
-    """Return what the launcher (mpirun or srun) put into the environment, before MPI itself can be asked."""
+    """Return the number in the first of these environment variables that has one, else `default`.
+
+    mpirun and srun set them: rank and size are known before MPI itself can be asked.
+    """
     return next((int(os.environ[n]) for n in names if os.environ.get(n, "").isdigit()), default)
 
 
@@ -241,8 +245,8 @@ def all_or_none(world: World) -> Iterator[None]:
 def main(arguments: list[str] | None = None, before_abort: Callable[[int], None] | None = None) -> None:
     """Run the command line and end the process with its exit code; `before_abort` is called with it where all ranks are ended at once."""
     listen()  # first of all: a warning that comes before would end this rank
-    gc.disable()  # until everything is imported: nothing of that becomes garbage
-    before_mpi()  # and before root parses: a method of one's own may import torch
+    gc.disable()  # until everything is imported: modules are no garbage, and looking through them takes time
+    before_mpi()  # before root parses, too: a method of one's own may import torch
     arguments = sys.argv[1:] if arguments is None else arguments
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
     settings = told(arguments) if alone or launched(RANK, 0) == 0 else {}

@@ -37,6 +37,11 @@ OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earli
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
+# files that must be there when a Run is resolved, by field, and what they hold
+NEEDED_FILES = {
+    "available": "a line of 0 and 1 per round, a column per client",
+    "graphs": "a result, whose graphs are taken",
+}
 NOTHING: Mapping[str, str] = MappingProxyType({})
 AnyRun = TypeVar("AnyRun", bound="Run")
 
@@ -168,29 +173,14 @@ class Run:
             filled["budget"] = budget_name(filled["budget"], filled["clients"], self.budget_counts_self)
         if "reach" not in gone:
             check_reach(filled["reach"], filled["clients"])
-        if self.optimizer not in method.optimizers:
-            raise UserError(
-                f"--optimizer is {self.optimizer}; {short(self.method)} takes steps of its own, allowed is {', '.join(method.optimizers)}"
-            )
-        if self.finetune_epochs and not method.finetunes:
-            raise UserError(
-                f"--finetune_epochs is {self.finetune_epochs}; {short(self.method)} is scored by more than its model and cannot be fine-tuned; use 0"
-            )
-        if str(filled["attack"]).partition(":")[0] in FALSE and not method.sends_models:
-            raise UserError(
-                f"--attack is {filled['attack']}; {short(self.method)} sends more than models, which these lies do not falsify; allowed are "
-                f"{', '.join(kind for kind in ATTACKS if kind not in FALSE)}"
-            )
+        check_method(filled, method)
         code = {kind: sha for kind, sha in held.items() if sha}
         filled = floats(Run, filled)
         run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))
-        if run.contents.get("available") == "":
-            raise UserError(
-                f"--available is {run.available}; there is no such file (a line of 0 and 1 per round, a column per client)"
-            )
-        if run.contents.get("graphs") == "":
-            raise UserError(f"--graphs is {run.graphs}; there is no such file (a result, whose graphs are taken)")
-        check(run)  # what the data set's module says, too
+        for name, what in NEEDED_FILES.items():
+            if run.contents.get(name) == "":
+                raise UserError(f"--{name} is {getattr(run, name)}; there is no such file ({what})")
+        check(run)  # once more: now with the defaults, of which the data set's module gives some
         return run
 
     @property
@@ -234,16 +224,17 @@ class Run:
 
     @property
     def numerics(self) -> int:
-        """The version of a resolved Run's numbers: one more where a change altered those of such Runs alone.
+        """The version of a resolved Run's numbers: `NUMERICS`, and one more for each correction that changed some Runs alone.
 
-        Second version: what liars send, and how they choose; who is absent after a drift, or would stop before it; newcomers and SCAFFOLD;
-        models received in a repeated search. One more, too, where a share of the clients was one client short.
+        The first correction changed what liars send and how they choose; a drift with --patience or clients that are absent; newcomers of
+        SCAFFOLD; and the count of models received with --ggc_repeats. The second changed Runs whose share of the clients came to one client
+        too few, because floats were rounded down.
         """
         lies = str(self.attack).partition(":")[0] in FALSE
         moved = self.drift and (self.patience or self.participation < 1 or self.available)
         late = self.newcomers and self.method == "scaffold"
-        fewer = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
-        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + fewer
+        short_of_one = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
+        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + short_of_one
 
     def slug(self) -> str:
         """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""
@@ -273,6 +264,24 @@ class Run:
                 f"this result was written by a later version of dpfl_mpi: it does not know {', '.join(sorted(unknown))}"
             )
         return old_flags(cls(**stored), old)
+
+
+def check_method(filled: Mapping[str, Any], method: Any) -> None:
+    """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
+    name = short(filled["method"])
+    if filled["optimizer"] not in method.optimizers:
+        raise UserError(
+            f"--optimizer is {filled['optimizer']}; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"
+        )
+    if filled["finetune_epochs"] and not method.finetunes:
+        raise UserError(
+            f"--finetune_epochs is {filled['finetune_epochs']}; {name} is scored by more than its model and cannot be fine-tuned; use 0"
+        )
+    if str(filled["attack"]).partition(":")[0] in FALSE and not method.sends_models:
+        raise UserError(
+            f"--attack is {filled['attack']}; {name} sends more than models, which these lies do not falsify; allowed are "
+            f"{', '.join(kind for kind in ATTACKS if kind not in FALSE)}"
+        )
 
 
 def tuning_options(run: Run) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The exceptions that the command line knows: a sentence for the user, and the end of a rank whose root failed. And how a command ends."""
+"""The exceptions that the command line knows, a sentence for the user and the end of a rank whose root failed, and how a command ends."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def seal(attributes: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
     return checksum([{n: attributes[n] for n in SEALED if n in attributes}, dict(meta)])
 
 
-def opened(path: Path, newest: int) -> tuple[Hdf5, Resolved, dict[str, Any]]:
+def open_result(path: Path, newest: int) -> tuple[Hdf5, Resolved, dict[str, Any]]:
     """Return a result open for reading, its Run and its key. Files of earlier versions have no checksums.
 
     Raises:

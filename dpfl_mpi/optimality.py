@@ -155,7 +155,10 @@ def interval(values: np.ndarray) -> str:
 
 
 def agrees(found: Found) -> tuple[int, int]:
-    """Return over all pairs of different chosen subsets that differ in reward and test accuracy: in how many the better reward tests better, and how many there are."""
+    """Return in how many pairs of chosen subsets the one with the better reward also tests better, and how many pairs there are.
+
+    Pairs of the same reward or the same test accuracy do not count.
+    """
     sets = np.unique(found.chosen)
     reward, test = found.rewards[sets], np.array([found.test_acc[int(s)] for s in sets])
     signs = np.sign(reward[:, None] - reward[None]) * np.sign(test[:, None] - test[None])
@@ -166,10 +169,8 @@ def agrees(found: Found) -> tuple[int, int]:
 def report(all_found: list[Found], budget: Any, orders: int) -> str:
     """Return the sentences that are printed."""
     gaps = np.array([f.rewards[f.best] - f.rewards[f.chosen] for f in all_found])  # [clients, orders]
-    best, nobody = (
-        np.array([-f.rewards[s] for f, s in ((f, pick(f)) for f in all_found)])
-        for pick in (lambda f: f.best, lambda f: 0)
-    )
+    best = np.array([-f.rewards[f.best] for f in all_found])
+    nobody = np.array([-f.rewards[0] for f in all_found])
     test = np.array([f.test_acc[f.best] - np.mean([f.test_acc[int(s)] for s in f.chosen]) for f in all_found])
     better, pairs = np.sum([agrees(f) for f in all_found], axis=0)
     sizes = [f.best.bit_count() for f in all_found], [int(s).bit_count() for f in all_found for s in f.chosen]

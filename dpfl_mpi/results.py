@@ -5,8 +5,9 @@ a checksum per chunk (HDF5's fletcher32), and so have the attributes: what was d
 
 Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 axis is after preprocessing):
 
-    / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema, state running|finished|stopped, dataset, partition, method, budget, seed,
-                         declared (JSON: what code that is not shipped says of itself), rounds_done, test_acc (mean over clients of /best/test_acc)
+    / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema,
+                         state running|finished|stopped, dataset, partition, method, budget, seed, rounds_done,
+                         declared (JSON: what code that is not shipped says of itself), test_acc (mean over benign clients of /best/test_acc)
     /meta/starts         one row of JSON per start: time, hosts, ranks, devices, CPU, versions, commit
     /meta attrs          numerics, data_sha256, class_names, mean and std (JSON), partition_sha256, parameters (D)
     /round/number        [T+1]
@@ -17,13 +18,15 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     /finetune/{val_acc,test_acc} [E+1, N], /finetune/{epochs,gradient_steps} [E+1]    with --finetune_epochs: row 0 = the best model of the
                          rounds, from which tuning starts; /best is then over rows 1 to E (its round counts on), /last is row E
     /client/{p,budget,flipped,diverged_round,epochs,n_train,n_val,n_test} [N], /client/class_counts [N, C]
-    /client/of_data [N]                                                 with --partition natural: which of the data's own clients, a row of /client_names of the prepared file
+    /client/of_data [N]                                                 with --partition natural: which of the data's own clients,
+                         a row of /client_names of the prepared file
     /client/{liars,newcomers,drifted,stopped_round} [N], /client/drift_classes [2]     with --attack, --newcomers, --drift, --patience
     /newcomers/{val_acc,test_acc,models_received,evaluations} [E, N], /newcomers/epochs [E]     with --newcomers: after E epochs of their own
     /attack/success [N]                                                 with --attack backdoor: marked test images taken for class 0
     /graph/reach/{indptr [N+1], senders [E]}                            with --reach: receiver k can receive from these
     /graph/omega/{indptr [N+1], senders [E]}, /graph/chosen/{indptr [T+1, N+1], senders [E]}    receiver k of round t takes
-                         senders[indptr[t, k] : indptr[t, k+1]], indptr running on over rounds; row 0 = Omega. A round that averages nothing (--ggc_off_rounds skip) repeats the one before
+                         senders[indptr[t, k] : indptr[t, k+1]], indptr running on over rounds; row 0 = Omega.
+                         A round that averages nothing (--ggc_off_rounds skip) repeats the one before
     /graph/cases [T+1, N, 4] in the order of `graph.CASES`, /graph/evaluations [T+1, N] of the reward
     /traffic/models_received [T+1, N]                                   what a real network would carry (row 0: Algorithm 3, and line 4 of Algorithm 1)
     /traffic/{bytes_rma,bytes_collective} [T+1]                         what MPI carried here, all ranks together
@@ -138,8 +141,8 @@ class Recorder:
         self.file[group].attrs.update(attributes, checksum=layout.checksum(attributes))
 
     @writes
-    def once(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write (or overwrite) whole arrays by their path."""
+    def write(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write whole arrays by their path, over what is there."""
         for name, values in arrays.items():
             values = np.asarray(values)
             if name in self.file:
@@ -227,7 +230,7 @@ class Result:
         self.path = Path(path)
         if not is_there(self.path):
             raise UserError(f"{self.path}: there is no such result file")
-        self.hdf5, self.run, self.key = layout.opened(self.path, SCHEMA)
+        self.hdf5, self.run, self.key = layout.open_result(self.path, SCHEMA)
         self.file = self.hdf5.file
 
     @property
@@ -314,6 +317,14 @@ class Result:
         finite = np.isfinite(values)
         count = finite.sum(1)
         return np.where(count, np.where(finite, values, 0).sum(1) / np.maximum(count, 1), np.nan)
+
+    def met_liars(self) -> np.ndarray:
+        """Return for each edge to a benign client in rounds 1 to T whether its sender lies (--attack), bool `[edges]`: empty without liars or edges."""
+        if "client/liars" not in self:
+            return np.zeros(0, bool)
+        liars, benign = self["client/liars"].astype(bool), self.benign
+        graphs = [self.chosen(t) for t in range(1, self.last_round + 1)]
+        return np.concatenate([np.zeros(0, bool), *(liars[g.senders[benign[g.receivers()]]] for g in graphs)])
 
     def score(self, metric: str) -> np.ndarray:
         """Return a score of each client's best model on its test images, 0 to 1, `[N]`: see `metrics.of_result`."""

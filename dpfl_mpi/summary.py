@@ -68,9 +68,7 @@ def controlled(result: Result) -> list[str]:
         means = [f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in after if np.isfinite(a).any()]
         lines += [entry("newcomers", ", ".join(means))] if means else []
     if "client/liars" in result:
-        liars, chosen = result["client/liars"], [result.chosen(t) for t in range(1, result.last_round + 1)]
-        told = [liars[g.senders[result.benign[g.receivers()]]] for g in chosen]
-        met = np.concatenate([np.zeros(0, bool), *told])
+        liars, met = result["client/liars"], result.met_liars()
         share = f"; {100 * met.mean():.1f} % of whom the benign chose" if len(met) else ""
         lines.append(entry("liars", f"{liars.sum()} of {len(liars)} clients{share}"))
     if "attack/success" in result and len(opens := result.scored("attack/success")):

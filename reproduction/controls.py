@@ -1,7 +1,8 @@
 """What the controls found on CIFAR-10: `python -m dpfl_mpi.sweep reproduction/controls.py` computes the Runs, this file collects their numbers.
 
-All Runs are the paper's CIFAR-10 Patho(3), N = 100, B_c = 0.1N, but shorter: 20 rounds for comparisons over three partitions (DPFL: 110 local epochs),
-6 rounds for lies, newcomers and drift on one partition (DPFL: 40). Methods with a server have none before round 1, so ten less. Replayed graphs need the result that they replay, so the sweep is called twice.
+All Runs are the paper's CIFAR-10 Patho(3), N = 100, B_c = 0.1N, but shorter. Comparisons over three partitions have 20 rounds, of DPFL 110 local epochs.
+Lies, newcomers and drift, on one partition, have 6 rounds, of DPFL 40 epochs. Methods with a server train none before round 1, so ten epochs less.
+Replayed graphs need the result that they replay, so the sweep is called twice.
 
     runs.csv       a line per Run: its name in the tables, flags, costs, and what the controls measure
     clients.csv    a line per Run and client, as for Table 1
@@ -29,7 +30,7 @@ from _find import found
 from _names import method_name
 from _tables import interval
 from collect import about, clients, curves, write
-from controls_table import backdoor, newcomers, told
+from controls_table import backdoor, liar_shares, newcomers
 from omega import agreement, of_round, overlap, z_score
 from pareto import curves as costs
 
@@ -110,7 +111,7 @@ def row_of(run: Run) -> str:
 
 def line_of(run: Run, result: Result) -> dict[str, Any]:
     """Return a Run's line of runs.csv."""
-    liars, chosen = told(result)
+    liars, chosen = liar_shares(result)
     opened, unmarked = backdoor(result)
     spent = {
         f"{name}_per_client": round(float(np.nanmax(values)), 1)

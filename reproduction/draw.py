@@ -1,6 +1,7 @@
 """Redraw every table and figure of this folder from its CSV files: `python reproduction/draw.py`.
 
-The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project, the pictures beside the CSV files. Neither MPI, torch nor a result is needed.
+The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project, the pictures beside the CSV files.
+Neither MPI, torch nor a result is needed.
 """
 
 from __future__ import annotations

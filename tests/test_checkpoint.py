@@ -317,7 +317,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_flag():
+def test_checkpoint_every_takes_rounds_a_time_or_never():
     assert every("3") == ("rounds", 3)
     assert every("90s") == ("seconds", 90)
     assert every("1.5min") == ("seconds", 90)

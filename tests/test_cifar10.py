@@ -19,7 +19,7 @@ def source(tmp_path_factory):
     return open_source(Run(dataset="cifar10", data=str(out)).resolve())
 
 
-def test_staged(source):
+def test_the_prepared_images_are_those_of_cifar_10(source):
     assert source.shape == (32, 32, 3) and source.classes == 10
     assert np.bincount(source.labels["train"]).tolist() == [5000] * 10
     assert np.bincount(source.labels["test"]).tolist() == [1000] * 10

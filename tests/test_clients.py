@@ -140,8 +140,8 @@ def test_augmentation_against_a_plain_loop(augmented, colour_file):
 
 
 def test_scoring_does_not_augment(augmented):
-    first = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[1]
-    again = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[1]
+    first = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[0]
+    again = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[0]
     n = int(augmented.clients.n_val[0])
     assert torch.equal(first, again)
     assert torch.equal(first[0], augmented.ensemble.normalise(augmented.clients.score_x[:n]))

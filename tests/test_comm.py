@@ -49,7 +49,7 @@ def test_place_by_hand():
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
-def test_place(work, ranks):
+def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
     """Every client once, and no rank more than one client above the mean (the greedy rule's bound)."""
     work = np.array(work)
     owner = place(work, ranks)
@@ -316,7 +316,7 @@ def exchanges(world):
 
 # one start of the ranks for each test below: starting them costs more than all they do
 @pytest.mark.parallel(RANKS)
-def test_inbox(monkeypatch):
+def test_rows_arrive_in_the_window_and_too_much_is_refused(monkeypatch):
     world = World(MPI.COMM_WORLD)
     exchanges(world)
     windows_one_after_the_other(world)
@@ -326,7 +326,7 @@ def test_inbox(monkeypatch):
 
 
 @pytest.mark.parallel(RANKS)
-def test_collectives(monkeypatch):
+def test_collectives_give_every_rank_the_same(monkeypatch):
     world = World(MPI.COMM_WORLD)
     collectives(world)
     counts_fit_into_an_int(world, monkeypatch)

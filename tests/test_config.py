@@ -279,7 +279,7 @@ NAMED = """dataset data model partition classes_per_client dirichlet_alpha min_p
     budget_counts_self no-budget_counts_self tie ggc_repeats seed partition_seed preset device results out save_models quiet config"""
 
 
-def test_every_flag_is_there():
+def test_the_papers_symbols_have_flags():
     """The names that the paper's symbols go by."""
     assert {f"--{n}" for n in NAMED.split()} <= {o for action in parser()._actions for o in action.option_strings}
 

@@ -183,6 +183,13 @@ def test_a_run_of_a_method_that_returns_nothing_ends_with_the_sentence(write_met
         run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
 
 
+def test_a_round_that_takes_a_key_out_of_the_state_it_was_given_is_refused(write_method, tmp_path):
+    """The state is one dict from round to round: what it held is noted before the round."""
+    write_method(MINIMAL.rpartition("    return")[0] + '    state["client"].pop("w")\n    return state\n')
+    with pytest.raises(UserError, match=re.escape('round of the method mine returned no state["client"]["w"]')):
+        run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
+
+
 # FedProx's option that was a field of every Run ----------------------------------------------------------------------------
 WITHOUT = {"method": "fedprox", "finetune_epochs": 2, "options": {"finetune_prox": False}}
 SLUGS = ("digits-pathological-fedprox-B1-s42-92a04e17", "digits-pathological-fedprox-B1-s42-f1cd1031")  # as ever

@@ -18,7 +18,7 @@ from dpfl_mpi.data.source import Source, check_images
 from dpfl_mpi.data.validation import search_first, split
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
-from dpfl_mpi.federation.attack import SCALE, opened
+from dpfl_mpi.federation.attack import SCALE, backdoor_success
 from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.methods import dpfl, fedavg, oracle, pairwise, random_graph, replay
 from dpfl_mpi.models import mlp
@@ -491,10 +491,10 @@ def test_a_backdoor_is_a_mark_on_every_second_image():
         fed.ensemble.layers(always)["head.bias"][:, TARGET] = 1
         fed.scoring.best[:] = always
         others = fed.partition.class_counts[fed.ids][:, 1:].sum(1) > 0
-        assert (opened(fed.scoring)[others] == 1).all()
+        assert (backdoor_success(fed.scoring)[others] == 1).all()
         fed.ensemble.layers(always)["head.bias"][:, 3] = 2
         fed.scoring.best[:] = always
-        assert (opened(fed.scoring)[others] == 0).all()
+        assert (backdoor_success(fed.scoring)[others] == 0).all()
         assert torch.equal(fed.clients.score_x, held)
     big = mark(np.zeros((1, 32, 32, 3), np.uint8))[0, :, :, 0]
     assert big.sum() == 16 * 255 and (big[27:31, 27:31] == 255).all()
@@ -521,7 +521,7 @@ COMBINED = [
 ]
 
 
-def test_ranks(plain, tmp_path):
+def test_runs_with_all_controls_do_not_know_the_ranks(plain, tmp_path):
     """The same bits on one and on three ranks, all controls at once, and where the window makes many passes."""
     runs = [SMALL | EVERYTHING | {"rounds": 5} | more for more in COMBINED]
     runs.append(SMALL | {"method": "replay", "graphs": str(plain), "options": {"variant": "rewired"}})

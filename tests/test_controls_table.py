@@ -30,7 +30,7 @@ def test_the_table_by_hand(tmp_path):
         file["newcomers/test_acc"] = np.array([[np.nan, 0.5, np.nan, 0.7], [np.nan, 0.6, np.nan, 1.0]])
     result = Result(path)
     assert sorted(controls_table.gap([result])[0].tolist()) == pytest.approx([0, 10, 10])
-    assert controls_table.told(result) == (0.25, pytest.approx(2 / 3))
+    assert controls_table.liar_shares(result) == (0.25, pytest.approx(2 / 3))
     assert controls_table.backdoor(result) == (0.375, 0.125)
     assert controls_table.newcomers(result).tolist() == pytest.approx([0.6, 0.8])
     text = controls_table.draw([result]).text

@@ -13,7 +13,7 @@ from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import cut, deal, make
 from dpfl_mpi.data.source import Arrays, in_memory, pooled
-from dpfl_mpi.datasets import cifar10, femnist
+from dpfl_mpi.datasets import femnist
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import names
 
@@ -294,7 +294,7 @@ def test_rejection_bound_is_never_below_what_is_observed():
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_real_writers(tmp_path):
+def test_femnists_own_writers_can_be_dealt_as_clients(tmp_path):
     with np.load(real("femnist.npz")) as data:
         keep = ~data["dup"]
         users, number = np.unique(data["writers"][keep], return_inverse=True)
@@ -310,5 +310,3 @@ def test_real_writers(tmp_path):
     source = in_memory(arrays)
     dealt = deal(natural(clients=100, min_samples=50, missing_classes=20), source)
     assert dealt.n == 100 and dealt.sizes("test").min() >= 1 and (dealt.class_counts > 0).sum(1).max() <= 42
-    small = cifar10.PAPER | {"clients": 100}
-    assert small["clients"] == dealt.n

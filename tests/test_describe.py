@@ -145,7 +145,7 @@ def test_all_rows_to_all_ranks_are_planned(tmp_path, monkeypatch):
         narrow = needs_of(run, Job(window_gb=3.01 * plan.row / 2**30), source, dealt, ensemble, 3, 1)
         assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.wire == plan.wire and narrow.passes == 1
         with monkeypatch.context() as patch:
-            patch.setattr(needs, "EVERY", 2)
+            patch.setattr(needs, "MOST_ROWS", 2)
             assert needs_of(run, Job(), source, dealt, ensemble, 3, 1).window.tolist() == [2 * plan.row] * 3
 
 

@@ -145,7 +145,7 @@ import sys, torch
 from types import SimpleNamespace
 from mpi4py import MPI
 from dpfl_mpi.config import Job
-from dpfl_mpi.engine.build import say_device
+from dpfl_mpi.engine.build import warn_of_device
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.device import pick_device
 
@@ -155,7 +155,7 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1 if bound else gpus
 torch.cuda.set_device = lambda device: None
 torch.cuda.get_device_properties = lambda d: SimpleNamespace(uuid=f"GPU-{world.local_rank % gpus if bound else d.index}")
-say_device(Job(), world, pick_device("auto", "float32", world.local_rank))
+warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
 """
 
 

@@ -92,7 +92,7 @@ def test_the_real_mpirun_makes_a_world(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["train", "cifar10"])
-def test_the_sbatch_files(name):
+def test_the_sbatch_files_pass_signals_on_and_requeue(name):
     path = starts.ROOT / "slurm" / f"{name}.sbatch"
     text = path.read_text()
     for part in (

@@ -135,7 +135,7 @@ def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
 
 
 # budgets -----------------------------------------------------------------------------------------------------------------
-def test_budgets(tmp_path):
+def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
     path = write(tmp_path / "b", [[1], [2], [3], ["inf"], [100], [4], [5], [6], [7]])
     assert limits.others(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
     assert limits.others(run(budget=path, budget_counts_self=False)).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
@@ -153,7 +153,7 @@ def test_budgets_of_one_number_are_that_number(default, tmp_path):
 
 
 # reach -------------------------------------------------------------------------------------------------------------------
-def test_reach_kinds(tmp_path):
+def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
     assert limits.reach_graph(run()) is None
     near = limits.reach_graph(run(clients=40, reach="geometric:0.4")).matrix()
     assert np.array_equal(near, near.T) and not near.diagonal().any() and 0.2 < near.mean() < 0.6
@@ -243,7 +243,7 @@ def test_ranks_with_all_limits(tmp_path):
 
 
 # participation -----------------------------------------------------------------------------------------------------------
-def test_presence(tmp_path):
+def test_who_takes_part_by_share_and_by_file(tmp_path):
     half = run(participation=0.5, rounds=50)
     rounds = [limits_of(half).present(t) for t in range(51)]
     assert rounds[0].all() and all(here.sum() == 5 for here in rounds[1:])
@@ -523,7 +523,7 @@ def test_motivation_sets_are_runs(tmp_path):
 
 # ablations ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("off", ["reuse", "skip"])
-def test_period(off, tmp_path):
+def test_rounds_between_two_choices_reuse_the_last_one_or_skip(off, tmp_path):
     """Off rounds average over the last choice (Omega before the first), or train alone; only GGC rounds evaluate rewards."""
     fields = SMALL | {"rounds": 5, "ggc_period": 2, "ggc_off_rounds": off}
     with Result(run_here(tmp_path / "run.h5", fields)) as result:

@@ -463,7 +463,7 @@ def three(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", BASELINES)
-def test_ranks(method, tmp_path, three):
+def test_a_method_does_not_know_the_ranks(method, tmp_path, three):
     """The same bits on one and on three ranks."""
     one = run_here(
         tmp_path / "one.h5", SEVEN | {"method": method}, kernels="auto"

@@ -36,7 +36,7 @@ def test_scores_are_scikit_learns():
     assert all(np.isnan(metrics.score(np.zeros((3, 3)), metric)) for metric in theirs)
 
 
-def test_by_hand():
+def test_the_three_scores_by_hand():
     """Class 0: 3 of 4 right; class 1: 1 of 2, taken twice; class 2: not there, taken once."""
     confusion = np.array([[3, 1, 0], [0, 1, 1], [0, 0, 0]])
     assert metrics.score(confusion, "accuracy") == 4 / 6

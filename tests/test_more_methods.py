@@ -179,7 +179,7 @@ def test_twin(method, options, fields, block):
         assert (learnt < 1).any() and (learnt > 0).any() and (state["W"][:, :HEAD] == 1).all()
 
 
-def test_limits():
+def test_a_method_without_its_own_idea_is_fedavg_or_local():
     """Where its own idea is switched off a method is FedAvg, or Local, to the bit."""
     base = {method: play(method) for method in ("local", "fedavg")}
     for method, options in (("fedper", {"head": "none"}), ("fedala", {"layers": "none"})):

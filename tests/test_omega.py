@@ -72,7 +72,7 @@ def test_jaccard():
     assert omega.jaccard(TWO, TWO) == 1
 
 
-def test_the_tables(tmp_path):
+def test_agreement_is_told_of_runs_on_one_partition_alone(tmp_path):
     """Two runs on one partition are compared, one on another is not; Omega of the tiny result has 4 of 5 edges both ways."""
     paths = [tiny_result.make(tmp_path / "a.h5", "dpfl", 42), tiny_result.make(tmp_path / "b.h5", "dpfl", 52)]
     drawing = omega.draw([Result(p) for p in paths], draws=5)

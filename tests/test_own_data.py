@@ -132,7 +132,7 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
 
     import h5py
 
-    from dpfl_mpi.data.source import content
+    from dpfl_mpi.data.source import content_sha256
     from dpfl_mpi.prepare import write
 
     wide = arrays_of(
@@ -146,11 +146,11 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
     assert (
         source.class_names == renamed.class_names
         and source.std == wide.std
-        and source.sha256 == content(tmp_path / "2.h5")
+        and source.sha256 == content_sha256(tmp_path / "2.h5")
     )
     with h5py.File(tmp_path / "2.h5", "r+") as file:
         file["std"][0] *= 2
-    assert content(tmp_path / "2.h5") != source.sha256
+    assert content_sha256(tmp_path / "2.h5") != source.sha256
 
 
 def test_prepare_sees_that_the_code_was_edited(tmp_path):

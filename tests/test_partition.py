@@ -69,14 +69,14 @@ def test_dirichlet_minimum_and_cap(seed):
     assert dealt.class_counts.sum(1).max() > 100  # and is overshot, since it is tested before a class
 
 
-def test_alpha_spreads():
+def test_a_small_alpha_leaves_clients_without_classes():
     """Dir(100) gives every client nearly its mean share, Dir(0.05) does not."""
     even = make(run(**DIR | {"dirichlet_alpha": 100.0}), labels(), CLASSES).class_counts
     uneven = make(run(**DIR | {"dirichlet_alpha": 0.05, "min_samples": 2}), labels(), CLASSES).class_counts
     assert even.min() >= 3 and (uneven == 0).mean() > 0.5
 
 
-def test_seeds():
+def test_the_partition_seed_alone_decides():
     """The partition seed decides, and nothing else of the Run."""
     a, b, c = (
         make(run(**PATHO, seed=s, partition_seed=p), labels(), CLASSES).sha256() for s, p in ((1, 7), (2, 7), (1, 8))
@@ -90,7 +90,7 @@ def test_seeds():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 10_000))
-def test_cut(q, m):
+def test_slices_sum_to_the_whole_and_keep_to_their_shares(q, m):
     """Non-negative sizes that sum to m, each within one sample of its share: floor of the running sum, in plain Python."""
     total = sum(q)
     q = np.array(q) / total if total > 0 else np.full(len(q), 1 / len(q))
@@ -103,7 +103,7 @@ def test_cut(q, m):
     assert (np.abs(sizes - q * m) <= 1 + 1e-6).all()
 
 
-def test_cut_in_batches():
+def test_slices_of_a_batch_are_those_of_each_draw():
     q = np.random.default_rng(0).dirichlet(np.ones(5), (3, 4))
     assert np.array_equal(cut(q, 77)[2, 1], cut(q[2, 1], 77))
 
@@ -131,7 +131,7 @@ def test_deal_test_against_a_twin(data):
     counts[0, 0] += 1  # pools are never empty
     m = data.draw(st.integers(0, 60))
     y_test = np.random.default_rng(m).integers(0, classes, m)
-    dealt = deal_test(counts, np.zeros(0, np.int64), y_test, np.random.default_rng(0))
+    dealt = deal_test(counts, y_test, np.random.default_rng(0))
     for c in range(classes):
         got = [int((y_test[t] == c).sum()) for t in dealt]
         expected = quotas(counts[:, c].tolist(), int((y_test == c).sum())) if counts[:, c].sum() else [0] * n
@@ -142,7 +142,7 @@ def test_deal_test_against_a_twin(data):
 def test_a_small_test_set_goes_to_holders():
     """Forty holders of a class with ten test images: every quota rounds to 0, and still only holders get one, one each."""
     counts = np.array([[1]] * 40 + [[0]])
-    dealt = deal_test(counts, np.zeros(0, np.int64), np.zeros(10, np.int64), np.random.default_rng(0))
+    dealt = deal_test(counts, np.zeros(10, np.int64), np.random.default_rng(0))
     assert [len(t) for t in dealt] == [1] * 10 + [0] * 31
 
 

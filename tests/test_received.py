@@ -110,7 +110,7 @@ from dpfl_mpi.mpi import placement, window
 from dpfl_mpi.mpi.world import World
 slots, init = [], window.Inbox.__init__
 window.Inbox.__init__ = lambda box, *a, **how: (slots.append(int(a[2])), init(box, *a, **how))[1]
-placement.EVERY = int(sys.argv[3])
+placement.MOST_ROWS = int(sys.argv[3])
 train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
 os.write(1, (json.dumps(slots) + "\\n").encode())
 """
@@ -118,7 +118,7 @@ os.write(1, (json.dumps(slots) + "\\n").encode())
 
 @pytest.mark.parametrize("name", ["pfedgraph", "cobo"])
 def test_every_row_comes_in_passes_of_one_window(name, tmp_path):
-    """At most EVERY rows at a time, through a window that is made once; order and numbers are those of one pass."""
+    """At most MOST_ROWS rows at a time, through a window that is made once; order and numbers are those of one pass."""
     fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": name}
     alone = run_here(tmp_path / "1.h5", fields)
     for ranks, every in ((3, 2), (2, 256)):

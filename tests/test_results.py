@@ -58,7 +58,7 @@ def documented():
     return out
 
 
-def test_everything_is_there(result):
+def test_every_array_has_the_shape_of_the_layout(result):
     for name, shape in SHAPES.items():
         assert result[name].shape == shape, name
     assert result["graph/omega/senders"].shape == (result["graph/omega/indptr"][-1],)

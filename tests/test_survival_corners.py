@@ -346,7 +346,7 @@ def test_a_round_that_is_cut_says_so_too(tmp_path, monkeypatch, capsys, fresh, c
     monkeypatch.setattr(signals.Heard, "name", "SIGTERM")
     watch = signals.Watch(Job(fresh=fresh), World)
     watch.round = 3
-    watch._cut(0.0)
+    watch._cut()
     assert ended == [signals.REQUEUE]
     assert capsys.readouterr().err == (
         f"SIGTERM: round 3 would outlast --grace 25, stopped at once; {command} replays it from the last checkpoint\n"

@@ -14,7 +14,7 @@ from launch import ROOT
 
 from dpfl_mpi import show
 from dpfl_mpi.config import Resolved, Run, stored_run
-from dpfl_mpi.data.source import content
+from dpfl_mpi.data.source import content_sha256
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
         assert describe([*flags, "--no-measure", f"--save={at / 'partition.json'}"]) == 0
     with h5py.File(out / "other" / "data.h5", "r+") as file:
         file["train/labels"][:2] = file["train/labels"][:2][::-1]
-    held = content(out / "other" / "data.h5")
+    held = content_sha256(out / "other" / "data.h5")
     with h5py.File(out / "other" / "data.h5", "r+") as file:
         file.attrs["sha256"] = held
     return out

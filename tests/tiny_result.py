@@ -45,7 +45,7 @@ def make(
     }
     recorder = Recorder(path, run, meta, start)
     full = np.ones(clients)
-    recorder.once(
+    recorder.write(
         {
             "client/p": full / clients,
             "client/budget": 3 * full.astype(int),
@@ -56,7 +56,7 @@ def make(
     if flipped is not None and "client/flipped" not in recorder.file:
         recorder.file["client/flipped"] = np.array(flipped)
     omega = CollaborationGraph.from_lists(graphs[0])
-    recorder.once({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
+    recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
     for t, lists in enumerate(graphs):
         graph = CollaborationGraph.from_lists(lists)
         recorder.append({"round/number": t, "round/epochs": 10 + 5 * t, "round/gradient_steps": 100 * t})
@@ -76,7 +76,7 @@ def make(
         for i, phase in enumerate(("train", "exchange", "wait", "graph", "evaluate", "write")):
             recorder.append({f"seconds/{phase}": np.array([0.5, 0.75, 1.0]) * (i + 1)})
         recorder.flush(t, float(best.mean()))
-    recorder.once(
+    recorder.write(
         {
             "best/round": 2 * full.astype(np.int32),
             "best/val_acc": best,

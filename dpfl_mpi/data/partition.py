@@ -27,9 +27,8 @@ class Partition:
     # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
     p: np.ndarray
     pooled: bool = False  # test indexes the same pool as train and val: training samples first, then test samples
-    of_data: np.ndarray | None = (
-        None  # int64 [N], which of the data's own clients each one is; None where others were made
-    )
+    # int64 [N], which of the data's own clients each client is; None where clients were made instead
+    of_data: np.ndarray | None = None
 
     @property
     def n(self) -> int:

@@ -68,7 +68,7 @@ def make(
                 f"--partition: client {k} would hold {len(pool)} samples; at least 2 are needed (one to train, one to validate): fewer --clients"
             )
     if run.partition in ("dirichlet", "pathological"):
-        tests = deal_test(counts, y, labels["test"], rng)
+        tests = deal_test(counts, labels["test"], rng)
     elif run.partition == "motivation":
         tests = share_test(counts, labels["test"], rng)
     for k, test in enumerate(tests):
@@ -314,7 +314,7 @@ def accept(
     )
 
 
-def deal_test(counts: np.ndarray, y: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Return each client's test samples: of every class the client's share of that class's training pool; disjoint, the whole test set used."""
     n, classes = counts.shape
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]

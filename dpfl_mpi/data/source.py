@@ -239,12 +239,12 @@ def in_file(path: Path, name: str) -> Source:
                 raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {again}")
             if of != name:
                 raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
-            return opened(path, file)
+            return read_source(path, file)
     except Unreadable as error:
         raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {again}") from None
 
 
-def opened(path: Path, file: Hdf5) -> Source:
+def read_source(path: Path, file: Hdf5) -> Source:
     """Return a prepared file as a `Source`: every label and client is in its range, every image is there."""
     names = described(file, "class_names")
     clients = len(file.texts("client_names")) if "client_names" in file else 0
@@ -310,14 +310,14 @@ def verify(source: Source) -> None:
     """
     if source.path is None:
         return
-    found = content(source.path)
+    found = content_sha256(source.path)
     if found != source.sha256:
         raise UserError(
             f"--data is {source.path}, which is damaged: its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written; make it anew"
         )
 
 
-def content(path: Path) -> str:
+def content_sha256(path: Path) -> str:
     """Return the SHA-256 of what a prepared file holds, as `digest` has it, reading `AT_ONCE` images at a time."""
     sha = hashlib.sha256()
     with Hdf5(path, "an HDF5 file") as file:

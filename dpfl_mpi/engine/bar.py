@@ -39,17 +39,17 @@ class Progress:
 
     def line(self, fed: Federation, t: int) -> None:
         """Show a round. Collective."""
-        benign = fed.members.benign[fed.ids]  # averages are over clients with true labels
-        means = []
+        benign = fed.members.benign[fed.ids]
+        sums = []  # over this rank's benign clients: each score's sum, and how many have it
         for values in (fed.notes["val_acc"], fed.notes["test_acc"], fed.scoring.best_test):
             ok = np.isfinite(values) & benign
-            means += [values[ok].sum(), ok.sum()]
-        sums = self.world.spread(np.array([*means, fed.notes["models_received"].sum()], np.float64))[:, 1]
+            sums += [values[ok].sum(), ok.sum()]
+        means = self.world.spread(np.array([*sums, fed.notes["models_received"].sum()], np.float64))[:, 1]  # over ranks
         if not self.world.root or self.job.quiet:
             return
         seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
-        val, test, best = 100 * sums[0:6:2] / np.maximum(sums[1:6:2], 1e-9)
-        received = sums[6] * self.world.size
+        val, test, best = 100 * means[0:6:2] / np.maximum(means[1:6:2], 1e-9)
+        received = means[6] * self.world.size
         if self.bar is not None:
             self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
             self.bar.update()

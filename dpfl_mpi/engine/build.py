@@ -54,10 +54,10 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         UserError: on every rank, for what only the user can mend.
     """
     device = pick_device(job.device, run.precision, world.local_rank)
-    say_device(job, world, device)
-    say_budget(run, job, world)
+    warn_of_device(job, world, device)
+    warn_of_budget(run, job, world)
     source = open_source(run, lambda load: on_root(load, world))
-    say_clients(run, source, job, world)
+    warn_of_clients(run, source, job, world)
     world.each_node(lambda: verify(source))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
@@ -116,41 +116,37 @@ def listed(values: Sequence[str | float]) -> str:
     return json.dumps(values if len(values) <= MOST_LISTED else [])
 
 
-def say_device(job: Job, world: World, device: torch.device) -> None:
-    """Say in a line of root what costs speed without a word: `auto` on a CPU beside GPUs, ranks that share a GPU. Collective."""
+def warn_of_device(job: Job, world: World, device: torch.device) -> None:
+    """Warn of what would cost speed unnoticed: `auto` on a CPU beside GPUs, ranks that share a GPU. Collective."""
     hidden = why_hidden() if job.device == "auto" and device.type == "cpu" else ""
     somewhere, sharing = world.agree(bool(hidden)), world.most_alike(name_of(device))
-    lines = []
     if somewhere:
-        lines.append(f"--device auto takes the CPU: {hidden or 'a node has GPUs that its ranks do not see'}")
+        warn(f"--device auto takes the CPU: {hidden or 'a node has GPUs that its ranks do not see'}", job, world)
     if sharing > 1:
-        lines.append(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs")
-    if world.root and not job.quiet:
-        for line in lines:
-            print(f"warning: {line}", file=sys.stderr, flush=True)
+        warn(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs", job, world)
 
 
-def say_clients(run: Run, source: Source, job: Job, world: World) -> None:
-    """Say in a line of root that the clients which one's own data name are not those of the Run."""
-    why = unread_clients(run, source)
-    if world.root and not job.quiet and why:
-        print(f"warning: {why}", file=sys.stderr, flush=True)
+def warn_of_clients(run: Run, source: Source, job: Job, world: World) -> None:
+    """Warn where data of one's own name the client of each sample, and the Run makes other clients."""
+    if why := unread_clients(run, source):
+        warn(why, job, world)
 
 
-def say_budget(run: Run, job: Job, world: World) -> None:
-    """Say in a line of root that a budget leaves nobody to average with: then the method is Local under another name."""
-    if (
-        world.root
-        and not job.quiet
-        and find("method", run.method).topology == "graph"
-        and run.others == 0 < run.clients - 1
-    ):
-        print(
-            f"warning: --budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
-            f"alone, as --method local does; --budget 2 or more lets it choose others",
-            file=sys.stderr,
-            flush=True,
+def warn_of_budget(run: Run, job: Job, world: World) -> None:
+    """Warn where a budget leaves nobody to average with: then the method is Local under another name."""
+    if find("method", run.method).topology == "graph" and run.others == 0 < run.clients - 1:
+        warn(
+            f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
+            "alone, as --method local does; --budget 2 or more lets it choose others",
+            job,
+            world,
         )
+
+
+def warn(text: str, job: Job, world: World) -> None:
+    """Print a warning in a line of root's, unless the run is --quiet."""
+    if world.root and not job.quiet:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
@@ -188,12 +184,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     if world.agree(backend is None):
         if job.kernels != "auto":
             raise UserError(why or "--kernels: another rank's node has no native kernels")
-        if world.root and not job.quiet:
-            print(
-                f"warning: PyTorch computes, several times slower: {why or 'a node has no native kernels'}",
-                file=sys.stderr,
-                flush=True,
-            )
+        warn(f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}", job, world)
         return Backend(ensemble, clients, sgd, job.block)
     assert backend is not None
     return backend

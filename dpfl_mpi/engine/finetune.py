@@ -101,7 +101,7 @@ def copy_base(
         if path.exists() or not job.quiet:
             print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return {}
-    recorder.once(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
+    recorder.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
     return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
@@ -113,15 +113,16 @@ def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[in
     start = fed.begin_tuning()
     w = start.clone()
     gradient = method.finetune_gradient(fed, start) if method.finetune_gradient else None
-    before = fed.run.rounds
-    most = fed.world.spread(np.array([fed.training.epochs.max(initial=0)], np.float64))[0, 2]  # local epochs behind
+    # local epochs that the client with most has trained before the tuning
+    most = fed.world.spread(np.array([fed.training.epochs.max(initial=0)], np.float64))[0, 2]
     val_acc, test_acc, steps = [], [], []
     for epoch in range(fed.run.finetune_epochs + 1):
-        fed.begin_epoch(before + epoch)
+        fed.begin_epoch(fed.run.rounds + epoch)
         if epoch:
             fed.local_opt(w, 1, gradient, momentum="finetune")
+        # before the best is forgotten: a client that has diverged keeps its last finite one
         fed.members.exclude_diverged(w)
-        if epoch < 2:
+        if epoch < 2:  # that of the rounds, then that of the start, which epoch 0 scores
             fed.scoring.forget_best()
         fed.evaluate(w)
         val_acc.append(fed.notes["val_acc"].copy())

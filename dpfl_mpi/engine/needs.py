@@ -22,7 +22,7 @@ from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import (
-    EVERY,
+    MOST_ROWS,
     models_per_pass,
     node_memory,
     place,
@@ -35,16 +35,13 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.controls import search_period
 
 ROW = 64  # bytes that a row is padded to
-ROWS = (
-    13  # rows in float32 that a client takes: model, momentum, best, staging, average, and four running sums in 64 bits
-)
+# rows of float32 per client: model, momentum, best, staging and average, and four running sums in 64 bits, which count twice
+ROWS = 13
 LABEL = 8  # bytes
-PYTHON = (
-    390 * 2**20
-)  # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
-DECISION = (
-    5e-4  # seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
-)
+# bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
+PYTHON = 390 * 2**20
+# seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
+DECISION = 5e-4
 SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
 PAD = 4  # pixels around a training image that is cropped
 
@@ -77,9 +74,8 @@ class Needs:
     received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
     wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
     evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
-    anew: (
-        int  # rounds that search Omega anew (--omega_period): each receives, moves and scores as much as preprocessing
-    )
+    # rounds that search Omega anew (--omega_period): each receives, moves and scores as much as preprocessing
+    anew: int
     steps: np.ndarray  # gradient steps
     scored: np.ndarray  # images scored by evaluate
     judged: np.ndarray  # images scored while choosing, at most
@@ -108,70 +104,95 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     n = partition.n
     train, val, test = (partition.sizes(part) for part in PARTS)
     owner = place(train, ranks)
-    numbers = math.prod(source.shape)
-    trained = (
-        math.prod((source.shape[0] + 2 * PAD, source.shape[1] + 2 * PAD, source.shape[2])) if run.augment else numbers
-    )
-    each = np.dtype(source.dtype).itemsize
-    row = -(-ensemble.size * 4 // ROW) * ROW
     k_r = np.bincount(owner, minlength=ranks)
+    row = -(-ensemble.size * 4 // ROW) * ROW
 
     def per_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, ranks).astype(np.int64)
 
     method = find("method", run.method)
-    slots, limit = window_slots(k_r * run.others, k_r, n), window_rows(job.window_gb, row)
-    held = np.minimum(slots, limit)
-    if run.others == 0 and method.every_row:  # no graph says how wide the window is
-        most = rows_per_pass(np.full(ranks, limit), k_r, min(n, EVERY))
-        held = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
-    width = models_per_pass(slots, np.full(ranks, limit), k_r)
-    passes = 1 if width is None else -(-run.others // width) if width else 0
-    graph = run.others > 0
-    rounds, ggc = run.rounds, run.rounds // max(run.ggc_period, 1)
-    tau = run.tau_init + rounds * run.tau_train * method.models + run.finetune_epochs
-    server = method.topology == "server"  # models go down from it and up again
-    searches = graph and method.searches
-    every = n * (n - 1)
-    repeats = run.ggc_repeats
-    asks = graph and method.asks_all
-    # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
-    choosing = (1 + repeats) * every if searches else every if asks else 0
-    averaging = n * run.others if graph else 0
-    received = choosing + averaging, averaging if graph else 2 * n if server else 0
-    # R of two models per candidate, and of the two that the search starts from; or of each model that is asked
-    first = 2 * (n - 1) + 2 if searches else n - 1 if asks else 0
-    later = 2 * run.others + 2 if searches else 0
-    anew = int(rounds // search_period(run.omega_period)) if graph else 0
-    # a row may come to a rank again in another phase, for another client
-    phases = -(-(n - 1) // run.others) if searches else 0
+    slots, window, passes = windows(run, job, method, k_r, row)
+    received, wire = traffic(run, method, k_r, slots, row)
+    first, later = scored_to_choose(run, method, n)
+    anew = int(run.rounds // search_period(run.omega_period)) if run.others > 0 else 0
+    choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
+    epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
+    to_train, to_score = sample_bytes(run, source)
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
-    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
-    once = int(slots.sum()) * row if graph else 0
-    summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
-    everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
     return Needs(
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
-        data=per_rank(train * (trained * each + LABEL) + (val + test) * (numbers * each + LABEL)),
+        data=per_rank(train * to_train + (val + test) * to_score),
         models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
         scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
-        window=held * row,
+        window=window * row,
         passes=passes,
         parameters=ensemble.size,
         row=row,
         received=received,
-        wire=(asked * row + once + summed * (not server), once + summed * server + everywhere),
-        evaluations=(n * first * repeats, n * later * repeats),
+        wire=wire,
+        evaluations=(n * first * run.ggc_repeats, n * later * run.ggc_repeats),
         anew=anew,
-        steps=per_rank(-(-train // run.batch_size) * tau),
-        scored=per_rank((val + test) * (rounds + 1)),
-        judged=per_rank(val * (first * (1 + anew) + later * ggc) * repeats),
-        candidates=k_r * (first * (1 + anew) + later * ggc) * repeats // 2,
+        steps=per_rank(-(-train // run.batch_size) * epochs),
+        scored=per_rank((val + test) * (run.rounds + 1)),
+        judged=per_rank(val * choices * run.ggc_repeats),
+        candidates=k_r * choices * run.ggc_repeats // 2,
     )
+
+
+def sample_bytes(run: Run, source: Source) -> tuple[int, int]:
+    """Return the bytes of a training sample and of a scored one, with their labels: an image that is cropped has a border."""
+    scored = source.shape
+    trained = (scored[0] + 2 * PAD, scored[1] + 2 * PAD, scored[2]) if run.augment else scored
+    each = np.dtype(source.dtype).itemsize
+    return math.prod(trained) * each + LABEL, math.prod(scored) * each + LABEL
+
+
+def windows(run: Run, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the slots that the widest graph needs on each rank, the slots of each rank's window, both `[ranks]`, and in how many passes it is sent.
+
+    `k_r` `[ranks]` are the clients of each rank, `row` the bytes of a row. 0 passes: not even one model per client fits the window.
+    """
+    n = int(k_r.sum())
+    slots, limit = window_slots(k_r * run.others, k_r, n), np.full(len(k_r), window_rows(job.window_gb, row))
+    window = np.minimum(slots, limit)
+    if run.others == 0 and method.every_row:  # no graph says how wide the window is
+        most = rows_per_pass(limit, k_r, min(n, MOST_ROWS))
+        window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
+    width = models_per_pass(slots, limit, k_r)
+    return slots, window, 1 if width is None else -(-run.others // width) if width else 0
+
+
+def traffic(
+    run: Run, method: Any, k_r: np.ndarray, slots: np.ndarray, row: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the models that clients receive and the bytes that MPI moves, at most, each in preprocessing and in a round; arguments as in `windows`."""
+    n, ranks, repeats = int(k_r.sum()), len(k_r), run.ggc_repeats
+    graph, server = run.others > 0, method.topology == "server"
+    searches, asks = graph and method.searches, graph and method.asks_all
+    every = n * (n - 1)
+    # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
+    choosing = (1 + repeats) * every if searches else every if asks else 0
+    averaging = n * run.others if graph else 0
+    received = choosing + averaging, averaging if graph else 2 * n if server else 0  # from a server down and up again
+    # a row may come to a rank again in another phase, for another client
+    phases = -(-(n - 1) // run.others) if searches else 0
+    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
+    averaged = int(slots.sum()) * row if graph else 0
+    summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
+    everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
+    wire = asked * row + averaged + summed * (not server), averaged + summed * server + everywhere
+    return received, wire
+
+
+def scored_to_choose(run: Run, method: Any, n: int) -> tuple[int, int]:
+    """Return how many models a client scores at most to choose collaborators, in preprocessing and in a round, without repeats."""
+    if run.others > 0 and method.searches:  # R of two models per candidate, and of the two that the search starts from
+        return 2 * (n - 1) + 2, 2 * run.others + 2
+    return (n - 1 if run.others > 0 and method.asks_all else 0), 0
 
 
 def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:

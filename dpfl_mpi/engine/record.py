@@ -15,7 +15,7 @@ import numpy as np
 
 from dpfl_mpi.config import Run
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.federation.attack import opened
+from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import PHASES, Recorder
@@ -41,7 +41,7 @@ def open_recorder(
         if snapshot:
             return
         of_data = fed.partition.of_data
-        recorder.once(
+        recorder.write(
             {
                 "client/p": fed.p,
                 **({} if of_data is None else {"client/of_data": of_data}),
@@ -53,7 +53,7 @@ def open_recorder(
             }
         )
         if (reach := fed.members.reach) is not None:
-            recorder.once({"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders})
+            recorder.write({"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders})
 
     fed.world.decide(create)
     return opened[0] if opened else None
@@ -101,11 +101,11 @@ def best_so_far(fed: Federation) -> dict[str, np.ndarray]:
 
 def write_best(recorder: Recorder, fed: Federation, everyone: Mapping[str, np.ndarray]) -> None:
     """Write the gathered `best_so_far`, and make all that was written durable. On root."""
-    recorder.once(
+    recorder.write(
         {name: everyone[name] for name in best_so_far(fed)} | {"client/diverged_round": fed.members.diverged_round}
     )
     if fed.run.patience:
-        recorder.once({"client/stopped_round": fed.members.stopped_round})
+        recorder.write({"client/stopped_round": fed.members.stopped_round})
     benign = everyone["best/test_acc"][fed.members.benign]
     recorder.flush(fed.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
 
@@ -124,7 +124,7 @@ def write_round(recorder: Recorder | None, fed: Federation, state: dict[str, Any
         start = time.perf_counter()
         omega = state["shared"].get("omega", CollaborationGraph.empty(fed.n))
         if fed.round == 0:
-            recorder.once({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
+            recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
         recorder.append_graph(fed.members.among_active(state["shared"].get("chosen", omega)))
         recorder.append(
             {
@@ -160,7 +160,7 @@ def write_tuning(
 
     def write() -> None:
         assert recorder is not None
-        recorder.once(
+        recorder.write(
             {
                 "finetune/val_acc": everyone["finetune/val_acc"].T,
                 "finetune/test_acc": everyone["finetune/test_acc"].T,
@@ -182,9 +182,9 @@ def write_newcomers(
     def write() -> None:
         assert recorder is not None
         counts = ("models_received", "evaluations")
-        recorder.once({"newcomers/epochs": epochs})
+        recorder.write({"newcomers/epochs": epochs})
         for name, values in everyone.items():
-            recorder.once({f"newcomers/{name}": values.T.astype(np.int32) if name in counts else values.T})
+            recorder.write({f"newcomers/{name}": values.T.astype(np.int32) if name in counts else values.T})
 
     fed.world.decide(write)
 
@@ -194,18 +194,19 @@ def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> Non
     confusion = fed.members.to_root(fed.scoring.best_confusion)
     best = fed.scoring.best[:, : fed.ensemble.size]
     models = fed.members.to_root(best.cpu().numpy()) if save_models else None
-    opens = fed.members.to_root(opened(fed.scoring)) if fed.training.attack.kind == "backdoor" else None
+    backdoor = fed.training.attack.kind == "backdoor"
+    success = fed.members.to_root(backdoor_success(fed.scoring)) if backdoor else None
 
     def write() -> None:
         assert recorder is not None and confusion is not None
-        recorder.once({"best/confusion": confusion.astype(np.int32)})
+        recorder.write({"best/confusion": confusion.astype(np.int32)})
         if fed.run.patience:
             # once more: the last may have stopped after the last record
-            recorder.once({"client/stopped_round": fed.members.stopped_round})
-        if opens is not None:
-            recorder.once({"attack/success": opens})
+            recorder.write({"client/stopped_round": fed.members.stopped_round})
+        if success is not None:
+            recorder.write({"attack/success": success})
         if models is not None:
-            recorder.once({"model/best": models})
+            recorder.write({"model/best": models})
             shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]
             recorder.set_attributes("model", names=json.dumps(fed.ensemble.names), shapes=json.dumps(shapes))
         recorder.close("finished")

@@ -22,10 +22,10 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.layout import check_ours, torn
-from dpfl_mpi.methods import check_state
+from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, shipped, short
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import Recorder, Result
 from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.storage.foreign import Hdf5
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -100,25 +100,7 @@ def agreed(run: Run, job: Job, world: World) -> Resolved:
 def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoints, watch: Watch) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end."""
     method = find("method", run.method)
-    if world.local_rank == 0:
-        remove_left(checkpoints.folder)
-    world.agree(False)  # nobody notes before the old notes are gone
-    segments = Segments(checkpoints.folder, world.rank)
-    segments.note()
-    try:
-        parts = build(run, job, world, on_window=segments.note)
-    except UserError:
-        segments.forget()
-        raise
-    fed = Federation(parts)
-    state = checkpoints.restore(fed)
-    if checkpoints.note_start():
-        watch.code = STALLED  # unless this start keeps a checkpoint
-    hosts = world.hosts()
-    start = describe_start(hosts, fed) if world.root else {}
-    recorder = record.open_recorder(path, run, fed, start, checkpoints.results)
-    if recorder and checkpoints.results:
-        warn_of_change(recorder.starts[-1], start)
+    fed, state, recorder = begin(path, run, job, world, checkpoints, watch)
     total = run.rounds
     try:
         first = fed.round + 1 if state else 0
@@ -130,12 +112,7 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
                 fed.begin_round(t)
                 if fed.members.all_stopped:
                     break
-                before, drawn = state, global_generators()
-                state = method.init(fed) if state is None else method.round(fed, state, t)
-                given = before and {part: dict.fromkeys(before[part]) for part in before}
-                check_state(short(run.method), state, fed, given, method.topology == "graph")
-                if run.method not in shipped("method"):
-                    check_own(short(run.method), state, t, drawn, world)
+                state = state_after(t, fed, method, state)
                 record.write_round(recorder, fed, state)
                 progress.line(fed, t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
@@ -164,6 +141,47 @@ def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoint
         if recorder:
             recorder.abandon()
     fed.close()
+
+
+def begin(
+    path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoints, watch: Watch
+) -> tuple[Federation, State | None, Recorder | None]:
+    """Return what this start goes on with: the Federation, the method's state (None before round 0), and on root the Recorder. Collective."""
+    if world.local_rank == 0:
+        remove_left(checkpoints.folder)
+    world.agree(False)  # a barrier: no rank notes its segments before the old notes are gone
+    segments = Segments(checkpoints.folder, world.rank)
+    segments.note()
+    try:
+        fed = Federation(build(run, job, world, on_window=segments.note))
+    except UserError:
+        segments.forget()
+        raise
+    state = checkpoints.restore(fed)
+    if checkpoints.note_start():
+        watch.code = STALLED  # unless this start keeps a checkpoint
+    hosts = world.hosts()
+    start = describe_start(hosts, fed) if world.root else {}
+    recorder = record.open_recorder(path, run, fed, start, checkpoints.results)
+    if recorder and checkpoints.results:
+        warn_of_change(recorder.starts[-1], start)
+    return fed, state, recorder
+
+
+def state_after(t: int, fed: Federation, method: Method, before: State | None) -> State:
+    """Return the method's state after round t, checked; `before` is that of the round before, None for round 0.
+
+    Raises:
+        UserError: the state breaks the contract of a method.
+    """
+    name = short(fed.run.method)
+    given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
+    drawn = global_generators()
+    state = method.init(fed) if before is None else method.round(fed, before, t)
+    check_state(name, state, fed, given, method.topology == "graph")
+    if fed.run.method not in shipped("method"):
+        check_own(name, state, t, drawn, fed.world)
+    return state
 
 
 def global_generators() -> tuple[Any, ...]:

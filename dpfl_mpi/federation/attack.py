@@ -1,7 +1,8 @@
 """--attack KIND:SHARE: a share of the clients lies. What a lie is, and how far a backdoor opens.
 
-Liars follow the protocol: they train, choose and average as all others do, and only what leaves them is false. It is the same on every edge,
-and it is what the exact sums hold of them. u is what a liar's model has moved since it began to train in this round.
+Liars follow the protocol: they train, choose and average as all others do, and only what leaves them is false. A liar sends the same lie along
+every edge and into every exact sum. Its own average has its true model. w is its model, and u how far w has moved since the liar began to train
+in this round.
 
     label_flip   true: the model, trained on labels C - 1 - y, as with --flip_share
     sign_flip    w - 2 u, the way back
@@ -39,9 +40,8 @@ class Attack:
         self.kind, self.seed = str(run.attack or "").partition(":")[0], run.seed
         self.members, self.ensemble = members, ensemble
         self.mine = np.flatnonzero(members.limits.liars[members.ids]) if self.kind in FALSE else np.zeros(0, np.int64)
-        self.began: dict[
-            str, Tensor
-        ] = {}  # by the name of their momentum: the liars' rows as they began to train in this round
+        # the liars' rows as they began to train in this round, by the name of their momentum
+        self.began: dict[str, Tensor] = {}
         k = len(members.ids) if self.kind == "stale" else 0
         self.first = ensemble.zeros(k)  # the rows that were sent first
         self.first_round = np.full(k, -1)
@@ -58,7 +58,7 @@ class Attack:
                     self.began[name] = rows[self.mine].clone()
 
     def sent(self, w_KW: Tensor) -> Tensor:
-        """Return what leaves this rank's clients: their rows `[K, W]`, of the liars what they make of them."""
+        """Return what leaves this rank's clients, `[K, W]`: their rows, and in place of a liar's row its lie."""
         if not len(self.mine):
             return w_KW
         out = w_KW.clone()
@@ -74,10 +74,12 @@ class Attack:
             )
         else:
             lies = self._first(true)
-        out[self.mine] = lies.clamp(-LARGEST / 2, LARGEST / 2)  # what nobody could sum would end the run
+        # a weight beyond the range of the exact sums would end the run
+        out[self.mine] = lies.clamp(-LARGEST / 2, LARGEST / 2)
         return out
 
     def _noise(self, k: int, row_W: Tensor) -> Tensor:
+        """Return the noise of client k in this round, `[W]`, of the same root mean square as its weights."""
         size = self.ensemble.size
         weights = row_W[:size].double().cpu().numpy()
         rms = math.sqrt(math.fsum(weights**2) / size)  # fsum: the same bits on every processor
@@ -86,6 +88,10 @@ class Attack:
         return torch.from_numpy(out).to(row_W.device)
 
     def _first(self, true: Tensor) -> Tensor:
+        """Return the first row that each liar ever sent; note it where a liar that takes part sends for the first time.
+
+        A liar that is absent has sent nothing, and keeps its true row.
+        """
         new = self.mine[(self.first_round[self.mine] < 0) & self.members.active[self.members.ids[self.mine]]]
         self.first[new] = true[np.isin(self.mine, new)]
         self.first_round[new] = self.members.round
@@ -93,10 +99,10 @@ class Attack:
         return torch.where(unsent[:, None], true, self.first[self.mine])
 
 
-def opened(scoring: Scoring) -> np.ndarray:
+def backdoor_success(scoring: Scoring) -> np.ndarray:
     """Return for each client of this rank how often its best model takes a marked test image of another class for class 0, float64 `[K]`.
 
-    nan where a client has no image of another class. The model alone is asked, of methods too that score by more.
+    nan where a client has no image of another class. Only the model is scored, also where a method scores by more than the model (kNN-Per, APFL).
     """
     backend = scoring.backend
     clients = backend.clients

@@ -1,7 +1,7 @@
-"""--drift SHARE:ROUND: from that round on, a share of the clients calls one class by the name of another, and that one by its name.
+"""--drift SHARE:ROUND: from that round on, a share of the clients has the labels of two classes exchanged.
 
-Which two classes is drawn once for all, and who drifts as well. A drifting client that holds neither class sees no change. Its training,
-validation and test labels change together. What was known of a model is forgotten: the best model of every client is the best since then.
+The two classes are drawn once for all clients, and who drifts is drawn once, too. A drifting client that holds neither class sees no change. Its
+training, validation and test labels change together. From then on the best model of every client is the best since the drift.
 
 Axes: N clients, K on this rank.
 """
@@ -30,16 +30,16 @@ class Drift:
         self.done = False
 
     def due(self, number: int) -> bool:
-        """Return whether the world has yet to move before round `number` begins."""
+        """Return whether the classes change their names as round `number` begins."""
         return 0 < self.round <= number and not self.done
 
     @property
     def awaited(self) -> bool:
-        """Whether the world has yet to move. Until then nobody stops early: who has stopped would not see it."""
+        """Whether the drift is still to come. Until then nobody stops early: a client that has stopped would never see it."""
         return self.round > 0 and not self.done
 
     def happen(self, members: Members, scoring: Scoring) -> None:
-        """Move the world: the labels of this rank's drifting clients, and what was known of all models."""
+        """Exchange the two classes in the labels of this rank's drifting clients, and forget the best model of every client."""
         self.done = True
         a, b = (int(c) for c in self.classes)
         scoring.backend.exchange_classes(np.flatnonzero(self.drifted[members.ids]), a, b)

@@ -74,7 +74,7 @@ class Greedy:
         return self._stream(streams.CANDIDATES, k, repeat).permutation(candidates)
 
     def coins(self, block: slice, repeat: int) -> list[np.random.Generator]:
-        """Return for each client of a block where its coins in [0, 1) of this round (and repeat) come from, one per candidate."""
+        """Return each block client's generator of coins in [0, 1) for this round (and repeat); a candidate takes one."""
         return [self._stream(streams.COIN, k, repeat) for k in self.members.ids[block]]
 
     def _stream(self, purpose: int, k: int, repeat: int) -> np.random.Generator:
@@ -103,7 +103,7 @@ class Search:
         start_p: np.ndarray,
         coins: list[np.random.Generator],
     ):
-        """Start from X = {k} and Y = S and k, whose weighted sum is `start_sum` `[k, W]` and sum of p `start_p` `[k]`."""
+        """Start from X = {k}, and from Y = S and k, whose sum of p_i w_i is `start_sum_kW` `[k, W]` and whose sum of p_i is `start_p` `[k]`."""
         self.scoring, self.block, self.coins = scoring, block, coins
         self.ensemble, self.p = scoring.backend.ensemble, members.p
         self.ids = members.ids[block]
@@ -114,7 +114,8 @@ class Search:
         self.p_x, self.p_y = self.p[self.ids].copy(), start_p.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
-        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)  # of averages, to be scored
+        # the two averages of each client that are scored next, [k, 2, W]
+        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
         self.started = False
 
     def is_full(self, i: int) -> bool:
@@ -123,7 +124,7 @@ class Search:
         return len(self.chosen[i]) >= self.others[i]
 
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
-        """Decide the candidates of each client in their order (lines 2-12); all of them are `here`."""
+        """Decide the candidates of each client in their order (lines 2-12), whose models are all `here`."""
         for position in range(max((len(c) for c in candidates), default=0)):
             active = np.array([position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)], bool)
             if not active.any():
@@ -166,8 +167,9 @@ class Order:
 
     def __init__(self, greedy: Greedy, k: int, repeat: int):
         self.greedy, self.k, self.repeat = greedy, k, repeat
-        self.done, self.left = 0, 1  # candidates handed out, and not yet
-        self.kept = np.zeros(0, np.int64)
+        # candidates handed out, and those still to come: at least 1, until the first draw counts them
+        self.done, self.left = 0, 1
+        self.kept = np.zeros(0, np.int64)  # drawn, not yet handed out
 
     def next(self, width: int) -> np.ndarray:
         """Return the next `width` candidates, or what is left of them."""

@@ -71,7 +71,7 @@ def limits_of(run: Run, world: World) -> Limits:
 def others(run: Run) -> np.ndarray:
     """Return how many other clients' models each client may receive for one average, int64 `[N]`.
 
-    Flipped clients that do not choose have 0: they train alone and still serve their model.
+    With --no-flipped_run_ggc a client with flipped labels has 0: it trains alone, and still sends its model.
 
     Raises:
         UserError: the file does not hold one budget per client.

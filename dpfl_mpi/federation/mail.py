@@ -44,7 +44,8 @@ class MailRoom:
         self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
-        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []  # of the last two graphs
+        # of the last two graphs, such as Omega and the one that was chosen
+        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
     def begin(self) -> None:
         """Start a round: count its bytes."""
@@ -77,7 +78,7 @@ class MailRoom:
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows pass through the window, as many at a time as it has slots, and at most `placement.EVERY` where there is no graph; each is
+        The rows pass through the window, as many at a time as it has slots, and at most `placement.MOST_ROWS` where there is no graph; each is
         sent to a rank once.
         """
         members = self.members
@@ -85,7 +86,7 @@ class MailRoom:
         self.stage(w_KW)
         limit, most = self._capacity(), members.n
         if not members.others.any():  # no graph says how wide the window is
-            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.EVERY)
+            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.MOST_ROWS)
         width = rows_per_pass(limit, members.per_rank, most)
         # so that later passes need no other window
         slots = min(width, members.n - len(members.ids)) if len(members.ids) else 0
@@ -99,7 +100,7 @@ class MailRoom:
                 with self.log.clock("exchange"):
                     for j in now:
                         yield int(j), here.rows([j])[0]
-            self.check(here.number)  # what is put next is what was staged for this
+            self.check(here.number)  # the method sent nothing meanwhile: the next pass puts the rows staged above
 
     def stage(self, w_KW: Tensor) -> None:
         """Keep what leaves this rank's clients, to be put: what they receive is as it is now, on whichever rank they are."""
@@ -141,10 +142,10 @@ class MailRoom:
         return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return the route of all of a graph, and where it is wider than some rank's window, how many models per client gets in a pass.
+        """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window.
 
         Raises:
-            UserError: on every rank; not even one.
+            UserError: on every rank; not even one model per client fits.
         """
         for known, made in self._routes:
             if known is graph:

@@ -71,7 +71,7 @@ class Members:
 
     @property
     def benign(self) -> np.ndarray:
-        """Over whom averages are, bool `[N]`: true labels, no liar, there from the start."""
+        """Which clients reported means are over, bool `[N]`: those with true labels that do not lie and are there from the start."""
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
 
     @property
@@ -86,7 +86,10 @@ class Members:
 
     @property
     def awake(self) -> np.ndarray:
-        """Who of them has not stopped early, bool `[N]`: it trains and receives. Who has stopped sends its last model."""
+        """Who is active and has not stopped early, bool `[N]`: it trains and receives. A client that has stopped sends its last model.
+
+        While newcomers arrive only they are awake; while tuning those that have stopped early are awake again.
+        """
         if self.arriving:
             return self.active & self.limits.newcomers
         return self.active & (self.tuning | (self.stopped_round < 0))
@@ -100,7 +103,7 @@ class Members:
         return near[(near != k) & sends[near]]
 
     def among_active(self, graph: CollaborationGraph) -> CollaborationGraph:
-        """Return the edges of a graph between clients that take part in this round; who has stopped early receives nothing."""
+        """Return the edges of a graph between clients that take part in this round; a client that has stopped early receives nothing."""
         if self.awake.all():
             return graph
         return graph.only(self.awake[graph.receivers()] & self.active[graph.senders])

@@ -17,7 +17,8 @@ from dpfl_mpi.numerics.backend import Backend, Predict
 class Scoring:
     """What is known of the models of this rank's clients: the best one by validation, and the last."""
 
-    KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")  # from start to start
+    # attributes that a checkpoint holds
+    KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Scoring:
     ):
         """Keep the latest of equally good rounds, or the earliest; with `mixed` rows are scored after mixing as well.
 
-        A score is the mean over images, or with `metric_batch` the mean over mini-batches of so many images of their means.
+        A score is the mean over images. With `metric_batch` it is the mean over mini-batches of that many images, each counting by its mean.
         """
         self.metric_batch = metric_batch
         self.members, self.log, self.backend = members, log, backend
@@ -66,7 +67,7 @@ class Scoring:
         """Note the scores of local client i from loss, predicted class and label of each image."""
         n, m = int(self.backend.clients.n_val[i]), int(self.backend.clients.n_test[i])
         right, notes = predicted == labels, self.log.notes
-        val, test = slice(int(self.backend.clients.kept[i]), n), slice(n, n + m)
+        val, test = slice(int(self.backend.clients.val_start[i]), n), slice(n, n + m)
         val_acc, test_acc = self.mean(right[val]), self.mean(right[test])
         if series:
             notes["mixed_val_acc"][i], notes["mixed_test_acc"][i] = val_acc, test_acc
@@ -118,6 +119,6 @@ class Scoring:
         return np.array([[self.mean(one[i][:n]) for one in scored] for i, n in enumerate(seen)])
 
     def mean(self, values: np.ndarray) -> float:
-        """Return the mean of a score over its images; with `metric_batch` the authors' code's, in which a short last mini-batch weighs as much."""
+        """Return the mean of a score over its images. With `metric_batch` it is that of the authors' code: a short last mini-batch weighs as much."""
         size = self.metric_batch or max(1, len(values))
         return float(np.mean([values[i : i + size].mean() for i in range(0, len(values), size)]))

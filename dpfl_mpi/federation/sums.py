@@ -1,6 +1,7 @@
-"""`Sums`: weighted sums over clients: the average along a graph (equation 4), the mean of all, and w^Y of the greedy search.
+"""`Sums`: weighted sums over clients: the average along a graph (equation 4), the mean of all, and the sum that the greedy search's w^Y starts from.
 
-Where different paths to a sum must give the same bits, it is exact: fixed-point numbers, whose order and grouping do not matter.
+Where a sum can be computed in several ways that must give the same bits, it is exact: its terms are fixed-point numbers, whose order and
+grouping do not matter.
 
 Axes: N clients in all, K on this rank, W row width.
 """
@@ -23,7 +24,7 @@ from dpfl_mpi.numerics.ensemble import Ensemble, check_fixed_point, fixed_point,
 
 
 class Sums:
-    """Sums of p_i w_i. Every method is collective."""
+    """Sums of p_i w_i. Every public method is collective."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Sums:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; see `Federation.average`."""
         members = self.members
         members.check_graph(graph, "the graph of fed.average")
-        if received is None:  # one after the other, those before a client send when they have averaged
+        if received is None:  # --averaging serial: senders that come before their receiver send once they have averaged
             received = self.mail.exchange(w_KW, graph if self.order is None else later_senders(graph, self.order))
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
@@ -121,7 +122,7 @@ class Sums:
             return (from_fixed_point(self._over_all(w_KW)) / float(members.p[members.active].sum())).float()
 
     def over_received(self, received: Received) -> tuple[Tensor, np.ndarray]:
-        """Return w^Y over each client and the senders it received from, float64 `[K, W]`, and its sum of p `[K]`."""
+        """Return sum p_i w_i over each client and the senders it received from, float64 `[K, W]`, and sum p_i, `[K]`. Their quotient is w^Y."""
         members, w_KW = self.members, received.w
         lists = [received.graph.of(k) for k in members.ids]
         total = self._zeros()
@@ -138,7 +139,7 @@ class Sums:
         return from_fixed_point(total), np.array(shares)
 
     def over_reachable(self, w_KW: Tensor) -> tuple[Tensor, np.ndarray]:
-        """Return w^Y over each client and all it can reach, float64 `[K, W]`, and its sum of p `[K]` (Algorithm 3, lines 1-7)."""
+        """Return sum p_i w_i over each client and all it can reach, float64 `[K, W]`, and sum p_i, `[K]` (Algorithm 3, lines 1-7). Collective."""
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
         wants = (members.others > 0)[members.ids] & members.awake[members.ids]
@@ -154,18 +155,18 @@ class Sums:
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self._zeros()
         self._check(w_KW)
-        wanted: list[list[int]] = [[] for _ in range(members.n)]  # of each sender the rows that sum it
+        wanted: list[list[int]] = [[] for _ in range(members.n)]  # by sender: which of this rank's sums it is in
         for i, senders in enumerate(sets):
             for j in senders.tolist():
                 wanted[j].append(i)
         for j, row_W in self.mail.every_row(w_KW):
             term = self._term(j, row_W)
-            for i in wanted[j]:  # of itself a liar knows the truth
+            for i in wanted[j]:  # a liar sums its own true row
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
         return from_fixed_point(total), np.array([math.fsum(members.p[s]) for s in sets])
 
     def _true_of_self(self, total_W: Tensor, w_KW: Tensor) -> Tensor:
-        """Return a sum of what all sent for each client, fixed-point `[K, W]`: of itself a liar knows the truth."""
+        """Return for each client the sum of what all sent, fixed-point `[K, W]`; in a liar's sum its lie is replaced by its true row."""
         attack, ids = self.mail.attack, self.members.ids
         each = total_W.expand(len(w_KW), -1)
         if len(attack.mine):

@@ -101,7 +101,8 @@ class Training:
     def _blocks(self, rows_KW: dict[str, Tensor], moves: bool) -> Iterator[list[Block]]:
         """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them.
 
-        `moves`: it is the training of this round, from whose start on a liar's way counts, and no probe.
+        `moves` is true for this round's training and false for a probe, whose rows are thrown away. What some liars send depends on how far
+        their rows have moved since this round's training began.
         """
         backend, active = self.backend, self.members.awake[self.members.ids]
         if moves:

@@ -52,10 +52,8 @@ CALLS = {
     "newcomer": "newcomer(fed, state)",
 }
 OPTIONAL = ("finetune_gradient", "newcomer")
-WHOLE = {
-    "models": range(1, 1001),
-    "every_row": range(1001),
-}  # fields of `Method` that are numbers, and what they may be
+# fields of `Method` that are numbers, and what they may be
+WHOLE = {"models": range(1, 1001), "every_row": range(1001)}
 HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
 

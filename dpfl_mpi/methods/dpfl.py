@@ -48,9 +48,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
     fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
-    if (
-        t % search_period(fed.run.omega_period) == 0
-    ):  # Paper: Omega is searched once; here lines 3 and 4 once more, in place of 9 to 11
+    # Paper: Omega is searched once, which is the default; with --omega_period lines 3 and 4 come again, in place of lines 9 to 11
+    if t % search_period(fed.run.omega_period) == 0:
         with fed.clock("graph"):
             found = fed.bggc(w)
         omega, chosen = found.where(fed.awake, omega), found.where(fed.awake, chosen)

@@ -67,9 +67,8 @@ def newcomer(fed: Federation, state: State) -> Newcomer:
 def mixture(fed: Federation) -> Predict:
     """Return the function from a block's rows and images to the logarithm of the mixed probabilities, `[k, S, C]`."""
     k, share, scale, most = (fed.options[name] for name in ("k", "interpolation", "scale", "memory"))
-    held: dict[
-        int, list[tuple[Any, Any]]
-    ] = {}  # of the block being scored: representations [M, F] and labels [M] per client
+    # of the block that is being scored, by its first row: representations [M, F] and labels [M] per client
+    held: dict[int, list[tuple[Any, Any]]] = {}
 
     def predict(rows, w_kW, images):
         logits, z_kSF = fed.outputs(w_kW, images)

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 
-EVERY = 256  # most rows of a pass that brings all rows to all ranks: 64 MB of CNNs
+MOST_ROWS = 256  # that one pass brings to all ranks, where every rank gets every row: 64 MB of CNNs
 
 
 def place(work: np.ndarray, ranks: int) -> np.ndarray:

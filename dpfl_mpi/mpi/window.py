@@ -48,12 +48,12 @@ class Inbox:
     A graph that needs more slots than the window has cannot be sent. Use with `with`: closing frees the window on all ranks.
     """
 
-    def __init__(self, world: World, staging: np.ndarray, slots: int, flag: str = "set a smaller --window_gb"):
+    def __init__(self, world: World, staging: np.ndarray, slots: int):
         """Allocate collectively. `staging` is this rank's persistent float32 `[K, W]` rows, page-locked where it can be."""
         self.world, self.staging, self.slots = world, staging, slots
         self.row_bytes = staging.shape[1] * 4
         self.bytes_put = 0
-        world.check_memory(slots * self.row_bytes, flag)
+        world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
         self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
         memory: Any = self.window.tomemory()
         self.view: np.ndarray | None = (

@@ -1,7 +1,7 @@
 """`World`: the ranks of a run and their collectives on arrays.
 
-Only `mpi.world` and `mpi.window` import mpi4py, and the entry, which starts MPI. Only buffers are sent, never pickles. Every rank reaches every collective; a rank without clients
-has arrays of length 0.
+Only `mpi.world`, `mpi.window` and `__main__`, which starts MPI, import mpi4py. Only buffers are sent, never pickles. Every rank reaches every
+collective; a rank without clients has arrays of length 0.
 
 Axes: N clients in all, K on this rank.
 """
@@ -38,7 +38,7 @@ class World:
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.last = comm.Dup()  # for `all_stop` alone: the others may be in the middle of a collective of `comm`
+        self.farewell = comm.Dup()  # for `all_stop` alone: other ranks may be in the middle of a collective of `comm`
         self.local_rank = self.node.rank
         self.bytes_collective = 0
         self.before_abort: Callable[[int], None] = lambda code: None  # called on the rank that aborts
@@ -197,8 +197,8 @@ class World:
         self.comm.Allreduce(np.array([np.count_nonzero(theirs == mine) if text else 0], np.int64), most, MPI.MAX)
         return int(most[0])
 
-    def check_memory(self, need: int, flag: str) -> None:
-        """Raise `UserError` on every rank where the ranks of a node need more shared memory together than it has.
+    def check_memory(self, need: int, advice: str) -> None:
+        """Raise `UserError` on every rank where the ranks of a node together need more shared memory than it has; the sentence ends with `advice`.
 
         `Win.Allocate` of far too much succeeds and ends the job by SIGBUS at the first touch, so this is asked before.
         """
@@ -210,12 +210,12 @@ class World:
         self.comm.Allreduce(short, worst, MPI.MAX)
         if worst[0]:
             raise UserError(
-                f"the RMA windows need {worst[0] / 2**30:.2f} GiB on a node that has {limit / 2**30:.2f} GiB ({what}); {flag}"
+                f"the RMA windows need {worst[0] / 2**30:.2f} GiB on a node that has {limit / 2**30:.2f} GiB ({what}); {advice}"
             )
 
     def all_stop(self, seconds: float = PATIENCE) -> bool:
         """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""
-        request = self.last.Ibarrier()
+        request = self.farewell.Ibarrier()
         end = time.monotonic() + seconds
         while not request.Test():
             if time.monotonic() > end:

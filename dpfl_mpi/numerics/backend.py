@@ -22,9 +22,8 @@ from dpfl_mpi.numerics.steps import adam_step, sgd_step
 PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
-Predict = Callable[
-    [slice, Tensor, Any], Tensor
-]  # (rows of this rank, [k, W], images for `Backend.outputs`) -> [k, S, C]
+# (which rows of this rank, these rows [k, W], images for `Backend.outputs`) -> logits [k, S, C]
+Predict = Callable[[slice, Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Backend:
         """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
         out = []
         ready = None if predict else self.ensemble.ready(w_kW)
-        for _, x, y, _ in self.clients.scoring(rows, False, CHUNK):
+        for x, y, _ in self.clients.scoring(rows, False, CHUNK):
             logits = predict(rows, w_kW, x) if predict else self.ensemble.logits(ready, self.ensemble.prepare(x))
             out.append((cross_entropy(logits, y), logits.argmax(2), y))
         losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
@@ -163,7 +162,7 @@ class Backend:
                 self._validation.clear()  # a CPU goes through its clients one by one
             self._validation[rows.start, m] = [
                 (self.ensemble.prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
-                for _, x, y, mask in self.clients.scoring(rows, True, CHUNK)
+                for x, y, mask in self.clients.scoring(rows, True, CHUNK)
             ]
         total = torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
         with torch.no_grad():

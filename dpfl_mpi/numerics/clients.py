@@ -65,8 +65,8 @@ class Clients:
         self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
         self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in ("train", "val", "test"))
         self.n_search = self.n_val if n_search is None else n_search[ids]
-        # the first validation image that rounds are chosen on
-        self.kept = np.where(self.n_search < self.n_val, self.n_search, 0)
+        # of each client's validation images the first that its best round is chosen on
+        self.val_start = np.where(self.n_search < self.n_val, self.n_search, 0)
         self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of each client's training samples
         self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of its validation and test samples
         train = [partition.of("train", k) for k in ids]
@@ -189,10 +189,11 @@ class Clients:
         x = self.x[rows, PAD:-PAD, PAD:-PAD] if self.augment else self.x[rows]
         return self.ensemble.normalise(x), self.y[rows]
 
-    def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Yield `(first, x, y, mask)`: normalised images of the block's validation and test sets, or of what the search sees, in equal parts of at most `chunk`.
+    def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield `(x, y, mask)`: normalised images of the block's validation and test sets, in equal parts of at most `chunk`.
 
-        x is `[k, S, H, W, C]`; a client with fewer samples is padded, mask `[k, S]` false.
+        With `search_only` they are the validation images that the search sees. x is `[k, S, H, W, C]`, y int64 `[k, S]`. A client with fewer
+        samples is padded, where mask `[k, S]` is false.
         """
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
@@ -204,12 +205,8 @@ class Clients:
             at = first + np.arange(s)
             mask = at < counts[:, None]
             index = torch.from_numpy(np.where(mask, starts[:, None] + at, starts[:, None])).to(self.x.device)
-            yield (
-                first,
-                self.ensemble.normalise(self.score_x[index]),
-                self.score_y[index],
-                torch.from_numpy(mask).to(self.x.device),
-            )
+            images = self.ensemble.normalise(self.score_x[index])
+            yield images, self.score_y[index], torch.from_numpy(mask).to(self.x.device)
 
 
 def mark(images: Images) -> Images:
@@ -225,7 +222,10 @@ def concatenate(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the row order that puts each client's `first` samples before its `second`, given all of one before all of the other."""
+    """Return in which order to take rows so that the `first[k]` samples of each client k come before its `second[k]`, int64.
+
+    The rows hold the first samples of all clients, client by client, and behind them the second samples of all.
+    """
     f, s = np.cumsum(first) - first, np.cumsum(second) - second + first.sum()
     return concatenate(
         [np.arange(a, a + n) for k in range(len(first)) for a, n in ((f[k], first[k]), (s[k], second[k]))]

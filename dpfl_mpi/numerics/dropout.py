@@ -17,12 +17,8 @@ from torch import Tensor, nn
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 FACTORS = (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)
 BITS = 24  # of a draw: a float32 holds them exactly
-TRAILING: dict[type, int] = {
-    nn.Dropout: 0,
-    nn.Dropout1d: 1,
-    nn.Dropout2d: 2,
-    nn.Dropout3d: 3,
-}  # last axes that are dropped together
+# how many of the last axes are dropped together
+TRAILING: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
 def signed(value: int) -> int:

@@ -15,7 +15,10 @@ from dpfl_mpi.errors import UserError
 
 
 class RawImages(nn.Module):
-    """A network that takes samples as data files hold them: images uint8 or float32 `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]` in, what the network returns (logits `[S, classes]`) out."""
+    """A network that takes samples as data files hold them and returns what the network inside returns, logits `[S, classes]`.
+
+    Samples are images uint8 or float32 `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]`.
+    """
 
     scale: Tensor
     shift: Tensor

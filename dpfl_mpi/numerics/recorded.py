@@ -148,9 +148,8 @@ class RecordedBackend(Backend):
         gradient: Gradient | None = None,
         trained: Tensor | None = None,
     ) -> None:
-        if (
-            gradient is not None or trained is not None or isinstance(self.sgd, Adam)
-        ):  # recorded is the plain step of SGD
+        # only the plain step of SGD is recorded
+        if gradient is not None or trained is not None or isinstance(self.sgd, Adam):
             return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
         rows = np.arange(len(self.clients))[block.rows]
         k, recorded = len(rows), self._recorded(int(rows[0]))

@@ -49,14 +49,14 @@ def contents(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, st
 
     "" stands for a file that is not there; `gone` has what some of these held.
     """
-    out = {name: content(Path(path)) if is_file(path) else "" for name, path in named(filled, gone).items()}
+    out = {name: file_sha256(Path(path)) if is_file(path) else "" for name, path in named(filled, gone).items()}
     if out.get("partition"):
         out["partition"] = f"file:{out['partition']}"
     return out | {name: held for name, held in gone.items() if name in out}
 
 
-def content(path: Path) -> str:
-    """Return the SHA-256 of a file's content: the one stored in a prepared data file, of a result its graphs', else that of its bytes."""
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 that names a file's content: of a prepared data file the one stored in it, of a result that of its graphs, else of its bytes."""
     if path.suffix in (".h5", ".hdf5"):
         sentence = f"{path} is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
         try:

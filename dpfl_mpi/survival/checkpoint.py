@@ -41,6 +41,7 @@ from dpfl_mpi.config import Job, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Recorder
 from dpfl_mpi.settings.texts import every
@@ -54,8 +55,8 @@ KEEP = 2  # generations
 LAYOUT = ("mixed",)  # fields of Job that decide which arrays a results file has
 # facts of /meta that the key of a Run does not have: a data set may have been prepared anew from another source
 DATA = {"data_sha256": "content of the data", "partition_sha256": "partition"}
+Named = dict[str, Any]  # values by the path under which a file holds them
 UNWRITTEN = (OSError, RuntimeError, MemoryError)  # a disk that fails, also where HDF5 says so; anything else is a bug
-State = dict[str, Any]
 
 
 class Checkpoints:
@@ -72,7 +73,7 @@ class Checkpoints:
         self.run, self.job, self.world = run, job, world
         how: tuple[str, float] = every(job.checkpoint_every) or ("never", 0.0)
         self.unit, self.period = how
-        self.last = time.monotonic()
+        self.last = time.monotonic()  # when the last one was saved
         self.round = -1  # the newest round that is safe
         self.seconds = 0.0  # that the last save took
         self.results: Path | None = None  # the results file as the restored checkpoint left it
@@ -118,7 +119,7 @@ class Checkpoints:
         self.seconds = time.perf_counter() - start
 
     def _commit(
-        self, fed: Federation, stem: str, shards: list[str], clients: State, shared: State, recorder: Recorder
+        self, fed: Federation, stem: str, shards: list[str], clients: Named, shared: Named, recorder: Recorder
     ) -> None:
         with replacing(self.folder / f"{stem}.results.h5") as path:
             recorder.copy(path)
@@ -277,7 +278,9 @@ class Checkpoints:
         return {"manifest": np.frombuffer(data, np.uint8)}
 
     def _load(self, file: Hdf5, fed: Federation) -> State:
-        """Return this rank's state; opens just the shards that hold its clients.
+        """Return this rank's state, the method's in "client" and "shared", with what else was kept in "momentum" and "federation".
+
+        It opens just the shards that hold this rank's clients.
 
         Raises:
             UserError: the manifest or a shard is damaged, or a shard is of another generation.
@@ -322,14 +325,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-OURS = re.compile(
-    r"\d{6}\.[0-9a-f]{12,16}\.(\d{5}\.shard|results|manifest)\.h5|\..*\.part"
-)  # names of files of the folder
+# names of the files of a checkpoint's folder; others in it are not ours to delete
+OURS = re.compile(r"\d{6}\.[0-9a-f]{12,16}\.(\d{5}\.shard|results|manifest)\.h5|\..*\.part")
 MANIFEST = "the manifest of a checkpoint"
 NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 
 
-def split(fed: Federation, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(fed: Federation, state: State) -> tuple[Named, Named]:
     """Return (client arrays `[K, ...]`, what is the same on every rank), by path: the method's state and the Federation's."""
     clients = {f"state/{name}": value for name, value in state["client"].items()}
     clients |= {f"momentum/{name}": value for name, value in fed.training.momentum.items()}

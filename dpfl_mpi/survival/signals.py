@@ -150,7 +150,7 @@ class Watch:
             if asked := self._asked():
                 deadline = min(asked + self.grace, self.ends)
                 if now >= deadline or (self.last and self.started + self.last > deadline):
-                    return self._cut(now)
+                    return self._cut()
                 wait = deadline - now
             elif self.ends < float("inf"):
                 wait = self.ends - self.grace - now + 0.01
@@ -167,7 +167,7 @@ class Watch:
                         if number in SIGNALS:
                             hear(number)
 
-    def _cut(self, now: float) -> None:
+    def _cut(self) -> None:
         """End all ranks: the round would outlast the grace time."""
         if not self._first():
             return
