@@ -86,7 +86,7 @@ class Backend:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
         return self.ensemble.gradient(block, batch.x, batch.y, batch.weight, batch.key)
 
-    def memory_rows(self, k: int) -> Tensor:
+    def optimiser_rows(self, k: int) -> Tensor:
         """Return what the optimiser remembers of k clients before their first step: momentum `[k, W]`, or both means of Adam and the steps."""
         w = self.ensemble.width
         return torch.zeros(k, 2 * w + 1 if isinstance(self.sgd, Adam) else w, device=self.ensemble.device)
