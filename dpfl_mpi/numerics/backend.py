@@ -93,8 +93,7 @@ class Backend:
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         """Take one step of the optimiser from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
-        block.loss += loss
-        block.steps += 1
+        self._count(block, loss)
         sgd = self.sgd
         if isinstance(sgd, Adam):
             how = sgd.betas, sgd.eps, sgd.weight_decay, sgd.decoupled, sgd.clip_norm
@@ -107,6 +106,7 @@ class Backend:
         self._count(block, loss)
 
     def _count(self, block: Block, loss: Tensor | None) -> None:
+        """Count a step of training, where it comes with its losses `[k]`."""
         if loss is not None:
             block.loss += loss
             block.steps += 1
