@@ -21,16 +21,12 @@ import pandas as pd
 from _names import budget_order, has_budget, method_name, setting
 from scipy.special import stdtrit
 
-from dpfl_mpi.config import Run
+from dpfl_mpi.config import REPEATED, Run
 from dpfl_mpi.plugins import CODE, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict
 
 Group = list[Result]  # the repetitions of one Run under different seeds
-
-SEEDS_AND_FILES = ("seed", "partition_seed", "data", "preset")  # what repetitions may differ in
-
-
 Parts = list[np.ndarray]  # a number per client, one array per partition
 
 
@@ -45,7 +41,7 @@ def interval(parts: Parts) -> tuple[float, float]:
 def fields(result: Result) -> dict[str, Any]:
     """Return the settings in which repetitions do not differ; files are named by their content."""
     settings = as_dict(result.run) | result.run.contents
-    out = {k: v for k, v in settings.items() if k not in SEEDS_AND_FILES}
+    out = {k: v for k, v in settings.items() if k not in REPEATED}
     return {**out, "data_sha256": result.fact("data_sha256")}
 
 

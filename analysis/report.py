@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 from _looks import labels, looks
 from _names import class_names, method_name, plain, setting
-from _tables import SEEDS_AND_FILES, Group, deviation, means, repetitions
+from _tables import Group, deviation, means, repetitions
 
-from dpfl_mpi.config import Run
+from dpfl_mpi.config import REPEATED, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.methods import local_epochs
@@ -76,7 +76,7 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         q: rounded(100 * np.nanquantile(result["round/test_acc"][: last + 1, result.benign], q, axis=1), 2)
         for q in (0.1, 0.5, 0.9)
     }
-    mean_weight = sum(g.astype(float) for g in graphs) / max(len(graphs), 1) if graphs else np.zeros((n, n))
+    share = np.mean(graphs, axis=0) if graphs else np.zeros((n, n))  # of the rounds in which each edge is there
     return {
         "name": f"{name}, seed {run.seed}",
         "file": result.path.name,
@@ -104,7 +104,7 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver, sender, ...
         "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
         "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
-        "positions": np.round(layout(np.maximum(mean_weight, mean_weight.T)), 4).tolist() if graphs else [],
+        "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist() if graphs else [],
         "clients": {
             "best test %": rounded(100 * test, 2),
             "best val %": rounded(100 * result["best/val_acc"], 2),
@@ -146,7 +146,7 @@ def compared(
                 "epochs": described[0]["epochs"][: len(mean)],
                 "mean": rounded(mean, 3),
                 "spread": rounded(spread, 3) if len(group) > 1 else [],
-                "settings": {k: v for k, v in described[0]["settings"].items() if k not in SEEDS_AND_FILES},
+                "settings": {k: v for k, v in described[0]["settings"].items() if k not in REPEATED},
                 "summary": {
                     "seeds": len(group),
                     "test accuracy, %": round(float(accuracies.mean()), 2),

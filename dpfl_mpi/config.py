@@ -36,6 +36,7 @@ from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, 
 OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
+REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
 UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
 # files that must be there when a Run is resolved, by field, and what they hold
 NEEDED_FILES = {

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfl_mpi.config import REPEATED
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict
 
-REPEATED = ("seed", "partition_seed", "data", "preset")  # what repetitions of one Run may differ in
 SIZES = (16, 32, 100, 200, 500)  # clients per partition in the table, beside those of the results
 MOST = 10_000  # partitions
 

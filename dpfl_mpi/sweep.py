@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.config import Job, Run, old_flags
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings.fields import changed, check, fields, to_flags
 from dpfl_mpi.survival.signals import REQUEUE, slurm_job
 from dpfl_mpi.sweeps import here
@@ -33,7 +33,6 @@ from dpfl_mpi.sweeps.known import ASK_S, Known, Queue, follow, recall
 from dpfl_mpi.sweeps.table import Live
 from dpfl_mpi.sweeps.wanted import choose, grid, only, runs_of, trials
 
-INTERRUPTED = 130
 SLURM_S = 60  # that squeue and scontrol have for an answer
 ROOT_S = 15.0  # that the other ranks leave root to requeue the job
 

@@ -78,7 +78,7 @@ COMPARED = [
     )
 ]
 MORE = [long("oracle"), long("random_graph"), long("pens", rounds=22)]
-REPEATED = [long("dpfl", seed, partition_seed=42) for seed in (32,)]  # the same clients, other draws
+SAME_CLIENTS = [long("dpfl", 32, partition_seed=42)]  # as the Run of seed 42, with other draws
 HARMFUL = ("sign_flip", "scale", "backdoor")  # to a server, which averages with whoever sends
 ATTACKED = [short(m) for m in ("dpfl", "fedavg")] + [
     short(m, attack=f"{kind}:0.2") for m in ("dpfl", "fedavg") for kind in ATTACKS if m == "dpfl" or kind in HARMFUL
@@ -92,7 +92,7 @@ MOVED = [
     short("local", rounds=8, drift="0.5:5"),
     long("dpfl", patience=5),
 ]
-RUNS = [*COMPARED, *MORE, *ATTACKED, *LATER, *MOVED, *REPEATED]
+RUNS = [*COMPARED, *MORE, *ATTACKED, *LATER, *MOVED, *SAME_CLIENTS]
 
 VARIED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
 
@@ -104,7 +104,7 @@ def row_of(run: Run) -> str:
         words.insert(0, (run.options or {})["variant"])
     if run.method == "random_graph" and run.graphs:
         words.insert(0, "DPFL's degrees")
-    if run in REPEATED:
+    if run in SAME_CLIENTS:
         words.append("same clients")
     return ", ".join([method_name(run), *words])
 
@@ -194,7 +194,7 @@ def main() -> None:
     if not files:
         raise SystemExit(f"{args.results} has no result of these Runs")
     write(args.out, files)
-    repeated = [path for run in (COMPARED[0], *REPEATED) if (path := found(run, args.results))]
+    repeated = [path for run in (COMPARED[0], *SAME_CLIENTS) if (path := found(run, args.results))]
     if len(repeated) > 1:
         agreement([Result(path) for path in repeated], ["DPFL"] * len(repeated), 50).to_csv(
             args.out / "agreement.csv", index=False

@@ -43,7 +43,7 @@ PYTHON = 390 * 2**20
 # seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
 DECISION = 5e-4
 SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
-PAD = 4  # pixels around a training image that is cropped
+PAD = 4  # pixels around a training image that is cropped, as `numerics.clients` has it, which imports torch
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Training:
         if moves:
             self.attack.note_start(rows_KW)
         for name in rows_KW:
-            self.momentum.setdefault(name, backend.memory_rows(len(active)))
+            self.momentum.setdefault(name, backend.optimiser_rows(len(active)))
         with self.log.clock("train"), torch.no_grad():
             for b in backend.blocks:
                 here = b.start + np.flatnonzero(active[b])

@@ -86,15 +86,14 @@ class Backend:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
         return self.ensemble.gradient(block, batch.x, batch.y, batch.weight, batch.key)
 
-    def memory_rows(self, k: int) -> Tensor:
+    def optimiser_rows(self, k: int) -> Tensor:
         """Return what the optimiser remembers of k clients before their first step: momentum `[k, W]`, or both means of Adam and the steps."""
         w = self.ensemble.width
         return torch.zeros(k, 2 * w + 1 if isinstance(self.sgd, Adam) else w, device=self.ensemble.device)
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         """Take one step of the optimiser from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
-        block.loss += loss
-        block.steps += 1
+        self._count(block, loss)
         sgd = self.sgd
         if isinstance(sgd, Adam):
             how = sgd.betas, sgd.eps, sgd.weight_decay, sgd.decoupled, sgd.clip_norm
@@ -107,6 +106,7 @@ class Backend:
         self._count(block, loss)
 
     def _count(self, block: Block, loss: Tensor | None) -> None:
+        """Count a step of training, where it comes with its losses `[k]`."""
         if loss is not None:
             block.loss += loss
             block.steps += 1

@@ -255,6 +255,7 @@ class Ensemble:
     def _loss(
         self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None
     ) -> Tensor:
+        """Return one model's weighted sum of losses over a mini-batch, without axes; dropout draws from `key`."""
         self.draws.begin(key)
         logits = self._module(layers, x, training=True)
         return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()

@@ -91,8 +91,7 @@ class NativeBackend(Backend):
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         if isinstance(self.sgd, Adam):  # the kernels' step is SGD
             return super().step(block, loss, lr, trained)
-        block.loss += loss
-        block.steps += 1
+        self._count(block, loss)
         self.native.step(block.w[0], block.momentum[0], block.g[0], self._sgd(lr, trained))
 
     # scoring -------------------------------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ class Checkpoints:
     def _commit(
         self, fed: Federation, stem: str, shards: list[str], clients: Named, shared: Named, recorder: Recorder
     ) -> None:
+        """Copy the results file, write the manifest, which makes the generation count, and delete what is older than the newest `KEEP`. On root."""
         with replacing(self.folder / f"{stem}.results.h5") as path:
             recorder.copy(path)
             digest = sha256(path)

@@ -18,8 +18,9 @@ from dpfl_mpi.storage.files import boot, explained, pid_space
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
 UNTOUCHED = 600.0  # seconds after which the lock of another host is abandoned: its owner touches it every BEAT
-BEAT = 30.0
-PATIENCE = 5.0  # a killed run needs a moment to die: its launcher goes first
+BEAT = 30.0  # seconds between two touches
+# seconds that a new run waits for the lock: a killed one needs a moment to die, since its launcher goes first
+PATIENCE = 5.0
 
 
 def myself() -> dict[str, Any]:
@@ -195,6 +196,7 @@ class Lock:
         return False
 
     def _beat(self) -> None:
+        """Touch the lock file every `BEAT` seconds while it is held: from other hosts an untouched one counts as abandoned. The thread's function."""
         while not self.stop.wait(BEAT):
             now = time.time()
             if self._text() == self.text:

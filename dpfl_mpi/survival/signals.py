@@ -144,6 +144,7 @@ class Watch:
         return Heard.at
 
     def _watch(self) -> None:
+        """Wait for a signal, the end of the grace time, or a round that hangs, whichever is first; then end all ranks. The thread's function."""
         while not self.leaving:
             now = time.monotonic()
             wait = 3600.0

@@ -90,6 +90,7 @@ class Live:
             print("\n".join([*lines(rows), summary(rows)]), file=self.out, flush=True)
 
     def _draw(self, text: list[str]) -> None:
+        """Put these lines in the place of those drawn before: \\x1b[A goes up a line, \\x1b[2K clears one, \\x1b[J the rest of the screen."""
         if text != self.drawn:
             up = f"\x1b[{len(self.drawn)}A\r" if self.drawn else ""
             self.out.write(up + "".join(f"\x1b[2K{line}\n" for line in text) + "\x1b[J")
