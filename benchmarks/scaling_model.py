@@ -151,7 +151,7 @@ def constants(folder: Path, data: Path) -> Costs:
 
     from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.build import build
-    from dpfl_mpi.engine.needs import quickest
+    from dpfl_mpi.engine.seconds import quickest
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route
@@ -206,7 +206,7 @@ def paper_costs(measured: Costs) -> Costs:
 
     from dpfl_mpi.config import Job, Run
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
-    from dpfl_mpi.engine.needs import measure
+    from dpfl_mpi.engine.seconds import measure
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
 

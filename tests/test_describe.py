@@ -13,7 +13,7 @@ from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
-from dpfl_mpi.engine import needs
+from dpfl_mpi.engine import needs, seconds
 from dpfl_mpi.engine.needs import needs_of
 from dpfl_mpi.mpi.placement import ids_of, place
 from dpfl_mpi.plugins import find
@@ -102,9 +102,9 @@ def test_plan_is_what_the_run_does(tmp_path):
     assert 2 * plan.candidates.sum() == plan.evaluations[0] + run.rounds * plan.evaluations[1]  # two models each
     # seconds by hand, of the rank that chooses longest: 100 images of 0.01 s and 2 candidates of 3 s, or 300 and 1
     two = dataclasses.replace(plan, judged=np.array([100, 300]), candidates=np.array([2, 1]))
-    cost = needs.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
-    seconds = needs.seconds_of(run, two, cost)
-    assert seconds["choose"] == pytest.approx(7.0) and seconds["train"] == pytest.approx(0.5 * plan.steps.max())
+    cost = seconds.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
+    took = seconds.seconds_of(run, two, cost)
+    assert took["choose"] == pytest.approx(7.0) and took["train"] == pytest.approx(0.5 * plan.steps.max())
 
 
 def test_window_of_a_rank():

@@ -1,7 +1,6 @@
-"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps, and seconds from a short measurement.
+"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps. `seconds` says how long they take.
 
-`describe` shows it, and `benchmarks/scaling_model.py` asks it about sizes that nobody has run. The window's arithmetic is that of the run
-itself (`mpi.placement`).
+`describe` shows it. The window's arithmetic is that of the run itself (`mpi.placement`).
 
 Axes: N clients in all, K on a rank, D parameters.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,20 +38,7 @@ ROWS = 13
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
-# seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
-DECISION = 5e-4
-SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
 PAD = 4  # pixels around a training image that is cropped, as `numerics.clients` has it, which imports torch
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a short measurement found on this machine, one core; seconds."""
-
-    step: float  # one gradient step on a mini-batch
-    image: float  # one image scored
-    candidate: float  # one candidate of the greedy search, beside the scores of its two averages
-    byte: float  # one byte copied
 
 
 @dataclass(frozen=True)
@@ -241,100 +226,3 @@ def refuse(job: Job, needs: Needs) -> None:
             raise UserError(
                 f"{what} {megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name}): {advice}"
             )
-
-
-def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
-    """Return what a step, a scored image, a candidate and a copied byte cost here: the quickest of several tries, one thread, about a second."""
-    import torch
-
-    from dpfl_mpi.numerics.backend import averaged
-    from dpfl_mpi.numerics.ensemble import Block, cross_entropy
-    from dpfl_mpi.numerics.native import Sgd
-    from dpfl_mpi.numerics.steps import adam_step, sgd_step
-
-    s = run.batch_size
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.integers(0, source.vocabulary or 256, (1, 64, *source.shape)).astype(source.dtype))
-    y = torch.from_numpy(rng.integers(0, source.classes, (1, 64)))
-    weight = torch.full((1, s), 1 / s)
-    row = ensemble.initial_row(run.init, rng)[None].clone()
-    momentum, block, adam = torch.zeros_like(row), Block(ensemble, row), run.optimizer != "sgd"
-    memory = torch.zeros(1, 2 * ensemble.width + 1)
-    pair = row.repeat(2, 1)
-    sums = row.double()
-    index = torch.from_numpy(rng.integers(0, 64, s))
-    key = torch.zeros(1, dtype=torch.int64) if ensemble.draws.layers else None
-
-    def step() -> None:
-        batch = ensemble.normalise(x[:, index])
-        ensemble.gradient(block, batch, y[:, index], weight, key)
-        descend()
-
-    def descend() -> None:
-        if adam:
-            return adam_step(block.w, block.g, memory, 1e-4, (0.9, 0.999), 1e-8, 1e-3, False, run.clip_norm)
-        sgd_step(block.w, block.g, momentum, 1e-4, run.momentum, 1e-3, run.clip_norm)
-
-    scored = np.resize(np.arange(64, dtype=np.int32), SCORED)
-    prepared = ensemble.prepare(ensemble.normalise(x[:, scored]))
-
-    def score() -> None:
-        logits = ensemble.logits(ensemble.ready(pair), prepared)
-        cross_entropy(logits, y[:, scored].expand(2, -1)).sum()
-
-    def average() -> None:
-        averaged(ensemble, sums, sums, row, np.full(1, 0.1), np.ones(1), np.ones(1), pair[None])
-
-    if native := kernels_of(job, source, ensemble):
-        images, of = native.images(x[0], y[0]), np.arange(64, dtype=np.int32)
-        order, sgd = np.resize(of, (1, s)), Sgd(1e-4, run.momentum, 1e-3, run.clip_norm)
-
-        def step() -> None:  # type: ignore[no-redef]
-            if adam:  # the kernels' gradient, PyTorch's step
-                native.gradient(block.w[0], block.g[0], images, order[0])
-                return descend()
-            native.train(row[0], momentum[0], images, order, None, s, sgd)
-
-        def score() -> None:  # type: ignore[no-redef]
-            native.score(pair, images, scored)
-
-        def average() -> None:  # type: ignore[no-redef]
-            native.candidate(sums[0], sums[0], row[0], 0.1, 1.0, 1.0, pair)
-
-    source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
-    with torch.no_grad():
-        return Cost(
-            step=quickest(step, 0.4),
-            image=quickest(score, 0.3) / (2 * SCORED),
-            candidate=quickest(average, 0.1) + DECISION,
-            byte=quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24,
-        )
-
-
-def quickest(action: Any, seconds: float = 0.3) -> float:
-    """Return the least seconds an action took over a short while, the first two aside: what other programs do here is no part of it."""
-    action(), action()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def seconds_of(run: Run, needs: Needs, cost: Cost) -> dict[str, float]:
-    """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
-    crowd = crowding(needs)
-    wire = needs.wire[0] * (1 + needs.anew) + needs.wire[1] * run.rounds
-    return {
-        "train": float(crowd * needs.steps.max() * cost.step),
-        "evaluate": float(crowd * needs.scored.max() * cost.image),
-        "choose": float(crowd * (needs.judged * cost.image + needs.candidates * cost.candidate).max()),
-        "exchange": 2 * wire * cost.byte / max(1, len(needs.clients)) * crowd,
-    }
-
-
-def crowding(needs: Needs) -> float:
-    """Return how many ranks of a node share one of its cores, at least 1."""
-    return float(max(1.0, np.bincount(needs.node).max() / len(os.sched_getaffinity(0))))

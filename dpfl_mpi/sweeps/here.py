@@ -113,77 +113,112 @@ class Begun:
         return self.asked or self.process.poll() == REQUEUE
 
 
+class Computing:
+    """Runs that are computed on this machine: those that are `left` to begin, and those that have `begun`."""
+
+    def __init__(
+        self, args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
+    ):
+        self.args, self.job, self.known, self.live, self.queue = args, job, known, live, queue
+        self.slots = slots_of(args, job)
+        self.foreground = args.cluster == "debug"
+        cores = max(1, len(os.sched_getaffinity(0)) // args.ranks)
+        self.at_once = 1 if self.foreground else min(args.max_parallel or cores, self.slots.most or sys.maxsize)
+        self.limit = 60.0 * minutes(args.time) if args.time else float("inf")
+        self.base_of = bases(known)
+        self.needed = {base.path.name for base in self.base_of.values()}
+        self.left = sorted(todo, key=lambda k: k.path.name not in self.needed)
+        self.before = {k.path.name: (k.folder, k.job_id) for k in todo}
+        self.folder = new_folder(job)
+        self.begun: list[Begun] = []
+
+    def begin_all(self) -> None:
+        """Begin every Run that is left, as soon as there is room and its base is there, and wait until all have ended."""
+        while self.left:
+            self.wait(lambda: len(self.going()) >= self.at_once or not any(map(self.ready, self.left)))
+            k = next(filter(self.ready, self.left), None)
+            if k is None:
+                continue  # its base was taken up by another sweep at this moment
+            self.left.remove(k)
+            if self.may_begin(k):
+                self.begin(k)
+        self.wait(lambda: bool(self.going()))
+        self.note()
+
+    def going(self) -> list[Begun]:
+        """Return the Runs that compute."""
+        return [run for run in self.begun if run.goes_on()]
+
+    def ready(self, k: Known) -> bool:
+        """Return whether a Run's base, if it has one, is no longer computed or waited for."""
+        base = self.base_of.get(k.path.name)
+        return base is None or (
+            base not in self.left and base.look(self.queue.jobs).state not in ("running", "waiting")
+        )
+
+    def may_begin(self, k: Known) -> bool:
+        """Return whether a Run is still nobody's and its base has not failed; it is looked at again, as several sweeps may share their Runs."""
+        recall(self.known, self.folder.parent)
+        if k.look(self.queue.jobs).state in TAKEN or (k.folder, k.job_id) != self.before[k.path.name]:
+            return False  # by another sweep
+        base = self.base_of.get(k.path.name)
+        if base and base.look(self.queue.jobs).state == "failed":
+            print(f"{k.path.stem} is not begun: {base.path.stem}, which it goes on from, failed", flush=True)
+            return False
+        return True
+
+    def begin(self, k: Known) -> None:
+        """Begin a Run; in the foreground, stay until it has ended."""
+        if self.foreground:
+            print(f"--- {k.path.stem}", flush=True)
+        log = None if self.foreground else self.folder / f"{k.path.stem}.log"
+        gpus = self.slots.free([run.gpus for run in self.going()])
+        run = Begun(k, flags_of(k, self.job, k.path.name in self.needed), gpus, self.args.ranks, log, self.limit)
+        self.begun.append(run)
+        self.note()
+        if self.foreground and (code := run.process.wait()):
+            said = f"{shlex.join(run.command)} ended with exit code {code}"
+            print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
+
+    def wait(self, busy: Callable[[], bool]) -> None:
+        """Return once `busy` is false; meanwhile the table of all Runs is kept up to date, in the foreground there is none."""
+        if not self.foreground:
+            return follow(self.known, self.live, self.queue, LOOK_S, busy)
+        while busy():
+            interrupt.check()
+            self.queue.pause(LOOK_S)
+
+    def note(self) -> None:
+        """Write down which process computes which Run, for other sweeps and the next call."""
+        named = {run.known.path.name: run for run in self.begun}
+        pids = {name: str(run.process.pid) for name, run in named.items()}
+        since = {name: run.born for name, run in named.items()}
+        remember(self.folder, pids, self.args.cluster, since, [name for name, run in named.items() if run.stopped])
+        recall(self.known, self.folder.parent)
+
+    def leave(self) -> None:
+        """Ask every Run for a checkpoint, and wait a minute at most until they have left: nobody would look after them."""
+        for run in self.going():
+            run.leave()
+        with contextlib.suppress(UserError):  # it may be this that failed
+            self.note()
+        end = time.monotonic() + LEAVING_S
+        while any(Lock(run.known.path).taken() or run.goes_on() for run in self.begun) and time.monotonic() < end:
+            time.sleep(LOOK_S / 5)
+        with contextlib.suppress(UserError):
+            self.note()
+
+
 def compute(
     args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
 ) -> None:
-    """Compute these Runs. A base comes before the Runs that go on from its models, which wait for it.
+    """Compute the Runs `todo` of all that are `known`. A base comes before the Runs that go on from its models, which wait for it.
 
-    Before a Run is begun it is looked at again: several sweeps over the same Runs share them. Where an error ends the sweep, as where somebody
-    interrupts it, the Runs that it began are asked to keep a checkpoint and leave: nobody would look after them.
+    Where an error ends the sweep, as where somebody interrupts it, the Runs that it began keep a checkpoint and leave.
     """
-    slots = slots_of(args, job)
-    at_once = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
-    foreground = args.cluster == "debug"
-    at_once = 1 if foreground else min(at_once, slots.most or at_once)
-    limit = 60.0 * minutes(args.time) if args.time else float("inf")
-    base_of = bases(known)
-    needed = {base.path.name for base in base_of.values()}
-    left = sorted(todo, key=lambda k: k.path.name not in needed)
-    before = {k.path.name: (k.folder, k.job_id) for k in todo}
-    folder = new_folder(job)
-    begun: list[Begun] = []
-
-    def going() -> list[Begun]:
-        return [run for run in begun if run.goes_on()]
-
-    def ready(k: Known) -> bool:
-        base = base_of.get(k.path.name)
-        return base is None or (base not in left and base.look(queue.jobs).state not in ("running", "waiting"))
-
-    def wait(busy: Callable[[], bool]) -> None:
-        if not foreground:
-            return follow(known, live, queue, LOOK_S, busy)
-        while busy():
-            interrupt.check()
-            queue.pause(LOOK_S)
-
-    def note() -> None:
-        named = {run.known.path.name: run for run in begun}
-        pids, since = {n: str(r.process.pid) for n, r in named.items()}, {n: r.born for n, r in named.items()}
-        remember(folder, pids, args.cluster, since, [n for n, r in named.items() if r.stopped])
-        recall(known, folder.parent)
-
+    computing = Computing(args, job, todo, known, live, queue)
     try:
-        while left:
-            wait(lambda: len(going()) >= at_once or not any(map(ready, left)))
-            if not (k := next(filter(ready, left), None)):
-                continue  # its base was taken up by another sweep at this moment
-            left.remove(k)
-            recall(known, folder.parent)
-            if k.look(queue.jobs).state in TAKEN or (k.folder, k.job_id) != before[k.path.name]:
-                continue  # by another sweep
-            if (base := base_of.get(k.path.name)) and base.look(queue.jobs).state == "failed":
-                print(f"{k.path.stem} is not begun: {base.path.stem}, which it goes on from, failed", flush=True)
-                continue
-            if foreground:
-                print(f"--- {k.path.stem}", flush=True)
-            log = None if foreground else folder / f"{k.path.stem}.log"
-            gpus = slots.free([run.gpus for run in going()])
-            begun.append(Begun(k, flags_of(k, job, k.path.name in needed), gpus, args.ranks, log, limit))
-            note()
-            if foreground and (code := begun[-1].process.wait()):
-                said = f"{shlex.join(begun[-1].command)} ended with exit code {code}"
-                print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
-        wait(lambda: bool(going()))
-        note()
+        computing.begin_all()
     except BaseException:  # also where nobody reads the table any more
-        for run in going():
-            run.leave()
-        with contextlib.suppress(UserError):  # it may be this that failed
-            note()
-        end = time.monotonic() + LEAVING_S
-        while any(Lock(run.known.path).taken() or run.goes_on() for run in begun) and time.monotonic() < end:
-            time.sleep(LOOK_S / 5)
-        with contextlib.suppress(UserError):
-            note()
+        computing.leave()
         raise
