@@ -35,7 +35,7 @@ def test_a_frozen_liar_has_not_moved():
     """While newcomers arrive, nobody else trains."""
     with contextlib.closing(federation(SMALL | {"newcomers": 0.3, "attack": "scale:0.3"})) as fed:
         frozen = fed.local_opt(fed.common_row(), 1)
-        fed.members.arriving = True
+        fed.members.begin_arrival()
         fed.training.attack.begin()
         fed.local_opt(fed.common_row(), 0, momentum="newcomer")
         assert torch.equal(fed.training.attack.sent(frozen), frozen)

@@ -27,11 +27,10 @@ def arrive(recorder: Recorder | None, fed: Federation, state: dict[str, Any], me
     members = fed.members
     frozen = fed.scoring.best.clone()
     members.round = fed.run.rounds + fed.run.finetune_epochs + 1
-    members.tuning = True
-    members.present[:] = ~members.limits.newcomers
+    members.begin_tuning()
     fed.training.attack.begin()
     how = method.newcomer(fed, state) if method.newcomer else usual(fed, state, method, frozen)
-    members.present[:] = members.arriving = True
+    members.begin_arrival()
     mine = torch.from_numpy(members.limits.newcomers[fed.ids]).to(fed.device)[:, None]
     w, done, records = how.start, 0, []
     for epochs in EPOCHS:

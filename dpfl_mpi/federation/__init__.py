@@ -345,8 +345,7 @@ class Federation(Parts):
         """Return a copy of every client's best row, to train on from; everyone takes part but newcomers, and momentum starts anew."""
         if self.drift.due(self.run.rounds):
             self.drift.happen(self.members, self.scoring)
-        self.members.present[:] = ~self.members.limits.newcomers
-        self.members.tuning = True
+        self.members.begin_tuning()
         self.training.momentum.clear()
         return self.scoring.best.clone()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 import torch
@@ -20,6 +21,14 @@ from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi.placement import ids_of, place, rows_of
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.ensemble import LARGEST
+
+
+class Phase(Enum):
+    """What a run is at."""
+
+    ROUNDS = 1
+    TUNING = 2  # --finetune_epochs: every client trains on from its own best model
+    ARRIVAL = 3  # --newcomers: clients come after the last round
 
 
 class Members:
@@ -45,16 +54,22 @@ class Members:
         self.reach = limits.reach  # whom each client can receive from; None: everyone
         self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
-        self.arriving = False  # at the end: newcomers train and receive, the others only send
-        self.tuning = False  # after the rounds: those who have stopped early train again
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
         self.begin(0)
 
     def begin(self, number: int) -> None:
         """Start a round: who takes part."""
-        self.round = number
+        self.round, self.phase = number, Phase.ROUNDS
         can = ~self.limits.newcomers
         self.present = self.limits.present(number, can if self.serves else can & (self.stopped_round < 0))
+
+    def begin_tuning(self) -> None:
+        """Start what comes after the rounds: all but newcomers take part, and those that have stopped early train again."""
+        self.phase, self.present = Phase.TUNING, ~self.limits.newcomers
+
+    def begin_arrival(self) -> None:
+        """Start what comes last: newcomers train and receive, the others only send."""
+        self.phase, self.present = Phase.ARRIVAL, np.ones(self.n, bool)
 
     def stop(self, mine: np.ndarray) -> None:
         """Let the clients of this rank that bool `[K]` marks stop early, with the round that ends. Collective."""
@@ -90,9 +105,9 @@ class Members:
 
         While newcomers arrive only they are awake; while tuning those that have stopped early are awake again.
         """
-        if self.arriving:
+        if self.phase is Phase.ARRIVAL:
             return self.active & self.limits.newcomers
-        return self.active & (self.tuning | (self.stopped_round < 0))
+        return self.active & ((self.phase is Phase.TUNING) | (self.stopped_round < 0))
 
     def reachable(self, k: int) -> np.ndarray:
         """Return the candidates of client k, ascending: all other clients it can reach that take part."""

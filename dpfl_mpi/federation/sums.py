@@ -18,7 +18,7 @@ from torch import Tensor
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom, Received
-from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.members import Members, Phase
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.ensemble import Ensemble, check_fixed_point, fixed_point, from_fixed_point
 
@@ -143,7 +143,9 @@ class Sums:
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
         wants = (members.others > 0)[members.ids] & members.awake[members.ids]
-        if members.reach is None and not members.arriving:  # everyone reaches everyone: one exact sum serves all
+        if (
+            members.reach is None and members.phase is not Phase.ARRIVAL
+        ):  # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
                 total = self._true_of_self(self._over_all(w_KW), w_KW)

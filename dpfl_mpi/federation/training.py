@@ -16,7 +16,7 @@ from torch import Tensor
 from dpfl_mpi.config import Run
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.members import Members, Phase
 from dpfl_mpi.numerics.backend import Backend, Gradient
 from dpfl_mpi.numerics.ensemble import Block
 
@@ -76,7 +76,7 @@ class Training:
         advance: bool = True,
     ) -> Tensor:
         """Train every client's row in place for `epochs` local epochs and return it; see `Federation.local_opt`."""
-        for (block,) in self._blocks({momentum: w_KW}, moves=not self.members.arriving):
+        for (block,) in self._blocks({momentum: w_KW}, moves=self.members.phase is not Phase.ARRIVAL):
             self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
         self._advance(epochs if advance else 0)
         return w_KW
