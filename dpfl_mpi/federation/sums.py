@@ -143,9 +143,8 @@ class Sums:
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
         wants = (members.others > 0)[members.ids] & members.awake[members.ids]
-        if (
-            members.reach is None and members.phase is not Phase.ARRIVAL
-        ):  # everyone reaches everyone: one exact sum serves all
+        if members.reach is None and members.phase is not Phase.ARRIVAL:
+            # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
                 total = self._true_of_self(self._over_all(w_KW), w_KW)
