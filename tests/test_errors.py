@@ -95,7 +95,7 @@ def one_sentence(err):
         ("--clints 8", ["clints"]),
         ("--client 8", ["--client"]),  # no abbreviations
         ("digits", ["digits"]),
-        ("--config /nowhere/run.yaml", ["/nowhere/run.yaml"]),
+        ("--config /nowhere/run.yaml", ["--config is /nowhere/run.yaml", "No such file"]),
     ],
 )
 def test_a_bad_field(capfd, arguments, words):
@@ -146,7 +146,7 @@ def test_a_missing_foreign_or_truncated_data_file(capfd, tmp_path, digits_file):
         ("--model cnn", ["--model cnn needs images of at least 16x16, these are 8x8", "mlp"]),
         ("--partition natural", ["natural", "pathological, dirichlet"]),
         ("--device cuda", ["--device is cuda", "cpu"]),
-        ("--out /proc/no/result.h5", ["/proc/no/result.h5", "cannot be written"]),
+        ("--out /proc/no/result.h5", ["/proc/no, ", "--out", "cannot be made"]),
     ],
 )
 def test_what_the_data_do_not_allow(capfd, tmp_path, digits_file, more, words):

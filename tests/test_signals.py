@@ -257,5 +257,10 @@ def test_a_lock_taken_over_is_not_ours_to_remove(tmp_path):
 
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"the lock file .* cannot be written"):
+    with pytest.raises(
+        UserError, match=r"file, the folder for the result \(--results, --out\), cannot be made: File exists"
+    ):
         Lock(tmp_path / "file" / "run.h5").acquire()
+    (tmp_path / "run.h5.lock" / "in the way").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"run.h5 is being written by another run"):
+        Lock(tmp_path / "run.h5").acquire(patience=0)

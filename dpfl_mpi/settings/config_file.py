@@ -18,7 +18,10 @@ def check_yaml(path: Path) -> None:
     """Raise `UserError` where a file is no YAML, has anchors, or is nested deeply. Its time grows with the length of the file alone."""
     import yaml
 
-    text, depth = read_text(path, SMALL), 0
+    try:
+        text, depth = read_text(path, SMALL), 0
+    except UserError as error:
+        raise UserError(f"--config is {path}: {error}") from None
     opens = (
         yaml.BlockMappingStartToken,
         yaml.BlockSequenceStartToken,

@@ -109,8 +109,9 @@ class Lock:
         Raises:
             UserError: another run holds it; the sentence says which, and what to do where that is no longer true.
         """
-        with explained(f"the lock file {self.path} cannot be written"):
+        with explained(f"{self.path.parent}, the folder for the result (--results, --out), cannot be made"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        with explained(f"the lock file {self.path} cannot be written"):
             end = time.monotonic() + patience
             while not self._try():
                 owner = self._owner()
