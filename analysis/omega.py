@@ -16,7 +16,9 @@ it would be against graphs with the same degrees.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from _common import SEEDS, TEXT, Drawing, curve, dominant_class, first_graph, graphs, legend, main, over_rounds
 
@@ -27,6 +29,7 @@ import pandas as pd
 from _looks import looks
 from _names import text_label
 from _tables import markdown, named, partition_of, repetitions
+from matplotlib.axes import Axes
 from scipy.special import comb
 
 from dpfl_mpi.config import Run
@@ -37,6 +40,8 @@ RUNS = [Run(dataset="cifar10", seed=seed, partition_seed=42) for seed in SEEDS] 
     Run(dataset="cifar10", method=method) for method in ("pairwise", "oracle", "random_graph")
 ]
 MEASURES = ("homophily", "reciprocity", "asked", "gap", "classes")
+Rows = list[dict[str, Any]]
+Scores = Mapping[Path, Sequence[Mapping[str, float]]]  # of each result, by round, by measure
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
@@ -121,8 +126,41 @@ def agreement(results: Sequence[Result], names: Sequence[str], draws: int) -> pd
             continue
         rng, mine, theirs = np.random.default_rng(0), a.omega(), b.omega()
         null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
-        rows.append({"a": f"{one}, seed {a.run.seed}", "b": f"{two}, seed {b.run.seed}", "jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})  # fmt: skip
+        pair = {"a": f"{one}, seed {a.run.seed}", "b": f"{two}, seed {b.run.seed}"}
+        rows.append(pair | {"jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})
     return pd.DataFrame(rows)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number as it is printed, a dash for nan."""
+    return f"{value:.{digits}f}" if np.isfinite(value) else "-"
+
+
+def over_time(axes: Sequence[Axes], group: Sequence[Result], scores: Scores, first: int, **look: Any) -> Rows:
+    """Draw each measure over rounds from `first` on, a panel for each; return what is drawn."""
+    rows: Rows = []
+    for panel, measure in zip(axes, MEASURES, strict=True):
+        x, mean, spread = over_rounds(group, lambda r, m=measure: np.array([row[m] for row in scores[r.path]]))
+        x, mean, spread = x[first:], mean[first:], spread[first:]
+        curve(panel, x, mean, spread, **look)
+        panel.set_title(measure)
+        panel.set_xlabel("round")
+        rows += [
+            {"measure": measure, "round": t, "value": m, "std": s, "n": len(group)}
+            for t, m, s in zip(x, mean, spread, strict=True)
+        ]
+    return rows
+
+
+def z_scores(group: Sequence[Result], t: int, draws: int) -> np.ndarray:
+    """Return the z-score of the homophily of each result's graph of round t, `[results]`."""
+    commons = [overlap(r["client/class_counts"]) for r in group]
+    return np.array(
+        [
+            z_score(r.chosen(t), common, draws, np.random.default_rng(0))
+            for r, common in zip(group, commons, strict=True)
+        ]
+    )
 
 
 def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
@@ -131,33 +169,30 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
     rows, lines, flat = [], [], []
     groups = repetitions(graphs(results))
     for (where, name, group), look in zip(named(groups), looks([g[0].run.method for g in groups]), strict=True):
+        whose = {"setting": where, "method": name}
         flat += [(name, r) for r in group]
         first = max(map(first_graph, group))
-        table = {r.path: [of_round(r, t) for t in range(r.last_round + 1)] for r in group}
-        for panel, measure in zip(axes, MEASURES, strict=True):
-            x, mean, spread = over_rounds(group, lambda r, t=table, m=measure: np.array([row[m] for row in t[r.path]]))
-            x, mean, spread = x[first:], mean[first:], spread[first:]
-            curve(panel, x, mean, spread, label=text_label(name), **look)
-            panel.set_title(measure)
-            panel.set_xlabel("round")
-            rows += [{"setting": where, "method": name, "measure": measure, "round": t, "value": m, "std": s, "n": len(group)} for t, m, s in zip(x, mean, spread, strict=True)]  # fmt: skip
+        scores = {r.path: [of_round(r, t) for t in range(r.last_round + 1)] for r in group}
+        rows += [whose | row for row in over_time(axes, group, scores, first, label=text_label(name), **look)]
         for t, when in ((0, "Omega"), (min(r.last_round for r in group), "last round"))[first:]:
-            z = [
-                z_score(r.chosen(t), overlap(r["client/class_counts"]), draws, np.random.default_rng(0)) for r in group
-            ]
-            values = {m: float(np.mean([table[r.path][t][m] for r in group])) for m in MEASURES}
-            lines.append({"setting": where, "method": name, "graph": when, **{m: f"{v:.3f}" for m, v in values.items()}, "z of homophily": f"{np.mean(z):.1f}"})  # fmt: skip
-            rows.append({"setting": where, "method": name, "measure": "z", "round": t, "value": float(np.mean(z)), "std": float(np.std(z)), "n": len(group)})  # fmt: skip
+            z = z_scores(group, t, draws)
+            means = {m: number(np.mean([scores[r.path][t][m] for r in group])) for m in MEASURES}
+            lines.append(whose | {"graph": when} | means | {"z of homophily": number(z.mean(), 1)})
+            rows.append(
+                whose | {"measure": "z", "round": t, "value": float(z.mean()), "std": float(z.std()), "n": len(group)}
+            )
     legend(figure, *axes[0].get_legend_handles_labels(), "outside upper center")
     same = agreement([r for _, r in flat], [n for n, _ in flat], draws)
     text = markdown(pd.DataFrame(lines)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
     if len(same):
-        shown = same.assign(**{c: same[c].map("{:.3f}".format) for c in ("jaccard", "by chance")})
+        shown = same.assign(**{c: same[c].map(number) for c in ("jaccard", "by chance")})
         text += f"\nAgreement of two Omegas on one partition (Jaccard index, mean over clients):\n\n{markdown(shown)}"
         pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")
         rows += pairs.assign(measure="jaccard", round=0, n=1).to_dict("records")
     return Drawing(pd.DataFrame(rows), figure, text)
 
 
+DRAWS = {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}
+
 if __name__ == "__main__":
-    main("omega", __doc__, RUNS, draw, {"draws": {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}})  # fmt: skip
+    main("omega", __doc__, RUNS, draw, {"draws": DRAWS})
