@@ -47,10 +47,11 @@ def curves(result: Result) -> dict[str, np.ndarray]:
     rounds, benign = slice(0, result.last_round + 1), result.benign
     clients = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
     latest = result.run.tie == "latest"
-    accuracy = best_so_far(result["round/val_acc"][rounds, benign], result["round/test_acc"][rounds, benign], latest)
+    val, test = result["round/val_acc"][rounds, benign], result["round/test_acc"][rounds, benign]
+    accuracy = best_so_far(val, test, latest)
     if result.run.drift:  # what was known before it is forgotten
         moved = int(result.run.drift.partition(":")[2])
-        accuracy[moved:] = best_so_far(result["round/val_acc"][moved : rounds.stop, benign], result["round/test_acc"][moved : rounds.stop, benign], latest)  # fmt: skip
+        accuracy[moved:] = best_so_far(val[moved:], test[moved:], latest)
     out = {
         "accuracy": 100 * np.nanmean(accuracy, 1),
         "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
@@ -84,6 +85,7 @@ def draw(results: Sequence[Result], reach: float = 80.0) -> Drawing:
     rows, lines = [], []
     groups = repetitions(results)
     for (where, name, group), look in zip(named(groups), looks([g[0].run.method for g in groups]), strict=True):
+        whose = {"setting": where, "method": name}
         each = [curves(r) for r in group]
         shortest = min(len(c["accuracy"]) for c in each)
         mean = {n: np.mean([c[n][:shortest] for c in each], 0) for n in each[0]}
@@ -91,21 +93,24 @@ def draw(results: Sequence[Result], reach: float = 80.0) -> Drawing:
             panel.plot(mean[cost], mean["accuracy"], label=text_label(name), **look)
             panel.plot(mean[cost][-1:], mean["accuracy"][-1:], "o", color=look["color"])
             panel.set_xlabel(title)
-        rows += [{"setting": where, "method": name, "point": t, "n": len(group), **{n: v[t] for n, v in mean.items()}} for t in range(shortest)]  # fmt: skip
+        rows += [whose | {"point": t, "n": len(group)} | {n: v[t] for n, v in mean.items()} for t in range(shortest)]
         at = [first_at(c, reach) for c in each]
-        sure = {
-            n: float(np.mean([a[n] for a in at])) for n in COSTS
-        }  # nan where one of the repetitions does not reach it
+        # nan where one of the repetitions does not reach it
+        sure = {n: float(np.mean([a[n] for a in at])) for n in COSTS}
         end = {n: float(np.nanmax(np.append(mean[n], -np.inf))) for n in COSTS}
-        lines.append({"setting": where, "method": name, "accuracy": f"{mean['accuracy'][-1]:.2f} ({len(group)})", **{t: shown(end[n]) for n, t in COSTS.items()}, **{f"{n} to {reach:g} %": shown(sure[n]) for n in COSTS}})  # fmt: skip
+        lines.append(
+            whose
+            | {"accuracy": f"{mean['accuracy'][-1]:.2f} ({len(group)})"}
+            | {title: shown(end[n]) for n, title in COSTS.items()}
+            | {f"{n} to {reach:g} %": shown(sure[n]) for n in COSTS}
+        )
     axes[0].set_ylabel("test accuracy, %")
     legend(figure, *axes[0].get_legend_handles_labels(), "outside upper center")
-    text = (
-        markdown(pd.DataFrame(lines))
-        + "\n\nAccuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
-    )
-    return Drawing(pd.DataFrame(rows), figure, text)
+    units = "Accuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
+    return Drawing(pd.DataFrame(rows), figure, f"{markdown(pd.DataFrame(lines))}\n\n{units}")
 
+
+REACH = {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, percent (default: 80)"}
 
 if __name__ == "__main__":
-    main("pareto", __doc__, RUNS, draw, {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, percent (default: 80)"}})  # fmt: skip
+    main("pareto", __doc__, RUNS, draw, {"reach": REACH})

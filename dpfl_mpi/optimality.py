@@ -201,7 +201,9 @@ def write(out: Path, all_found: list[Found]) -> None:
             for f in all_found:
                 for i, s in enumerate([f.best, *f.chosen.tolist()]):
                     members = " ".join(str(j) for bit, j in enumerate(f.others) if s >> bit & 1)
-                    table.writerow([f.client, i - 1, members, repr(float(f.rewards[s])), repr(float(f.rewards[f.best] - f.rewards[s])), repr(f.test_acc[s])])  # fmt: skip
+                    gap = f.rewards[f.best] - f.rewards[s]
+                    numbers = (float(f.rewards[s]), float(gap), f.test_acc[s])
+                    table.writerow([f.client, i - 1, members, *map(repr, numbers)])
 
 
 def main(arguments: list[str] | None = None) -> int:

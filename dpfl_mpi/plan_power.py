@@ -92,7 +92,8 @@ def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
     of_mean = within * (1 / sizes).mean()  # what the clients' chance alone gives a partition's mean
     between = max(means.var(ddof=1) - of_mean, 0.0) if m > 1 else 0.0
     error = math.sqrt(means.var(ddof=1) / m) if m > 1 else math.sqrt(of_mean)
-    return Chance(float(means.mean()), math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), quantile(0.975, m - 1 if m > 1 else sizes.sum() - 1) * error)  # fmt: skip
+    half = quantile(0.975, m - 1 if m > 1 else sizes.sum() - 1) * error
+    return Chance(float(means.mean()), math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), half)
 
 
 def quantile(q: float, df: float) -> float:

@@ -94,7 +94,8 @@ def power_figure() -> Figure:
     points = np.linspace(0.4, 3, 27)
     for row in ("Local", "FedAvg+FT", "Pairwise"):
         chance = chance_of(paired(clients, "DPFL", row))
-        axes.plot(points, [needed(chance, d, chance.clients, 0.8, 0.05) for d in points], label=f"DPFL minus {row}", **style(row))  # fmt: skip
+        partitions = [needed(chance, d, chance.clients, 0.8, 0.05) for d in points]
+        axes.plot(points, partitions, label=f"DPFL minus {row}", **style(row))
     axes.axhline(3, color=GREY, lw=0.6)
     axes.axvline(0.63, color=GREY, lw=0.6)
     axes.set_xlabel("difference to find, points")

@@ -79,7 +79,8 @@ def graph_table() -> str:
         mine = lines[lines["row"] == row]
         for when, part in (("Omega", mine[mine["round"] == 0]), ("last round", mine[mine["round"] > 0])):
             values = part[["degree", "homophily", "z", "reciprocity", "asked", "gap", "classes"]].mean()
-            rows.append({"method": f"{row} ({part['seed'].nunique()})", "graph": when, **{n: f"{v:.1f}" if n in ("z", "degree") else f"{v:.3f}" for n, v in values.items()}})  # fmt: skip
+            cells = {n: f"{v:.1f}" if n in ("z", "degree") else f"{v:.3f}" for n, v in values.items()}
+            rows.append({"method": f"{row} ({part['seed'].nunique()})", "graph": when} | cells)
     return markdown(pd.DataFrame(rows))
 
 
