@@ -161,6 +161,39 @@ def hidden(path: PurePosixPath) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in path.parts if part != ".")
 
 
+class Stack:
+    """Images of one size, uint8 `[M, H, W, C]`, in an array that doubles when it is full: few copies for 270,000 images."""
+
+    def __init__(self, source: Path):
+        self.source, self.count = source, 0
+        self.images = np.empty((0, 0, 0, 0), np.uint8)
+
+    def add(self, path: PurePosixPath, pixels: np.ndarray) -> int:
+        """Add an image `[H, W, C]` and return its number; a grey one thrice where others have colour.
+
+        Raises:
+            UserError: it is of another size than the first, or the machine has not the memory.
+        """
+        if self.count == 0:
+            self.images = np.empty((max(1, min(1024, ROOM // max(1, pixels.size))), *pixels.shape), np.uint8)
+        if pixels.shape[-1] > self.images.shape[-1]:  # the first one in colour
+            fits(self.source, 4 * self.images.nbytes)
+            self.images = np.repeat(self.images, 3, axis=3)
+        if pixels.shape[:2] != self.images.shape[1:3]:
+            raise UserError(
+                f"{self.source}: {path} is {size(pixels)}, the first image {size(self.images[0])}; all must be of one size"
+            )
+        if self.count == len(self.images):
+            fits(self.source, 3 * self.images.nbytes)
+            self.images = np.concatenate([self.images, np.empty_like(self.images)])
+        self.images[self.count] = pixels
+        self.count += 1
+        return self.count - 1
+
+
+Found = dict[str, list[tuple[str, str, int]]]  # by split: class, file name and number of each image
+
+
 def image_splits(
     source: Path, splits: Iterable[str], names: tuple[str, ...] | None = None, colour: bool | None = None
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
@@ -172,55 +205,53 @@ def image_splits(
     Raises:
         UserError: a class folder is missing or empty, a file is no image, or of another size than the first.
     """
+    stack, found = read_images(source, tuple(splits), names, colour)
+    classes = classes_of(source, found, names)
+    out = {}
+    for split, images in found.items():
+        rows = sorted(images)
+        labels = np.array([classes.index(name) for name, _, _ in rows], np.int64)
+        out[split] = stack.images[[i for _, _, i in rows]], labels
+    return out, classes
+
+
+def read_images(
+    source: Path, splits: tuple[str, ...], names: tuple[str, ...] | None, colour: bool | None
+) -> tuple[Stack, Found]:
+    """Return all images of SPLIT/CLASS/*, as they come, and where each belongs; arguments and errors as in `image_splits`."""
     from tqdm import tqdm
 
-    splits = tuple(splits)
-    found: dict[str, list[tuple[str, str, int]]] = {split: [] for split in splits}
-    stack, count = np.empty((0, 0, 0, 0), np.uint8), 0
+    found: Found = {split: [] for split in splits}
+    stack = Stack(source)
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
-            if (
-                len(path.parts) < 3
-                or path.parts[-3] not in found
-                or hidden(path)
-                or path.suffix.lower() not in SUFFIXES
-            ):
+            inside = len(path.parts) >= 3 and path.parts[-3] in found
+            if not inside or hidden(path) or path.suffix.lower() not in SUFFIXES:
                 continue
             split, name, file = path.parts[-3:]
             if names is not None and name not in names:
                 raise UserError(f"{source}: {split} holds the class {name}; allowed are {', '.join(names)}")
-            pixels = decode(read(), f"{source}: {path}", colour)
-            if count == 0:
-                stack = np.empty((max(1, min(1024, ROOM // max(1, pixels.size))), *pixels.shape), np.uint8)
-            if pixels.shape[-1] > stack.shape[-1]:  # the first one in colour
-                fits(source, 4 * stack.nbytes)
-                stack = np.repeat(stack, 3, axis=3)
-            if pixels.shape[:2] != stack.shape[1:3]:
-                raise UserError(
-                    f"{source}: {path} is {size(pixels)}, the first image {size(stack[0])}; all must be of one size"
-                )
-            if count == len(stack):
-                fits(source, 3 * stack.nbytes)
-                stack = np.concatenate([stack, np.empty_like(stack)])  # doubled: few copies for 270,000 images
-            stack[count] = pixels  # a grey one thrice where others have colour
-            found[split].append((name, file, count))
-            count += 1
+            found[split].append((name, file, stack.add(path, decode(read(), f"{source}: {path}", colour))))
             bar.update()
-    classes = names or tuple(sorted({name for name, _, _ in found[splits[0]]}))
-    for split in splits:
-        missing = sorted(set(classes) ^ {name for name, _, _ in found[split]})
-        if missing or not classes:
-            what = f"no image of the class {missing[0]}" if missing and missing[0] in classes else "other classes"
+    return stack, found
+
+
+def classes_of(source: Path, found: Found, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the classes: `names`, or those of the first split in alphabetical order.
+
+    Raises:
+        UserError: a split lacks one, or has others.
+    """
+    classes = names or tuple(sorted({name for name, _, _ in next(iter(found.values()))}))
+    for split, images in found.items():
+        differ = sorted(set(classes) ^ {name for name, _, _ in images})
+        if differ or not classes:
+            what = f"no image of the class {differ[0]}" if differ and differ[0] in classes else "other classes"
+            listed = f" of {', '.join(classes)}" if 0 < len(classes) <= 20 else ""
             raise UserError(
-                f"{source}: {split} holds {what if classes else 'no image'}; expected {split}/CLASS/*.png for every class"
-                + (f" of {', '.join(classes)}" if 0 < len(classes) <= 20 else "")
+                f"{source}: {split} holds {what if classes else 'no image'}; expected {split}/CLASS/*.png for every class{listed}"
             )
-    out = {}
-    for split in splits:
-        rows = sorted(found[split])
-        labels = np.array([classes.index(name) for name, _, _ in rows], np.int64)
-        out[split] = stack[[i for _, _, i in rows]], labels
-    return out, classes
+    return classes
 
 
 def fits(source: Path, needed: int) -> None:
