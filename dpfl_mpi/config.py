@@ -139,44 +139,19 @@ class Run:
         Raises:
             UserError: a field is out of range, or names something that does not exist; the sentence says what is allowed.
         """
-        held = {"dataset": admit("dataset", self.dataset), "method": admit("method", self.method)}
+        code = {kind: admit(kind, getattr(self, kind)) for kind in ("dataset", "method")}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
-        if self.data is not None and hasattr(dataset, "load"):
-            raise UserError(
-                f"--data is {self.data}; the data set {short(self.dataset)} makes its data itself, and reads no file"
-            )
-        filled, defaults = as_dict(self), defaults_of(self, dataset, method)
-        filled |= {name: value for name, value in defaults.items() if filled[name] is None}
-        filled["options"] = method_options(
-            short(self.method), method.options, self.options, tuned=self.finetune_epochs > 0
-        )
-        filled |= {f.name: UNREAD.get(f.name, f.default) for f in fields(self) if f.name in method.unread}
-        held["model"] = admit("model", filled["model"])
-        if filled["model_options"]:  # or the model's file, and torch with it, need not be loaded
-            filled["model_options"] = model_options(
-                short(filled["model"]), find("model", filled["model"]), self.model_options
-            )
-        else:
-            filled["model_options"] = None  # {} asks for the same
-        kind = "file" if self.partition_file else filled["partition"]
-        if kind not in PARTITIONS and not self.partition_file:
-            raise UserError(f"--partition is {kind}; allowed are {', '.join(PARTITIONS)} or file:PATH")
-        # what the Run does not read names no different Run
-        filled |= {f.name: f.default for f in fields(Run) if kind not in f.metadata.get("of", (kind,))}
-        filled |= {f.name: f.default for f in fields(Run) if "when" in f.metadata and not is_read(f, filled)}
-        if filled["partition"] == "motivation":
-            filled["clients"] = 3
-        if self.flip_share == 0:
-            filled["flipped_run_ggc"] = True
-        filled |= controls_of(filled)
+        filled = filled_in(self, dataset, method)
+        code["model"] = admit("model", filled["model"])
+        filled["model_options"] = options_of_model(filled["model"], self.model_options)
+        filled = read_alone(filled)
         if "budget" not in gone:
             filled["budget"] = budget_name(filled["budget"], filled["clients"], self.budget_counts_self)
         if "reach" not in gone:
             check_reach(filled["reach"], filled["clients"])
         check_method(filled, method)
-        code = {kind: sha for kind, sha in held.items() if sha}
-        filled = floats(Run, filled)
+        filled, code = floats(Run, filled), {kind: sha for kind, sha in code.items() if sha}
         run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))
         for name, what in NEEDED_FILES.items():
             if run.contents.get(name) == "":
@@ -385,6 +360,46 @@ def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Re
         return dataclasses.replace(run, contents=today.contents), today.key()
     except UserError:
         return run, run.key()
+
+
+def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
+    """Return all fields of a Run, what it leaves open from its data set and its method.
+
+    Raises:
+        UserError: it names a file for data that are made, or options that its method does not have.
+    """
+    if run.data is not None and hasattr(dataset, "load"):
+        raise UserError(
+            f"--data is {run.data}; the data set {short(run.dataset)} makes its data itself, and reads no file"
+        )
+    filled, defaults = as_dict(run), defaults_of(run, dataset, method)
+    filled |= {name: value for name, value in defaults.items() if filled[name] is None}
+    filled["options"] = method_options(short(run.method), method.options, run.options, tuned=run.finetune_epochs > 0)
+    return filled | {f.name: UNREAD.get(f.name, f.default) for f in fields(run) if f.name in method.unread}
+
+
+def options_of_model(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a model's options, None where none are given: then its file, and torch with it, is not loaded."""
+    return model_options(short(model), find("model", model), given) if given else None
+
+
+def read_alone(filled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields, with the schema's default for each that this Run does not read: it names no different Run.
+
+    Raises:
+        UserError: there is no such partition, or a setting of the controls is out of range.
+    """
+    partition, out = str(filled["partition"]), dict(filled)
+    if partition not in PARTITIONS and not partition.startswith("file:"):
+        raise UserError(f"--partition is {partition}; allowed are {', '.join(PARTITIONS)} or file:PATH")
+    kind = partition.partition(":")[0]
+    out |= {f.name: f.default for f in fields(Run) if kind not in f.metadata.get("of", (kind,))}
+    out |= {f.name: f.default for f in fields(Run) if "when" in f.metadata and not is_read(f, out)}
+    if kind == "motivation":
+        out["clients"] = 3
+    if filled["flip_share"] == 0:
+        out["flipped_run_ggc"] = True
+    return out | controls_of(out)
 
 
 def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
