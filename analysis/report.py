@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import Drawing, accuracy, client_order, dominant_class, has_graph, main, over_rounds
+from _common import Drawing, client_order, dominant_class, has_graph, main, over_rounds
 
 import networkx as nx
 import numpy as np
 import pandas as pd
 from _looks import labels, looks
 from _names import class_names, method_name, plain, setting
-from _tables import Group, deviation, means, repetitions
+from _tables import Group, deviation, repetitions
 
 from dpfl_mpi.config import REPEATED, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.methods import local_epochs
+from dpfl_mpi.outcome import for_json, outcome
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict
 
@@ -33,7 +34,7 @@ DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # as plotly 
 PAGE = Path(__file__).with_name("report.html")
 
 
-def rounded(values: np.ndarray, digits: int = 4) -> list[Any]:
+def rounded(values: Iterable[float], digits: int = 4) -> list[Any]:
     """Return numbers for JSON: rounded, None where not finite."""
     return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
 
@@ -47,22 +48,6 @@ def layout(weights: np.ndarray) -> np.ndarray:
     return (xy - low) / np.maximum(high - low, 1e-9)
 
 
-def summary(result: Result) -> dict[str, Any]:
-    """Return the numbers of a run that the page shows first."""
-    best, n = accuracy(result), len(result["client/p"])
-    return {
-        "test accuracy, %": round(float(100 * np.nanmean(best)), 2),
-        "std over clients": round(float(100 * np.nanstd(best)), 2),
-        "lowest client, %": round(float(100 * np.nanmin(best)), 1),
-        "last round, %": round(float(100 * np.nanmean(result["last/test_acc"][result.benign])), 2),
-        "local epochs": int(local_epochs(result)[result.last_round]) + result.run.finetune_epochs,
-        "edges in Omega": len(result.omega().senders),
-        "edges at the end": len(result.chosen(result.last_round).senders),
-        "models received per client": round(float(result["traffic/models_received"].sum() / n), 1),
-        "seconds": round(float(sum(result[f"seconds/{p}"][:, 2].sum() for p in PHASES)), 1),
-    }
-
-
 def describe(result: Result, name: str) -> dict[str, Any]:
     """Return all that the page shows of one run, for JSON; `name` is that of its group."""
     run, last = result.run, result.last_round
@@ -72,10 +57,9 @@ def describe(result: Result, name: str) -> dict[str, Any]:
     graphs = [result.graph(t) for t in rounds] if has_graph(result) else []
     n = len(order)
     test = result["best/test_acc"]
-    quantile = {
-        q: rounded(100 * np.nanquantile(result["round/test_acc"][: last + 1, result.benign], q, axis=1), 2)
-        for q in (0.1, 0.5, 0.9)
-    }
+    scored = pd.DataFrame(
+        100 * result["round/test_acc"][: last + 1, result.benign]
+    )  # of nobody: nan, without a warning
     share = np.mean(graphs, axis=0) if graphs else np.zeros((n, n))  # of the rounds in which each edge is there
     return {
         "name": f"{name}, seed {run.seed}",
@@ -84,7 +68,7 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         "state": result.state,
         "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
-        "summary": summary(result),
+        "summary": for_json(outcome(result)),
         "epochs": local_epochs(result)[: last + 1].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
@@ -92,8 +76,8 @@ def describe(result: Result, name: str) -> dict[str, Any]:
             "training loss": rounded(result.mean("round/train_loss")),
             "validation loss": rounded(result.mean("round/val_loss")),
         },
-        "low": quantile[0.1],
-        "high": quantile[0.9],
+        "low": rounded(scored.quantile(0.1, axis=1), 2),
+        "high": rounded(scored.quantile(0.9, axis=1), 2),
         "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][: last + 1].T],
         "order": order.tolist(),
         "classes": class_names(result),
@@ -135,8 +119,9 @@ def compared(
     out = []
     for group, name, look, described in zip(groups, names, looks([g[0].run.method for g in groups]), runs, strict=True):
         _, mean, spread = over_rounds(group, lambda r: 100 * r.mean("round/test_acc"))
-        accuracies = means(group)
-        rest = {k: np.mean([d["summary"][k] for d in described]) for k in described[0]["summary"]}
+        figures = [outcome(r) for r in group]
+        accuracies = np.array([f["test accuracy, %"] for f in figures])
+        mean_of = dict(zip(figures[0], rounded(np.array([list(f.values()) for f in figures]).mean(0), 2), strict=True))
         out.append(
             {
                 "name": name,
@@ -149,13 +134,13 @@ def compared(
                 "settings": {k: v for k, v in described[0]["settings"].items() if k not in REPEATED},
                 "summary": {
                     "seeds": len(group),
-                    "test accuracy, %": round(float(accuracies.mean()), 2),
-                    "\u00b1 over seeds": None if len(group) < 2 else round(deviation(accuracies), 2),
-                    **{k: round(float(v), 2) for k, v in rest.items() if k != "test accuracy, %"},
+                    "test accuracy, %": mean_of["test accuracy, %"],
+                    "\u00b1 over seeds": rounded([deviation(accuracies)], 2)[0],
+                    **mean_of,
                 },
             }
         )
-    return sorted(out, key=lambda g: -g["summary"]["test accuracy, %"])
+    return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
 
 
 def page(results: Sequence[Result]) -> str:
@@ -183,12 +168,12 @@ def page(results: Sequence[Result]) -> str:
 
 def for_page(data: Any) -> str:
     """Return JSON that may stand inside a script of the page."""
-    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 
 def draw(results: Sequence[Result]) -> Drawing:
     """Return the page as a drawing, and the summaries as its data."""
-    data = pd.DataFrame([{"run": r.path.stem, "setting": setting(r.run), **summary(r)} for r in results])
+    data = pd.DataFrame([{"run": r.path.stem, "setting": setting(r.run), **outcome(r)} for r in results])
     return Drawing(data, html=page(results))
 
 

@@ -12,10 +12,13 @@ import numpy as np
 from dpfl_mpi.config import Resolved, Run
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.methods import declared, local_epochs
+from dpfl_mpi.methods import declared
+from dpfl_mpi.outcome import outcome, texts
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict, fields
+
+OF_CLASSES = {"balanced accuracy": "balanced_accuracy", "macro F1": "macro_f1"}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -112,24 +115,10 @@ def graph(result: Result) -> str:
     return table(names, rows)
 
 
-def outcome(result: Result) -> dict[str, Any]:
+def figures(result: Result) -> dict[str, str]:
     """Return the figures that `--compare` sets side by side, by name; a dash where no client was scored."""
-    test, now, received = result.scored(), result.scored("last/test_acc"), result["traffic/models_received"]
-    last = result.last_round
-    return {
-        "state": result.state,
-        "test accuracy, %": f"{test.mean():.2f}" if len(test) else "-",
-        "std over clients": f"{test.std():.2f}" if len(test) else "-",
-        "lowest client, %": f"{test.min():.1f}" if len(test) else "-",
-        "balanced accuracy, %": of_classes(result, "balanced_accuracy"),
-        "macro F1, %": of_classes(result, "macro_f1"),
-        "last round, %": f"{now.mean():.2f}" if len(now) else "-",
-        "local epochs": int(local_epochs(result)[last]) + result.run.finetune_epochs,
-        "edges in Omega": len(result.omega().senders),
-        "edges at the end": len(result.chosen(last).senders),
-        "models received": int(received.sum()),
-        "seconds": f"{sum(result[f'seconds/{p}'][:, 2].sum() for p in PHASES):.1f}",
-    }
+    scores = {f"{what}, %": of_classes(result, metric) for what, metric in OF_CLASSES.items()}
+    return {"state": result.state} | texts(outcome(result)) | scores
 
 
 def of_classes(result: Result, metric: str) -> str:
@@ -145,7 +134,7 @@ def show(result: Result, last: int, each: int) -> str:
         | dict.fromkeys(("ranks", "device", "cpu", "time"), "unknown")
         | (result.starts() or [{}])[-1]
     )
-    run, head = result.run, outcome(result)
+    run, head = result.run, figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     return "\n".join(
         [
@@ -183,7 +172,7 @@ def compare(a: Result, b: Result) -> str:
     """Return what differs between two runs, in settings, outcome and, client by client, accuracy."""
     x, y = ({n: with_content(r.run, n) for n in as_dict(r.run)} for r in (a, b))
     rows = [[n, x[n], y[n]] for n in x if x[n] != y[n]]
-    mine, theirs = outcome(a), outcome(b)
+    mine, theirs = figures(a), figures(b)
     out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
     out += [table(("", "A", "B"), rows)] if rows else []
     out += ["\noutcome", table(("", "A", "B"), [[n, mine[n], theirs[n]] for n in mine])]

@@ -9,7 +9,7 @@ import tiny_result
 
 from dpfl_mpi.api import Result
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.show import outcome
+from dpfl_mpi.outcome import outcome
 from dpfl_mpi.summary import summary
 
 pd = pytest.importorskip("pandas")

@@ -31,12 +31,12 @@ FLOORS = (
     "commands",
 )
 COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher", "api"]
-COMMANDS += ["plan_power", "optimality", "summary"]
+COMMANDS += ["plan_power", "optimality", "summary", "outcome"]
 GROUND = ["errors", "streams", "plugins", "graph", "metrics", "settings", "config"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph metrics storage settings config mpi data layout results datasets prepare show summary export plan_power launcher "
+    "torch": "errors streams plugins graph metrics storage settings config mpi data layout results datasets prepare show summary outcome export plan_power launcher "
     "sweep sweeps",
     "mpi4py": "errors streams plugins graph metrics storage settings config data layout results datasets numerics models federation methods survival engine "
     "prepare describe show summary export evaluate plan_power optimality launcher sweep sweeps api",

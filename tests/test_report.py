@@ -55,6 +55,25 @@ def test_the_numbers_in_the_page(html):
     assert runs[1]["edges"] == [] and runs[1]["positions"] == []
 
 
+def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
+    """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
+    import report
+
+    paths = [
+        tiny_result.make(tmp_path / "none.h5", "dpfl", flipped=np.ones(4, bool), flip_share=0.9),
+        tiny_result.make(tmp_path / "local.h5", "local"),
+    ]
+    page = report.draw([Result(p) for p in paths]).html
+    assert "NaN" not in page[page.index("const RUNS = ") :]
+    runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
+    groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
+    assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
+    assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
+    assert [g["name"] for g in groups] == ["Local", "DPFL, B_c = 3"] and groups[1]["summary"][
+        "test accuracy, %"
+    ] is None
+
+
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
     import report
