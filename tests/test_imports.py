@@ -46,7 +46,7 @@ NEVER = {
 }
 # ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
 LIGHT = (
-    "errors streams plugins graph metrics storage settings config data layout results datasets methods prepare show summary export plan_power launcher sweep sweeps "
+    "errors streams plugins graph metrics storage settings config data layout results datasets methods prepare show summary outcome export plan_power launcher sweep sweeps "
     "__main__ api"
 )
 
@@ -148,6 +148,7 @@ def test_analysis_reads_results_only(path):
         "settings",
         "errors",
         "methods",
+        "outcome",
         "plugins",
         "results",
         "graph",
