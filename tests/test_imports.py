@@ -26,12 +26,12 @@ FLOORS = (
     "models",
     "federation",
     "methods",
-    "survival",
+    "survival outcome",
     "engine sweeps",
     "commands",
 )
 COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher", "api"]
-COMMANDS += ["plan_power", "optimality", "summary", "outcome"]
+COMMANDS += ["plan_power", "optimality", "summary"]
 GROUND = ["errors", "streams", "plugins", "graph", "metrics", "settings", "config"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # what a room may never import, not even inside a function ...
