@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfl_mpi.config import Job, Run, old_flags
+from dpfl_mpi.config import Job, Resolved, Run, old_flags
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings.fields import changed, check, fields, to_flags
 from dpfl_mpi.survival.signals import REQUEUE, slurm_job
 from dpfl_mpi.sweeps import here
 from dpfl_mpi.sweeps.flags import parser, split
 from dpfl_mpi.sweeps.interrupt import ended_as_by_ctrl_c
-from dpfl_mpi.sweeps.jobs import executor, submit
+from dpfl_mpi.sweeps.jobs import executor, minutes, submit
 from dpfl_mpi.sweeps.known import ASK_S, Known, Queue, follow, recall
 from dpfl_mpi.sweeps.table import Live
 from dpfl_mpi.sweeps.wanted import choose, grid, only, runs_of, trials
@@ -118,36 +118,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def sweep(args: argparse.Namespace, rest: list[str]) -> int:
-    """Find, submit and report the Runs of a command line."""
-    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0), ("runs_per_gpu", 1)):
-        if getattr(args, flag) < least:
-            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
-    if args.cluster == "slurm" and args.runs_per_gpu > 1:
-        raise UserError(
-            "--runs_per_gpu is for Runs of this machine; Slurm shares a GPU between jobs by its own means, such as --sbatch gres=shard:1"
-        )
-    given = settings(rest)
-    job = Job(**{f.name: given[f.name] for f in fields(Job)})
-    check(job)
+    """Find, submit and report the Runs of a command line; return the exit code."""
+    job, values = asked_for(args, rest)
     args.fresh = job.fresh  # for who interrupts it: that command again would start over
-    base = Run(**{f.name: given[f.name] for f in fields(Run)})
-    wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
-    if args.file and base != Run():
-        wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
-    tried = trials(wanted, args.tune) if args.tune else {"": wanted}
-    values = {v: [old_flags(r, given).resolve() for r in runs] for v, runs in tried.items()}
-    runs = [r for some in values.values() for r in some]
+    runs = [run for some in values.values() for run in some]
     known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
     for line in left_out:
         print(line, file=sys.stderr)
     recall(known, Path(job.results) / "sweeps")
-    queue = Queue(known)
+    queue, live = Queue(known), Live(sys.stdout)
     again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
     todo = [k for k in known if k.look(queue.jobs).state in again_too]
     if args.dry_run:
         show_text(args, job, todo)
         return 0
-    live = Live(sys.stdout)
     if todo and not args.list and args.cluster == "slurm":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # submitit's own
@@ -157,17 +141,49 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
         here.compute(args, job, todo, known, live, queue)
     if args.watch:
         follow(known, live, queue, ASK_S if any(k.cluster == "slurm" for k in known) else here.LOOK_S)
+    failed = report(known, live, queue)
+    for line in left_out:  # again: the first time was hours ago
+        print(f"\n{line}")
+    if args.tune:
+        print(choose(values, job, args.tune))
+    return 1 if failed or left_out else 0
+
+
+def asked_for(args: argparse.Namespace, rest: list[str]) -> tuple[Job, dict[str, list[Resolved]]]:
+    """Return how the Runs are computed, and the Runs: by the value of --tune that they have, without it all of them under "".
+
+    Raises:
+        UserError: a flag is out of range; the sentence says what is allowed.
+    """
+    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0), ("runs_per_gpu", 1)):
+        if getattr(args, flag) < least:
+            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
+    if args.cluster == "slurm" and args.runs_per_gpu > 1:
+        raise UserError(
+            "--runs_per_gpu is for Runs of this machine; Slurm shares a GPU between jobs by its own means, such as --sbatch gres=shard:1"
+        )
+    if args.time:
+        minutes(args.time)
+    given = settings(rest)
+    job = Job(**{f.name: given[f.name] for f in fields(Job)})
+    check(job)
+    base = Run(**{f.name: given[f.name] for f in fields(Run)})
+    wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
+    if args.file and base != Run():
+        wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
+    tried = trials(wanted, args.tune) if args.tune else {"": wanted}
+    return job, {value: [old_flags(run, given).resolve() for run in runs] for value, runs in tried.items()}
+
+
+def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
+    """Print how far all Runs are and the log of each that failed; return whether one did."""
     queue.ask()
     rows = [k.look(queue.jobs) for k in known]
     live.end(rows)
     failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
     for k in failed:
         print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
-    for line in left_out:  # again: the first time was hours ago
-        print(f"\n{line}")
-    if args.tune:
-        print(choose(values, job, args.tune))
-    return 1 if failed or left_out else 0
+    return bool(failed)
 
 
 def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
