@@ -69,31 +69,24 @@ class Clients:
         self.val_start = np.where(self.n_search < self.n_val, self.n_search, 0)
         self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of each client's training samples
         self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of its validation and test samples
-        train = [partition.of("train", k) for k in ids]
-        score = [part for k in ids for part in (partition.of("val", k), partition.of("test", k))]
-        pool = concatenate(train), concatenate(score[0::2])
-        images = source.images("train", np.concatenate(pool))
-        labels = source.labels["train"][np.concatenate(pool)]
+        train, val, test = (concatenate([partition.of(part, k) for k in ids]) for part in ("train", "val", "test"))
+        n, pool = len(train), np.concatenate([train, val])
+        images, labels = source.images("train", pool), source.labels["train"][pool]
         if flipped is not None:
-            of = concatenate([np.repeat(ids, n) for n in (self.n_train, self.n_val)])
+            of = concatenate([np.repeat(ids, n_part) for n_part in (self.n_train, self.n_val)])
             labels = np.where(flipped[of], source.classes - 1 - labels, labels)
         if marked is not None and marked[ids].any():
-            at = concatenate([np.arange(n) for n in self.n_train])
+            at = concatenate([np.arange(n_k) for n_k in self.n_train])
             poisoned = np.flatnonzero(np.repeat(marked[ids], self.n_train) & (at % 2 == 0))
             images[poisoned] = mark(images[poisoned])
             labels = labels.copy()
             labels[poisoned] = TARGET
-        test = concatenate(score[1::2])
-        val_images, val_labels = images[len(pool[0]) :], labels[len(pool[0]) :]
+        trained = np.pad(images[:n], ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0))) if augment else images[:n]
         both = interleave(self.n_val, self.n_test)
-        device = ensemble.device
-        train_images = images[: len(pool[0])]
-        if augment:
-            train_images = np.pad(train_images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)))
-        self.x = torch.from_numpy(np.ascontiguousarray(train_images)).to(device)
-        self.y = torch.from_numpy(labels[: len(pool[0])]).to(device)
-        self.score_x = torch.from_numpy(np.concatenate([val_images, source.images("test", test)])[both]).to(device)
-        self.score_y = torch.from_numpy(np.concatenate([val_labels, source.labels["test"][test]])[both]).to(device)
+        scored = np.concatenate([images[n:], source.images("test", test)])[both]
+        scored_labels = np.concatenate([labels[n:], source.labels["test"][test]])[both]
+        arrays = (np.ascontiguousarray(trained), labels[:n], scored, scored_labels)
+        self.x, self.y, self.score_x, self.score_y = (torch.from_numpy(a).to(ensemble.device) for a in arrays)
         self.shape = source.shape
 
     def __len__(self) -> int:
