@@ -43,7 +43,11 @@ MISTAKES = {
     "randn_like": ("    mean = ", "    import torch\n\n    w = w + 0.1 * torch.randn_like(w)\n    mean = "),
     "w[0]": (RETURN, RETURN.replace('"w": w', '"w": w[0]')),
     "names": (RETURN, RETURN.replace('"chosen": chosen', '"names": ["a"]')),
-    "on 2 ranks": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
+    "0 in fed.ids": (
+        "tau_train)\n    fed.evaluate(w)\n",
+        "tau_train)\n    if 0 in fed.ids:\n        fed.mean(w)\n    fed.evaluate(w)\n",
+    ),
+    "fed.ids[0]": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
 }
 
 
@@ -88,13 +92,37 @@ def test_a_mistake_says_what_the_page_says(tmp_path, mistake):
         path.write_text(text)
     rounds = 2 if mistake in ("double", ".T.contiguous().T") else 1
     fields = FIELDS | {"method": str(path), "rounds": rounds, "options": options}
-    if mistake == "on 2 ranks":
+    if "fed.ids" in mistake:
         done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items() if v is not None), cwd=tmp_path)
         assert (done.returncode, done.stderr.count("error: ")) == (2, 1) and sentence in done.stderr
         return
     with pytest.raises(UserError) as refused:
         run_here(tmp_path / "a.h5", fields)
     assert sentence in str(refused.value).replace(str(path), "gossip.py")
+
+
+AVERAGE = "    mean = fed.average(w, chosen)\n"
+EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "places"),
+    [
+        (AVERAGE, "    mean = fed.average(w, chosen) if 0 in fed.ids else w\n", {"fed.average", "the end of round"}),
+        (AVERAGE, EVERY + AVERAGE, {"fed.average", "the next pass of fed.every_row"}),
+        ("    fed.evaluate(w)\n    return", "    0 in fed.ids and fed.bggc(w)\n    fed.evaluate(w)\n    return", {"fed.bggc", "fed.evaluate"}),
+    ],
+    ids=["left out", "broken off", "one more"],
+)  # fmt: skip
+def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, places):
+    """They waited for each other for ever."""
+    file = own.example("own-method.md")
+    assert file.count(text) == 1
+    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
+    fields = FIELDS | {"method": "gossip.py", "rounds": 1}
+    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
+    assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", done.stderr).groups()) == places
 
 
 def test_nothing_runs_after_an_abort(tmp_path):

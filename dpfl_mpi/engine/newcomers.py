@@ -30,6 +30,7 @@ def arrive(recorder: Recorder | None, fed: Federation, state: dict[str, Any], me
     members.begin_tuning()
     fed.training.attack.begin()
     how = method.newcomer(fed, state) if method.newcomer else usual(fed, state, method, frozen)
+    fed.meet("the end of newcomer")
     members.begin_arrival()
     mine = torch.from_numpy(members.limits.newcomers[fed.ids]).to(fed.device)[:, None]
     w, done, records = how.start, 0, []

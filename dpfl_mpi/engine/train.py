@@ -24,7 +24,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.layout import check_ours, torn
 from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import admit, codes, find, shipped, short
+from dpfl_mpi.plugins import admit, codes, find, short
 from dpfl_mpi.results import Recorder, Result
 from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.storage.foreign import Hdf5
@@ -178,8 +178,9 @@ def state_after(t: int, fed: Federation, method: Method, before: State | None) -
     given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
     drawn = global_generators()
     state = method.init(fed) if before is None else method.round(fed, before, t)
+    fed.meet(f"the end of {'init' if before is None else 'round'}")
     check_state(name, state, fed, given, method.topology == "graph")
-    if fed.run.method not in shipped("method"):
+    if fed.own:
         check_own(name, state, t, drawn, fed.world)
     return state
 

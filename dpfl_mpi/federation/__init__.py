@@ -13,10 +13,11 @@ Axes: N clients in all, K on this rank, k in a block, W row width, S images, C c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
-from dpfl_mpi.plugins import short
+from dpfl_mpi.plugins import shipped, short
 
 
 @dataclass
@@ -61,6 +62,21 @@ class Parts:
     drift: Drift
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def collective(verb: Callable[Concatenate[Federation, P], T]) -> Callable[Concatenate[Federation, P], T]:
+    """Return a verb that begins when all ranks are at it."""
+
+    @functools.wraps(verb)
+    def called(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
+        fed.meet(f"fed.{verb.__name__}")
+        return verb(fed, *args, **kwargs)
+
+    return called
+
+
 class Federation(Parts):
     """This rank's share of a run: its parts, and one verb for each thing that they can do."""
 
@@ -72,6 +88,8 @@ class Federation(Parts):
         self.world, self.n, self.p, self.ids = members.world, members.n, members.p, members.ids
         self.owner, self.row_of, self.others = members.owner, members.row_of, members.others
         self.flipped = members.flipped
+        self.own = self.run.method not in shipped("method")
+        self.mail.meet = self.meet
 
     # a round -------------------------------------------------------------------------------------------------------------
     def begin_round(self, number: int) -> None:
@@ -85,6 +103,16 @@ class Federation(Parts):
         self.training.begin()
         self.mail.begin()
         self.world.bytes_collective = 0
+
+    def meet(self, place: str) -> None:
+        """Wait for all ranks, where the method is not shipped: one of them that is elsewhere would let the others wait for ever. Collective.
+
+        Raises:
+            UserError: on every rank, where they are not at the same place.
+        """
+        if self.own:
+            with self.clock("wait"):
+                self.world.meet(place)
 
     @property
     def round(self) -> int:
@@ -209,6 +237,7 @@ class Federation(Parts):
         return self.head
 
     # scoring -------------------------------------------------------------------------------------------------------------
+    @collective
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
         """Score every client's row on its validation and test set, record it, and keep the client's best by validation. Collective.
 
@@ -237,6 +266,7 @@ class Federation(Parts):
         return one_hot(y, self.scoring.classes)
 
     # models along the graph ----------------------------------------------------------------------------------------------
+    @collective
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, into the receivers' inboxes, and return what arrived (Algorithm 1, line 9). Collective.
 
@@ -244,6 +274,7 @@ class Federation(Parts):
         """
         return self.mail.exchange(w_KW, graph)
 
+    @collective
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
@@ -251,10 +282,12 @@ class Federation(Parts):
         """
         return self.mail.every_row(w_KW)
 
+    @collective
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs. Collective."""
         self.mail.narrow(graph)
 
+    @collective
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4); a client without senders keeps its row. Collective.
 
@@ -263,15 +296,18 @@ class Federation(Parts):
         """
         return self.sums.average(w_KW, graph, received)
 
+    @collective
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all clients that take part, `[W]`. Collective."""
         return self.sums.mean(w_KW)
 
     # choosing whose models to average --------------------------------------------------------------------------------------
+    @collective
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega, chosen by every client among all it can reach (Algorithm 3). Collective."""
         return self.greedy.bggc(w_KW)
 
+    @collective
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C, chosen by every client among the models it received (Algorithm 2). Collective."""
         return self.greedy.ggc(w_KW, received)
@@ -291,6 +327,7 @@ class Federation(Parts):
         """Return the candidates in client k's order of this round (and repeat)."""
         return self.greedy.shuffle(k, candidates, repeat)
 
+    @collective
     def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph whose edges each rank knows for its own receivers. Collective."""
         return self.members.collect(mine)

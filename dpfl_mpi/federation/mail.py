@@ -44,6 +44,9 @@ class MailRoom:
         self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
+        self.meet: Callable[[str], None] = lambda place: (
+            None
+        )  # before each pass, which a method may break off on some ranks
         # of the last two graphs, such as Omega and the one that was chosen
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
@@ -94,6 +97,7 @@ class MailRoom:
         everyone = np.flatnonzero(members.active)
         for start in range(0, len(everyone), width):
             now = everyone[start : start + width]
+            self.meet("the next pass of fed.every_row")
             to, of = np.nonzero(members.owner[now] != ranks[:, None])
             here = self.put(self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])), slots)
             if len(members.ids):
@@ -262,9 +266,11 @@ class Received:
             yield self.here, list(orders)
             return
         members = self.mail.members
+        self.mail.meet("the passes of what fed.exchange returned")
         longest = members.world.spread(np.array([max(map(len, orders), default=0)], np.float64))[0, 2]
         for first in range(0, int(longest), self.width):
             now = [s[first : first + self.width] for s in orders]
+            self.mail.meet("the next pass of what fed.exchange returned")
             self.mail.check(self.number)
             here = self.mail.put(self.mail.route(members.collect(now)))
             self.number = self.mail.sendings

@@ -130,6 +130,23 @@ class World:
         self.comm.Allgather(mine, theirs)
         return [name for name, same in zip(settings, (theirs == mine).all(0), strict=True) if not same]
 
+    def meet(self, place: str) -> None:
+        """Return once every rank is at this place, which has a name. Collective.
+
+        Raises:
+            UserError: on every rank, where some rank is at another place; the sentence names two of them.
+        """
+        mine = np.frombuffer(hashlib.sha256(place.encode()).digest()[:8], np.int64).copy()
+        theirs = np.empty(self.size, np.int64)
+        self.comm.Allgather(mine, theirs)
+        if (theirs == theirs[0]).all():
+            return
+        other = int(np.argmax(theirs != theirs[0]))
+        places = [self.first(place if self.rank == rank else "") for rank in (0, other)]
+        raise UserError(
+            f"rank 0 is at {places[0]}, rank {other} at {places[1]}: every rank must call the same collective verbs of fed, in the same order"
+        )
+
     def agree(self, flag: bool) -> bool:
         """Return whether any rank raises the flag."""
         out = np.zeros(1, np.int64)
