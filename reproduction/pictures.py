@@ -63,21 +63,23 @@ def accuracy(setting: str, folder: Path) -> Figure | None:
     if not rows:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
+    drawn = {}  # by the text of the legend
     for y, row in enumerate(rows):
         values = paired(clients, row, "Local")
         mean, half = interval(values)
-        left.errorbar(mean, y, xerr=half, fmt="o", color=BLUE if len(values) > 1 else GREY, capsize=2)
+        colour, over_what = (BLUE, "over partitions") if len(values) > 1 else (GREY, "over clients of one")
+        drawn[f"ours, 95 % {over_what}"] = left.errorbar(mean, y, xerr=half, fmt="o", color=colour, capsize=2)[0]
         paper = published(setting, row)
         if paper and local:
-            left.plot(paper[0] - local[0], y, "D", mfc="none", color=DARK)
-    for colour, over_what in ((BLUE, "over partitions"), (GREY, "over clients of one")):
-        left.plot([], [], "o", color=colour, label=f"ours, 95 % {over_what}")
-    left.plot([], [], "D", mfc="none", color=DARK, label="paper")
+            drawn["paper"] = left.plot(paper[0] - local[0], y, "D", mfc="none", color=DARK)[0]
     left.axvline(0, color=GREY, lw=0.6)
     left.set_yticks(range(len(rows)), [text_label(row) for row in rows])
     left.invert_yaxis()
     left.set_xlabel("difference to Local, points")
-    left.legend(loc="lower left")
+    order = [
+        text for text in ("ours, 95 % over partitions", "ours, 95 % over clients of one", "paper") if text in drawn
+    ]
+    left.legend([drawn[text] for text in order], order, loc="best")
     over(right, folder, CURVES, "epochs")
     right.set_xlabel("local epochs, of all its models")
     right.set_ylabel("test accuracy, %")
