@@ -262,6 +262,11 @@ def variants(groups: Sequence[Group], field: str) -> dict[tuple[str, str], list[
     return out
 
 
+def number(value: float, digits: int = 2) -> str:
+    """Return a number, or a dash where there is none."""
+    return "-" if np.isnan(value) else f"{value:.{digits}f}"
+
+
 def paper_value(paper: dict[Any, Sequence[str]] | None, value: Any, budget: str) -> str:
     """Return the paper's figure for a row and a budget of 100 clients, or nothing."""
     order = ("inf", "20", "10", "5")

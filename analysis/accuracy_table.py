@@ -25,6 +25,7 @@ from _tables import (
     markdown,
     means,
     named,
+    number,
     paired,
     printed,
     repetitions,
@@ -191,11 +192,6 @@ def unlike(a: Result, b: Result) -> tuple[int, int]:
 def rank(run: Run) -> tuple[int, float]:
     """Return where a method stands in the table: as in the paper, budgets descending, unknown methods last."""
     return (ORDER.index(run.method) if run.method in ORDER else len(ORDER), -budget_order(run))
-
-
-def number(value: float, digits: int = 2) -> str:
-    """Return a number, or a dash where there is none."""
-    return "-" if np.isnan(value) else f"{value:.{digits}f}"
 
 
 def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy") -> Drawing:

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from _looks import looks
 from _names import text_label
-from _tables import markdown, named, partition_of, repetitions
+from _tables import markdown, named, number, partition_of, repetitions
 from matplotlib.axes import Axes
 from scipy.special import comb
 
@@ -131,11 +131,6 @@ def agreement(results: Sequence[Result], names: Sequence[str], draws: int) -> pd
     return pd.DataFrame(rows)
 
 
-def number(value: float, digits: int = 3) -> str:
-    """Return a number as it is printed, a dash for nan."""
-    return f"{value:.{digits}f}" if np.isfinite(value) else "-"
-
-
 def over_time(axes: Sequence[Axes], group: Sequence[Result], scores: Scores, first: int, **look: Any) -> Rows:
     """Draw each measure over rounds from `first` on, a panel for each; return what is drawn."""
     rows: Rows = []
@@ -154,12 +149,8 @@ def over_time(axes: Sequence[Axes], group: Sequence[Result], scores: Scores, fir
 
 def z_scores(group: Sequence[Result], t: int, draws: int) -> np.ndarray:
     """Return the z-score of the homophily of each result's graph of round t, `[results]`."""
-    commons = [overlap(r["client/class_counts"]) for r in group]
     return np.array(
-        [
-            z_score(r.chosen(t), common, draws, np.random.default_rng(0))
-            for r, common in zip(group, commons, strict=True)
-        ]
+        [z_score(r.chosen(t), overlap(r["client/class_counts"]), draws, np.random.default_rng(0)) for r in group]
     )
 
 
@@ -176,7 +167,7 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
         rows += [whose | row for row in over_time(axes, group, scores, first, label=text_label(name), **look)]
         for t, when in ((0, "Omega"), (min(r.last_round for r in group), "last round"))[first:]:
             z = z_scores(group, t, draws)
-            means = {m: number(np.mean([scores[r.path][t][m] for r in group])) for m in MEASURES}
+            means = {m: number(np.mean([scores[r.path][t][m] for r in group]), 3) for m in MEASURES}
             lines.append(whose | {"graph": when} | means | {"z of homophily": number(z.mean(), 1)})
             rows.append(
                 whose | {"measure": "z", "round": t, "value": float(z.mean()), "std": float(z.std()), "n": len(group)}
@@ -185,7 +176,7 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
     same = agreement([r for _, r in flat], [n for n, _ in flat], draws)
     text = markdown(pd.DataFrame(lines)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
     if len(same):
-        shown = same.assign(**{c: same[c].map(number) for c in ("jaccard", "by chance")})
+        shown = same.assign(**{c: same[c].map(lambda v: number(v, 3)) for c in ("jaccard", "by chance")})
         text += f"\nAgreement of two Omegas on one partition (Jaccard index, mean over clients):\n\n{markdown(shown)}"
         pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")
         rows += pairs.assign(measure="jaccard", round=0, n=1).to_dict("records")

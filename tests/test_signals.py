@@ -261,6 +261,8 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
         UserError, match=r"file, the folder for the result \(--results, --out\), cannot be made: File exists"
     ):
         Lock(tmp_path / "file" / "run.h5").acquire()
+    with pytest.raises(UserError, match=r"the lock file .* cannot be written: File name too long"):
+        Lock(tmp_path / f"{'x' * 251}.h5").acquire()
     (tmp_path / "run.h5.lock" / "in the way").mkdir(parents=True)
     with pytest.raises(UserError, match=r"run.h5 is being written by another run"):
         Lock(tmp_path / "run.h5").acquire(patience=0)

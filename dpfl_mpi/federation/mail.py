@@ -23,6 +23,10 @@ from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.numerics.ensemble import Ensemble
 
 
+def wait_for_nobody(place: str) -> None:
+    """Return at once, wherever other ranks are."""
+
+
 class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
@@ -44,9 +48,8 @@ class MailRoom:
         self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
-        self.meet: Callable[[str], None] = lambda place: (
-            None
-        )  # before each pass, which a method may break off on some ranks
+        # called before each pass, which a method may break off on some ranks; a Federation puts its own `meet` here
+        self.meet: Callable[[str], None] = wait_for_nobody
         # of the last two graphs, such as Omega and the one that was chosen
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 

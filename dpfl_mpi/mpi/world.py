@@ -136,15 +136,12 @@ class World:
         Raises:
             UserError: on every rank, where some rank is at another place; the sentence names two of them.
         """
-        mine = np.frombuffer(hashlib.sha256(place.encode()).digest()[:8], np.int64).copy()
-        theirs = np.empty(self.size, np.int64)
-        self.comm.Allgather(mine, theirs)
-        if (theirs == theirs[0]).all():
+        if not self.unlike({"place": place}):
             return
-        other = int(np.argmax(theirs != theirs[0]))
-        places = [self.first(place if self.rank == rank else "") for rank in (0, other)]
+        roots = self.first(place if self.root else "")
+        other = self.first(f"rank {self.rank} at {place}" if place != roots else "")
         raise UserError(
-            f"rank 0 is at {places[0]}, rank {other} at {places[1]}: every rank must call the same collective verbs of fed, in the same order"
+            f"rank 0 is at {roots}, {other}: every rank must call the same collective verbs of fed, in the same order"
         )
 
     def agree(self, flag: bool) -> bool:
