@@ -59,6 +59,26 @@ def told(values: Parts) -> str:
     return f"{mean:+.2f} ± {half:.2f} ({len(values)})"
 
 
+def over_clients(values: Parts) -> float:
+    """Return the half width of the 95 % interval of paired differences over the clients within their partitions, in points.
+
+    The partitions are taken as given: t(sum of n - 1) * sqrt(sum of s**2 / n) / partitions, s being the deviation over a partition's n clients.
+    """
+    error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in values)) / len(values)
+    return float(stdtrit(sum(len(part) - 1 for part in values), 0.975) * error)
+
+
+def within(values: Parts) -> str:
+    """Return "± 0.78", the interval over the clients within their partitions, a dash where there is none."""
+    return f"± {over_clients(values):.2f}" if comparable(values) else "-"
+
+
+def decided(values: Parts) -> bool:
+    """Return whether paired differences are not 0: several partitions, and 0 outside both intervals, over partitions and over clients."""
+    mean, half = interval(values)
+    return len(values) > 1 and abs(mean) > max(half, over_clients(values))
+
+
 def verdict(values: np.ndarray, paper: tuple[float, float]) -> str:
     """Return whether the mean over our partitions is where the paper's noise lets the mean of as many others fall, with 95 %.
 

@@ -299,19 +299,28 @@ def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path)
     assert len(pd.read_csv(tmp_path / "runs.csv")) == 2
 
 
-def test_one_partition_decides_nothing(tmp_path):
-    """One seed: +20 ± 3 points on four clients is not decided; two seeds of 20 and 22 points, 21 ± 12.7, are."""
-    rows = {
-        ("DPFL (B_c = inf)", 1): [0.5, 0.5, 0.5, 0.54],
-        ("FedAvg+FT", 1): [0.3, 0.3, 0.3, 0.34],
-        ("Local", 1): [0.1] * 4,
+def test_what_decides_by_hand(tmp_path):
+    """One partition decides nothing; several do where 0 is outside both intervals, over partitions and over clients."""
+    one = {("DPFL (B_c = inf)", 1): [0.5, 0.504], ("FedAvg+FT", 1): [0.3, 0.3], ("Local", 1): [0.1, 0.1]}
+    # differences 20 and 20.4: deviation 0.28284, over sqrt(2) 0.2, t(1) = 12.7062
+    assert claim(tmp_path, one) == ["+20.20 ± 2.54 (1)", "± 2.54", "-", "not decided"]
+    # partition means 20.2 and 22.2: 2 / sqrt(2) / sqrt(2) * t(1); over clients sqrt(0.2**2 + 0) / 2 * t(2) = 0.1 * 4.30265
+    two = one | {("DPFL (B_c = inf)", 2): [0.522, 0.522], ("FedAvg+FT", 2): [0.3, 0.3]}
+    assert claim(tmp_path, two) == ["+21.20 ± 12.71 (2)", "± 0.43", "-", "holds"]
+    # partitions of one mean, whose clients lie far apart: (-10, 50) and (20, 20): sqrt(30**2) / 2 * t(2)
+    apart = {
+        ("DPFL (B_c = inf)", 1): [0.2, 0.8],
+        ("FedAvg+FT", 1): [0.3, 0.3],
+        ("DPFL (B_c = inf)", 2): [0.5, 0.5],
+        ("FedAvg+FT", 2): [0.3, 0.3],
     }
-    table = module("table_1")
-    [line] = [c for c in cells(table.order("nowhere", written(tmp_path, rows))) if c[0].startswith("DPFL")]
-    assert line[1:] == ["+20.00 ± 0.00 (1)", "-", "not decided"]
-    rows |= {("DPFL (B_c = inf)", 2): [0.52] * 4, ("FedAvg+FT", 2): [0.3] * 4}
-    [line] = [c for c in cells(table.order("nowhere", written(tmp_path, rows))) if c[0].startswith("DPFL")]
-    assert line[1:] == ["+21.00 ± 12.71 (2)", "-", "holds"]
+    assert claim(tmp_path, apart) == ["+20.00 ± 0.00 (2)", "± 64.54", "-", "not decided"]
+
+
+def claim(tmp_path, rows):
+    """Return what the table of the paper's order says of DPFL and FedAvg+FT."""
+    lines = cells(module("table_1").order("nowhere", written(tmp_path, rows)))
+    return next(line[1:] for line in lines if line[0].startswith("DPFL"))
 
 
 def test_a_table_without_a_place_is_a_mistake():
