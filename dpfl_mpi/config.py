@@ -12,32 +12,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.controls import ATTACKS, FALSE, controls_of, shares_of
-from dpfl_mpi.settings.fields import (
-    as_dict,
-    changed,
-    check,
-    check_types,
-    field,
-    fields,
-    floats,
-    is_read,
-    method_options,
-    model_options,
-)
-from dpfl_mpi.settings.files import FILES, contents, is_file, own_defaults, partition_file
+from dpfl_mpi.settings.controls import FALSE, shares_of
+from dpfl_mpi.settings.fields import as_dict, changed, check, check_types, field, fields, floats
+from dpfl_mpi.settings.files import FILES, contents
+from dpfl_mpi.settings.steps import check_method, facts_of_code, filled_in, options_of_model, read_alone
 from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name, of_clients
 
 OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
-PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
-UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
 # files that must be there when a Run is resolved, by field, and what they hold
 NEEDED_FILES = {
     "available": "a line of 0 and 1 per round, a column per client",
@@ -145,14 +133,14 @@ class Run:
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
         filled["model_options"] = options_of_model(filled["model"], self.model_options)
-        filled = read_alone(filled)
+        filled = read_alone(filled, fields(Run))
         if "budget" not in gone:
             filled["budget"] = budget_name(filled["budget"], filled["clients"], self.budget_counts_self)
         if "reach" not in gone:
             check_reach(filled["reach"], filled["clients"])
         check_method(filled, method)
         filled, code = floats(Run, filled), {kind: sha for kind, sha in code.items() if sha}
-        run = Resolved(**filled, contents=contents(filled, gone) | code, declared=declared(filled, code, method))
+        run = Resolved(**filled, contents=contents(filled, gone) | code, declared=facts_of_code(filled, code, method))
         for name, what in NEEDED_FILES.items():
             if run.contents.get(name) == "":
                 raise UserError(f"--{name} is {getattr(run, name)}; there is no such file ({what})")
@@ -242,24 +230,6 @@ class Run:
         return old_flags(cls(**stored), old)
 
 
-def check_method(filled: Mapping[str, Any], method: Any) -> None:
-    """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
-    name = short(filled["method"])
-    if filled["optimizer"] not in method.optimizers:
-        raise UserError(
-            f"--optimizer is {filled['optimizer']}; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"
-        )
-    if filled["finetune_epochs"] and not method.finetunes:
-        raise UserError(
-            f"--finetune_epochs is {filled['finetune_epochs']}; {name} is scored by more than its model and cannot be fine-tuned; use 0"
-        )
-    if str(filled["attack"]).partition(":")[0] in FALSE and not method.sends_models:
-        raise UserError(
-            f"--attack is {filled['attack']}; {name} sends more than models, which these lies do not falsify; allowed are "
-            f"{', '.join(kind for kind in ATTACKS if kind not in FALSE)}"
-        )
-
-
 def tuning_options(run: Run) -> dict[str, Any]:
     """Return the defaults of the options that concern the tuning alone; none where the Run's method is not here."""
     if "method" in (known := getattr(run, "declared", {})):
@@ -289,25 +259,12 @@ class Resolved(Run):
 
     # SHA-256 of the files and of the code that it names, by field, as `key` has them
     contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
-    # what readers of its result must know of code that is not shipped, which they do not execute: see `declared`
+    # what readers of its result must know of code that is not shipped, which they do not execute: see `facts_of_code`
     declared: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, metadata={"derived": True})
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
         """Return itself."""
         return self
-
-
-def declared(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
-    """Return by kind what `code` that is not shipped says of itself: its short name, of a method all texts, numbers and switches of its `Method`, too.
-
-    `tuning` are the defaults of those of its options that concern the tuning alone.
-    """
-    out: dict[str, dict[str, Any]] = {kind: {"name": short(filled[kind])} for kind in code}
-    if "method" in out:
-        facts = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-        tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
-        out["method"] |= {n: v for n, v in facts.items() if isinstance(v, str | int)} | {"tuning": tuning}
-    return out
 
 
 @dataclass(frozen=True)
@@ -360,62 +317,3 @@ def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Re
         return dataclasses.replace(run, contents=today.contents), today.key()
     except UserError:
         return run, run.key()
-
-
-def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
-    """Return all fields of a Run, what it leaves open from its data set and its method.
-
-    Raises:
-        UserError: it names a file for data that are made, or options that its method does not have.
-    """
-    if run.data is not None and hasattr(dataset, "load"):
-        raise UserError(
-            f"--data is {run.data}; the data set {short(run.dataset)} makes its data itself, and reads no file"
-        )
-    filled, defaults = as_dict(run), defaults_of(run, dataset, method)
-    filled |= {name: value for name, value in defaults.items() if filled[name] is None}
-    filled["options"] = method_options(short(run.method), method.options, run.options, tuned=run.finetune_epochs > 0)
-    return filled | {f.name: UNREAD.get(f.name, f.default) for f in fields(run) if f.name in method.unread}
-
-
-def options_of_model(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a model's options, None where none are given: then its file, and torch with it, is not loaded."""
-    return model_options(short(model), find("model", model), given) if given else None
-
-
-def read_alone(filled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields, with the schema's default for each that this Run does not read: it names no different Run.
-
-    Raises:
-        UserError: there is no such partition, or a setting of the controls is out of range.
-    """
-    partition, out = str(filled["partition"]), dict(filled)
-    if partition not in PARTITIONS and not partition.startswith("file:"):
-        raise UserError(f"--partition is {partition}; allowed are {', '.join(PARTITIONS)} or file:PATH")
-    kind = partition.partition(":")[0]
-    out |= {f.name: f.default for f in fields(Run) if kind not in f.metadata.get("of", (kind,))}
-    out |= {f.name: f.default for f in fields(Run) if "when" in f.metadata and not is_read(f, out)}
-    if kind == "motivation":
-        out["clients"] = 3
-    if filled["flip_share"] == 0:
-        out["flipped_run_ggc"] = True
-    return out | controls_of(out)
-
-
-def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
-    """Return what the fields are that a Run leaves open."""
-    out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
-    if run.preset == "authors_code":
-        out |= getattr(dataset, "AUTHORS_CODE", {})
-    if getattr(dataset, "OWN_DATA", False) and is_file(run.data or out["data"]):
-        least = out["min_samples"] if run.min_samples is None else run.min_samples
-        dealt = run.partition or (out["partition"] if "partition" in dataset.SAID else "natural")
-        found = own_defaults(str(run.data or out["data"]), dealt == "natural", least)
-        out |= {name: value for name, value in found.items() if name not in dataset.SAID}
-    if (run.partition or out["partition"]) == "dirichlet":
-        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
-    if not method.preprocesses:
-        out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
-    if run.partition_file and run.clients is None:
-        out["clients"] = len(partition_file(run.partition_file)["clients"])
-    return out

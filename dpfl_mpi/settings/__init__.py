@@ -1,1 +1,1 @@
-"""What `dpfl_mpi.config` is made of: fields that know their range (`fields`), and settings written as a short text (`texts`)."""
+"""What `dpfl_mpi.config` is made of: `fields` that know their range, `texts` and `files` as settings, the `steps` of `Run.resolve`."""
