@@ -20,5 +20,5 @@ RUNS = [
     Run(**CIFAR10, budget="0.1N", averaging="serial"),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
     Run(**CIFAR10, **TUNED | {"finetune_epochs": 0}),  # whose rounds are those of all weights
-    *(Run(**CIFAR10, **TUNED, options={"finetune_mu": mu}) for mu in (0.1, 0.3, 1.0, 3.0, 10.0)),
+    *(Run(**CIFAR10, **TUNED, options={"finetune_mu": mu}) for mu in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)),
 ]

@@ -73,12 +73,12 @@ def test_what_was_tried_can_be_run(monkeypatch):
     runs = [run.resolve() for run in module("tried").RUNS]
     tuned = [run for run in runs if run.finetune_epochs]
     assert tuned[0].untuned().slug() in [run.slug() for run in runs]  # computed once
-    assert len({run.slug() for run in tuned}) == 5 and len({run.untuned().slug() for run in tuned}) == 1
+    assert len({run.slug() for run in tuned}) == 7 and len({run.untuned().slug() for run in tuned}) == 1
     assert {run.options["mu"] for run in tuned} == {0.1}
     row_of, usual = module("collect").row_of, tuned[0].untuned()
     assert row_of(usual, usual) == "FedProx, fedprox_tuned"
     rows = [row_of(run, usual) for run in tuned]  # none is a second FedProx+FT of its seed
-    assert rows == [f"FedProx+FT, fedprox_tuned, finetune_mu {mu}" for mu in (0.1, 0.3, 1.0, 3.0, 10.0)]
+    assert rows == [f"FedProx+FT, fedprox_tuned, finetune_mu {mu}" for mu in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)]
 
 
 def test_verdict_by_hand():
