@@ -7,6 +7,7 @@ machine the run had: compare only runs of one machine. Fine-tuning adds steps, n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from _common import SEEDS, TEXT, Drawing, legend, main
@@ -33,7 +34,7 @@ COSTS = {
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
-    """Return the test accuracy of each client's best model by validation so far, `[T, N]` both; of equal rounds the latest, or the earliest."""
+    """Return the test accuracy of each client's best model by validation so far, from its scores `[T, N]`; of equal ones the latest, or the earliest."""
     out, best, now = np.empty_like(test), np.full(val.shape[1], np.nan), np.full(val.shape[1], np.nan)
     for t in range(len(val)):
         better = np.isnan(best) & np.isfinite(val[t]) | (val[t] > best) | (latest & (val[t] == best))
@@ -42,25 +43,40 @@ def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
     return out
 
 
-def curves(result: Result) -> dict[str, np.ndarray]:
-    """Return accuracy, percent, and the costs up to each round, `[T+1]`, and each tuning epoch behind them."""
-    rounds, benign = slice(0, result.last_round + 1), result.benign
-    clients = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
-    latest = result.run.tie == "latest"
-    val, test = result["round/val_acc"][rounds, benign], result["round/test_acc"][rounds, benign]
+def best_of_rounds(result: Result, rounds: slice) -> np.ndarray:
+    """Return the test accuracy of each benign client's best model so far after each round, `[T, N]`."""
+    if "round/best_test_acc" in result:
+        return result["round/best_test_acc"][rounds, result.benign]
+    latest = result.run.tie == "latest"  # a result of an earlier version
+    val, test = (result[f"round/{part}_acc"][rounds, result.benign] for part in ("val", "test"))
     accuracy = best_so_far(val, test, latest)
     if result.run.drift:  # what was known before it is forgotten
         moved = int(result.run.drift.partition(":")[2])
         accuracy[moved:] = best_so_far(val[moved:], test[moved:], latest)
+    best = result["best/test_acc"][result.benign]
+    if result.finished and not result.run.finetune_epochs and not np.array_equal(accuracy[-1], best, equal_nan=True):
+        print(
+            f"warning: {result.path} is of a method that scores twice per round and keeps the second score alone: its curve is not that of "
+            "its best models",
+            file=sys.stderr,
+        )
+    return accuracy
+
+
+def curves(result: Result) -> dict[str, np.ndarray]:
+    """Return accuracy, percent, and the costs up to each round, `[T+1]`, and each tuning epoch behind them."""
+    rounds, benign = slice(0, result.last_round + 1), result.benign
+    clients = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
     out = {
-        "accuracy": 100 * np.nanmean(accuracy, 1),
+        "accuracy": 100 * np.nanmean(best_of_rounds(result, rounds), 1),
         "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
         "evaluations": np.cumsum(result["graph/evaluations"][rounds][:, benign].mean(1)),
         "steps": result["round/gradient_steps"][rounds] / clients,
         "seconds": np.cumsum(sum(result[f"seconds/{phase}"][rounds, 2] for phase in PHASES)),
     }
     if "finetune/val_acc" in result:
-        tuned = best_so_far(result["finetune/val_acc"][1:, benign], result["finetune/test_acc"][1:, benign], latest)
+        scores = (result[f"finetune/{part}_acc"][1:, benign] for part in ("val", "test"))
+        tuned = best_so_far(*scores, result.run.tie == "latest")
         more = {"accuracy": 100 * np.nanmean(tuned, 1), "steps": result["finetune/gradient_steps"][1:] / clients}
         same = {name: np.full(len(tuned), out[name][-1]) for name in ("models", "evaluations")}
         more |= same | {"seconds": np.full(len(tuned), np.nan)}

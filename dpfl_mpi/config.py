@@ -192,13 +192,14 @@ class Run:
 
         The first correction changed what liars send and how they choose; a drift with --patience or clients that are absent; newcomers of
         SCAFFOLD; and the count of models received with --ggc_repeats. The second changed Runs whose share of the clients came to one client
-        too few, because floats were rounded down.
+        too few, because floats were rounded down. The third changed newcomers of kNN-Per.
         """
         lies = str(self.attack).partition(":")[0] in FALSE
         moved = self.drift and (self.patience or self.participation < 1 or self.available)
         late = self.newcomers and self.method == "scaffold"
         short_of_one = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
-        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + short_of_one
+        stale_memory = self.newcomers > 0 and self.method == "knnper"
+        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + short_of_one + stale_memory
 
     def slug(self) -> str:
         """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""

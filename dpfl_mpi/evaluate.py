@@ -251,6 +251,8 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
             f"stored in the result: mean {100 * np.nanmean(stored):.2f} %; the same for {int((np.abs(stored - scores) < 1e-9).sum())} of "
             f"{len(scores)} clients"
         )
+    if result.run.metric == "batch" and stored is not None:
+        lines.append("the run took means over mini-batches (--metric batch): these are means over images")
     if not declared(result.run).finetunes:
         lines.append(
             f"{short(result.run.method)} is scored by more than its models in the run: these are the models alone"

@@ -45,7 +45,7 @@ ONE = 1 + 1e-9  # a share, rounded
 ARRAYS: dict[str, Layout] = {
     **several("round/{number,epochs,gradient_steps}", INT, "T", 0),
     **several("round/{train_loss,val_loss,test_loss}", FLOAT, "T N"),
-    **several("round/{val_acc,test_acc}", FLOAT, "T N", 0, ONE),
+    **several("round/{val_acc,test_acc,best_test_acc}", FLOAT, "T N", 0, ONE),
     **several("mixed/{val_acc,test_acc}", FLOAT, "T N", 0, ONE),
     **several("best/{round}", INT, "N", -1),
     **several("best/{val_acc,test_acc}", FLOAT, "N", 0, ONE),

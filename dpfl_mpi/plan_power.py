@@ -48,24 +48,28 @@ def kind(result: Result) -> str:
 def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
     """Return for each common partition the differences client by client, points, first Run minus second; and one result of each Run.
 
-    Seeds on one partition are averaged first.
+    Seeds on one partition are averaged first, those that both have where there are any. A Run that is there twice counts once.
 
     Raises:
         UserError: these are not two Runs, or they have no partition in common.
     """
-    runs: dict[str, dict[str, list[np.ndarray]]] = {}
+    runs: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # by settings, partition and seed
     first: dict[str, Result] = {}
     for r in results:
         scores = np.where(r.benign, 100 * r["best/test_acc"], np.nan)
         name = r.fact("data_sha256") + r.fact("partition_sha256")
         first.setdefault(kind(r), r)
-        runs.setdefault(kind(r), {}).setdefault(name, []).append(scores)
+        runs.setdefault(kind(r), {}).setdefault(name, {})[r.run.seed] = scores
     if len(runs) != 2:
         raise UserError(
             f"these are results of {len(runs)} different Runs; two are compared, each with any number of seeds and partitions"
         )
     a, b = runs.values()
-    pairs = [np.mean(a[name], 0) - np.mean(b[name], 0) for name in a if name in b]
+    pairs = []
+    for name in (name for name in a if name in b):
+        common = a[name].keys() & b[name].keys()
+        means = [np.mean([x for s, x in side.items() if s in common or not common], 0) for side in (a[name], b[name])]
+        pairs.append(means[0] - means[1])
     pairs = [d[np.isfinite(d)] for d in pairs]
     if not pairs or min(map(len, pairs)) < 2:
         raise UserError("the two Runs have no partition in common on which two clients or more can be compared")

@@ -12,7 +12,8 @@ Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 ax
     /meta attrs          numerics, data_sha256, class_names, mean and std (JSON), partition_sha256, parameters (D)
     /round/number        [T+1]
     /round/{epochs,gradient_steps}                                      [T+1] local epochs of a client, gradient steps of all, so far
-    /round/{train_loss,val_loss,val_acc,test_loss,test_acc}             [T+1, N]
+    /round/{train_loss,val_loss,val_acc,test_loss,test_acc}             [T+1, N] where a method scores twice: of the last models
+    /round/best_test_acc                                                [T+1, N] of the best model by validation so far
     /mixed/{val_acc,test_acc}                                           [T+1, N] with --mixed: after mixing
     /best/{round,val_acc,test_acc} [N], /best/confusion [N, C, C], /last/test_acc [N]      true class by predicted class
     /finetune/{val_acc,test_acc} [E+1, N], /finetune/{epochs,gradient_steps} [E+1]    with --finetune_epochs: row 0 = the best model of the
@@ -173,6 +174,10 @@ class Recorder:
             stored = self.file[name]
             stored.resize(len(stored) + 1, 0)
             stored[-1] = row
+
+    def lacks(self, name: str) -> bool:
+        """Return whether the rounds that are there have no such array: an earlier version of dpfl_mpi began the file."""
+        return name not in self.file and "round/number" in self.file
 
     @writes
     def append_graph(self, graph: CollaborationGraph) -> None:

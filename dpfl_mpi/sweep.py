@@ -171,7 +171,7 @@ def asked_for(args: argparse.Namespace, rest: list[str]) -> tuple[Job, dict[str,
     wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file and base != Run():
         wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
-    tried = trials(wanted, args.tune) if args.tune else {"": wanted}
+    tried = trials(wanted, args.tune, settings) if args.tune else {"": wanted}
     return job, {value: [old_flags(run, given).resolve() for run in runs] for value, runs in tried.items()}
 
 
@@ -217,7 +217,7 @@ def settings(rest: list[str]) -> Any:
 
     try:
         return one_run().parse_args(rest)
-    except (ArgumentError, OSError, TypeError, ValueError) as error:
+    except (ArgumentError, OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UserError(sentence(str(error))) from None
 
 

@@ -166,7 +166,8 @@ def test_a_change_of_some_runs_numbers_leaves_the_others_their_names():
     assert Run(attack="label_flip:0.2").resolve().numerics == Run(drift="0.5:3").resolve().numerics == config.NUMERICS
     later = ({"attack": "scale:0.2"}, {"drift": "0.5:3", "patience": 2}, {"ggc_repeats": 2})
     later += ({"drift": "0.5:3", "participation": 0.5}, {"newcomers": 0.1, "method": "scaffold"})
-    assert [Run(**fields).resolve().numerics for fields in later] == [config.NUMERICS + 1] * 5
+    later += ({"newcomers": 0.1, "method": "knnper"},)
+    assert [Run(**fields).resolve().numerics for fields in later] == [config.NUMERICS + 1] * 6
 
 
 def test_data_counts_by_content(tmp_path, digits_file):

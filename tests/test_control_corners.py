@@ -51,6 +51,31 @@ def test_lies_about_models_are_refused_where_more_than_models_is_sent(method):
     assert Run(method=method, attack="label_flip:0.2").resolve().attack == "label_flip:0.2"
 
 
+def test_a_round_without_clients_changes_nothing(tmp_path):
+    """Two stop after round 1, and the others come in round 3: of nobody in round 2 the server has no mean."""
+    there = tmp_path / "there"
+    there.write_text("1 1 0 0\n" * 2 + "0 0 1 1\n" * 7)
+    fields = {"clients": 4, "rounds": 9, "method": "fedavg", "patience": 1, "available": str(there), "lr": 1e-12}
+    with Result(run_here(tmp_path / "a.h5", fields)) as result:
+        assert result.finished and result["client/stopped_round"].tolist() == [1, 1, 3, 3] and result.last_round == 3
+        assert np.isfinite(result["round/test_acc"]).tolist() == [
+            [True] * 4,
+            [True] * 2 + [False] * 2,
+            [False] * 4,
+            [False] * 2 + [True] * 2,
+        ]
+    # who is there in round 1 comes after all rounds
+    fields |= {"patience": 0, "newcomers": 0.5}
+    with contextlib.closing(federation({k: v for k, v in fields.items() if k != "available"})) as fed:
+        new = fed.members.limits.newcomers
+    lines = [new.astype(int), np.ones(4, int)]
+    there.write_text("\n".join(" ".join(map(str, line)) for line in lines))
+    with Result(run_here(tmp_path / "b.h5", fields | {"rounds": 2})) as result:
+        assert result.finished and np.isfinite(result["newcomers/test_acc"][:, new]).all()
+        assert np.isnan(result["round/test_acc"][1]).all() and not result["traffic/models_received"][1].any()
+        assert np.isfinite(result["round/test_acc"][2][~new]).all()
+
+
 @pytest.mark.parametrize("reach", [None, "geometric:1.5"])
 def test_a_liar_knows_its_own_model(reach):
     """w^Y over all: of the others what they sent, of itself the truth; so Algorithm 3 ends with X = Y for liars too."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import starts
 import torch
-from launch import federation, mpirun, run_here
+from launch import federation, mpirun, run_here, run_mpi
 from test_checkpoint import cut_after
 from torch.nn.functional import cross_entropy
 
@@ -623,6 +623,16 @@ def test_newcomers_of_dpfl_choose_among_the_frozen():
         in_phases = caught["models_received"][fed.row_of[new]]
         assert (in_phases >= 5 + 2).all() and (in_phases <= 5 + 5 + 2).all()  # the sum of five, candidates, the chosen
         assert (caught["models_received"][fed.row_of[~new]] == 0).all()
+
+
+def test_newcomers_remember_what_the_model_is_that_is_scored(tmp_path):
+    """kNN-Per: alone on a rank, or in one block with all, a newcomer kept the representations of the model before its training."""
+    fields = {"method": "knnper", "clients": 8, "rounds": 1, "newcomers": 0.25}
+    one = run_here(tmp_path / "one.h5", fields)
+    assert differences(one, run_mpi(4, tmp_path / "four.h5", fields)) == set()
+    by_block = [run_here(tmp_path / f"{b}.h5", fields, kernels="torch", block=b) for b in (2, 8)]
+    scores = [Result(path)["newcomers/test_acc"] for path in by_block]
+    np.testing.assert_allclose(*scores)
 
 
 @pytest.mark.parametrize("method", [m for m in names("method") if m != "replay"])

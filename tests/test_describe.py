@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from launch import run_mpi
+from launch import run_here, run_mpi
 from making import folder, images, real
 
 from dpfl_mpi.config import Job, Run
@@ -121,6 +121,19 @@ def test_window_of_a_rank():
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     alone = needs_of(Run(method="local", clients=30, min_per_class=1).resolve(), Job(), source, dealt, ensemble, 4, 1)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
+
+
+def test_what_goes_by_a_server_is_planned(tmp_path):
+    """SCAFFOLD sends models and controls, both ways: 4 per client; CoBo two, and two per partner."""
+    few = {"rounds": 2, "clients": 5, "tau_train": 1}
+    for method, each in (("fedavg", 2), ("scaffold", 4), ("cobo", 22)):
+        run = Run(method=method, **few).resolve()
+        source = open_source(run)
+        plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
+        with Result(run_here(tmp_path / f"{method}.h5", few | {"method": method})) as result:
+            received = result["traffic/models_received"][1:].sum(1)
+        assert plan.received[1] == 5 * each and (received <= plan.received[1]).all()
+        assert method == "cobo" or (received == plan.received[1]).all()
 
 
 def test_all_rows_to_all_ranks_are_planned(tmp_path, monkeypatch):

@@ -319,3 +319,13 @@ def test_a_state_dict_loads_into_the_module(trained):
         module.load_state_dict({name: torch.from_numpy(values) for name, values in result.state_dict(2).items()})
         row = torch.cat([p.detach().flatten() for p in module.parameters()]).numpy()
         np.testing.assert_array_equal(np.sort(row), np.sort(result["model/best"][2]))
+
+
+def test_means_over_batches_are_not_compared_without_a_word(tmp_path, capsys):
+    """The run took means over mini-batches of eight, `evaluate` takes them over images: so they differ, and it says why."""
+    fields = {"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}
+    path = run_here(tmp_path / "a.h5", fields, save_models=True)
+    assert evaluate.main([str(path)]) == 0
+    assert (
+        "the run took means over mini-batches (--metric batch): these are means over images" in capsys.readouterr().out
+    )

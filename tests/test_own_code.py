@@ -86,6 +86,18 @@ def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
     assert in_path("", tmp_path / "one" / "start.py").sha256 == first
 
 
+def test_files_of_one_content_are_executed_under_their_own_names(tmp_path):
+    """Two methods of the same text in one process, and a file that is renamed between two Runs."""
+    write(
+        tmp_path,
+        **dict.fromkeys(("mine_a", "mine_b"), own.METHOD.replace('title="Mine", ', "")),
+        helper="SCALE = 1.0\n",
+    )
+    runs = [Run(method=str(tmp_path / f"mine_{name}.py"), **own.SMALL).resolve() for name in "ab"]
+    assert runs[0].contents["method"] == runs[1].contents["method"]
+    assert [find("method", run.method).title for run in runs] == ["mine_a", "mine_b"]
+
+
 def test_what_was_hashed_is_what_runs(tmp_path):
     """Not a file that was edited meanwhile, and not the bytecode beside it, which Python tells from an older one by whole seconds."""
     method = own.folder(tmp_path) / "mine.py"

@@ -125,6 +125,44 @@ def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, plac
     assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", done.stderr).groups()) == places
 
 
+def written(tmp_path, text, instead):
+    """Write the file of own-method.md with another text in one place, and return the Run's fields."""
+    file = own.example("own-method.md")
+    assert file.count(text) == 1
+    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
+    return FIELDS | {"method": str(tmp_path / "gossip.py"), "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "sentence"),
+    [
+        ("fed.collect([fed", "fed.collect([{1, 2} if k == 3 else fed", "given a set for client 3; it takes for each of this rank's clients the numbers of"),
+        ("fed.collect([fed", "fed.collect([[0.5] if k == 3 else fed", "given a list for client 3; it takes for each of this rank's clients the"),
+        ("for k in fed.ids", "for k in fed.ids[1:]", "fed.collect was given senders for 4 clients; this rank has 5"),
+        (RETURN, RETURN.replace('"w": w', '"w": w * float("nan")'), "--on_divergence exclude, or mend what gossip computes beside the verbs"),
+    ],
+    ids=["set", "half a client", "too few", "not a number"],
+)  # fmt: skip
+def test_other_mistakes_are_sentences_too(tmp_path, text, instead, sentence):
+    fields = written(tmp_path, text, instead) | {"rounds": 2}
+    with pytest.raises(UserError) as refused:
+        run_here(tmp_path / "a.h5", fields)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_that_nobody_counts_are_told(tmp_path, capsys, counted):
+    note = "    fed.note_received(4)\n" * counted
+    fields = written(tmp_path, AVERAGE, "    mean = sum(row for _, row in fed.every_row(w)) / fed.n\n" + note)
+    with Result(run_here(tmp_path / "a.h5", fields)) as result:
+        assert result["traffic/models_received"][1].tolist() == [4 * counted] * 5
+    warned = (
+        "warning: round of the method gossip calls fed.every_row and counts no models received"
+        in capsys.readouterr().err
+    )
+    assert warned is not counted
+
+
 def test_nothing_runs_after_an_abort(tmp_path):
     """A mistake of one rank's is told once, with its line; a launcher may need a moment to end the ranks."""
     (tmp_path / "gossip.py").write_text(

@@ -2,7 +2,10 @@
 
 import configparser
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,15 @@ import dpfl_mpi
 ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
+    """As where a clone named dpfl_mpi lies: an editable install that is no path is found after the bare folder."""
+    (tmp_path / "dpfl_mpi").mkdir()
+    command = [sys.executable, "-c", "import dpfl_mpi; print(dpfl_mpi.__version__)"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{dpfl_mpi.__version__}\n", "")
 
 
 def canonical(name: str) -> str:

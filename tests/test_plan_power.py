@@ -6,6 +6,7 @@ import tiny_result
 
 from dpfl_mpi import plan_power
 from dpfl_mpi.plan_power import Chance, chance_of, needed, power
+from dpfl_mpi.results import Result
 
 
 def test_chance_by_hand():
@@ -55,6 +56,16 @@ def test_from_results(tmp_path, capsys):
     assert max(map(len, out.splitlines())) <= 130
     assert plan_power.main([*paths[::2], "--difference", "5"]) == 0
     assert "between partitions unknown: one partition, taken as 0" in capsys.readouterr().out
+
+
+def test_seeds_of_one_partition_by_hand(tmp_path, monkeypatch):
+    """Those that both have, each once: DPFL's seeds are 0.8 and 0.9, 0.6 and 0.7, 1 and 0.9, 0.4 and 0.5, Local's 0.6, 0.6, 0.8, 0.6."""
+    both = {key: Result(tiny_result.make(tmp_path / f"{key}.h5", *key)) for key in tiny_result.BEST}
+    monkeypatch.setattr(Result, "fact", lambda self, name: "the same")
+    [pair], _ = plan_power.differences([*both.values(), both["dpfl", 42]])
+    np.testing.assert_allclose(pair, [25, 5, 15, -15], atol=1e-9)
+    [pair], _ = plan_power.differences([both["dpfl", 42], both["dpfl", 52], both["local", 42]])
+    np.testing.assert_allclose(pair, [20, 0, 20, -20], atol=1e-9)
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path, capsys):

@@ -319,7 +319,7 @@ def test_a_silent_slurm_is_no_failure_of_the_jobs(tmp_path, slurm, capsys):
 
 def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):
     fields = starts.small(rounds=1)
-    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
+    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05", sweep.settings)
     job = Job(results=str(tmp_path))
     assert "not finished" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
     scores = {}
@@ -336,7 +336,20 @@ def test_tuning_reads_validation_only(tmp_path, capsys, monkeypatch):
     assert len(list(tmp_path.glob("*.h5"))) == 2  # every trial is kept
     for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr"):
         with pytest.raises(UserError, match="--tune"):
-            wanted.trials([Run()], wrong)
+            wanted.trials([Run()], wrong, sweep.settings)
+
+
+def test_values_are_read_as_on_the_command_line():
+    """YAML 1.1 alone takes 1e-3 for a text and 1:2 for 62."""
+    numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5", sweep.settings)
+    assert [(v, r.options, r.method, r.seed) for v, [r] in numbers.items()] == [
+        ("1e-3", {"lam": 0.001}, "ditto", 7),
+        ("0.5", {"lam": 0.5}, "ditto", 7),
+    ]
+    assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3", sweep.settings).values()] == [0.001]
+    assert [r.drift for [r] in wanted.trials([Run()], "dpfl.drift=1:2", sweep.settings).values()] == ["1:2"]
+    with pytest.raises(UserError, match=r"^--lr is fast; allowed is a number above 0$"):
+        wanted.trials([Run()], "dpfl.lr=fast", sweep.settings)
 
 
 def test_a_process_with_a_used_number_is_not_the_job(tmp_path):

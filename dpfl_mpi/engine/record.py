@@ -132,6 +132,7 @@ def write_round(recorder: Recorder | None, fed: Federation, state: dict[str, Any
                 "round/epochs": everyone["client/epochs"].max(),
                 "round/gradient_steps": totals[0],
                 **{f"round/{name}": everyone[name] for name in SCORES},
+                **({} if recorder.lacks("round/best_test_acc") else {"round/best_test_acc": everyone["best/test_acc"]}),
                 **(
                     {f"mixed/{n}": everyone[f"mixed_{n}"] for n in ("val_acc", "test_acc")} if fed.scoring.mixed else {}
                 ),

@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,13 @@ def begin(
 def state_after(t: int, fed: Federation, method: Method, before: State | None) -> State:
     """Return the method's state after round t, checked; `before` is that of the round before, None for round 0.
 
+    A round in which no client can take part changes nothing where the method has a server: there is no mean of nobody.
+
     Raises:
         UserError: the state breaks the contract of a method.
     """
+    if before is not None and method.topology == "server" and not fed.members.present.any():
+        return before
     name = short(fed.run.method)
     given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
     drawn = global_generators()
@@ -182,6 +187,12 @@ def state_after(t: int, fed: Federation, method: Method, before: State | None) -
     check_state(name, state, fed, given, method.topology == "graph")
     if fed.own:
         check_own(name, state, t, drawn, fed.world)
+        if t == 1 and fed.world.root and fed.log.every_row and len(fed.ids) and not fed.notes["models_received"].any():
+            print(
+                f"warning: round of the method {name} calls fed.every_row and counts no models received; say how many by fed.note_received",
+                file=sys.stderr,
+                flush=True,
+            )
     return state
 
 

@@ -90,6 +90,8 @@ class Federation(Parts):
         self.flipped = members.flipped
         self.own = self.run.method not in shipped("method")
         self.mail.meet = self.meet
+        if self.own:
+            members.advice += f", or mend what {short(self.run.method)} computes beside the verbs"
 
     # a round -------------------------------------------------------------------------------------------------------------
     def begin_round(self, number: int) -> None:
@@ -144,7 +146,7 @@ class Federation(Parts):
         return self.log.clock(phase)
 
     def note_received(self, models: int) -> None:
-        """Note that every client that takes part received so many models in a way that no verb counts."""
+        """Note that every client that takes part received so many models in a way that no verb counts, such as by `every_row`."""
         self.notes["models_received"] += models * self.active[self.ids]
 
     # training ------------------------------------------------------------------------------------------------------------
@@ -278,8 +280,10 @@ class Federation(Parts):
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come.
+        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come. What a real
+        network would carry of it is the method's to say, by `note_received`.
         """
+        self.log.every_row = True
         return self.mail.every_row(w_KW)
 
     @collective

@@ -32,6 +32,7 @@ class Log:
         self.notes = {name: np.full(self.k, np.nan) for name in (*SCORES, *MIXED)}
         self.notes |= {"cases": np.zeros((self.k, 4)), "evaluations": np.zeros(self.k)}
         self.notes["models_received"] = np.zeros(self.k)
+        self.every_row = False  # whether all rows came to all ranks, which counts no models received
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager

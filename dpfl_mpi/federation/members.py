@@ -46,6 +46,7 @@ class Members:
         """
         self.world, self.limits, self.exclude, self.serves = world, limits, exclude, serves
         self.n, self.p = len(p), p
+        self.advice = "lower --lr, set --clip_norm, or --on_divergence exclude"  # where a client diverges
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
         self.ids = ids_of(self.owner, n_train, world.rank)
@@ -177,8 +178,7 @@ class Members:
         for k in np.flatnonzero(~finite & self.alive):
             if not self.exclude:
                 raise UserError(
-                    f"client {k} diverged in round {self.round}: its model is not finite or has a weight beyond {LARGEST:g}; "
-                    "lower --lr, set --clip_norm, or --on_divergence exclude"
+                    f"client {k} diverged in round {self.round}: its model is not finite or has a weight beyond {LARGEST:g}; {self.advice}"
                 )
             self.diverged_round[k] = self.round
         self.alive &= finite
@@ -186,7 +186,20 @@ class Members:
 
     # from the ranks to all, and to root ----------------------------------------------------------------------------------
     def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
-        """Return on every rank the graph whose edges each rank knows for its own receivers. Collective."""
+        """Return on every rank the graph whose edges each rank knows for its own receivers. Collective.
+
+        Raises:
+            UserError: a client has something else than a list of whole numbers.
+        """
+        for k, senders in zip(self.ids, mine, strict=False):
+            numbers = np.asarray(senders)
+            if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+                raise UserError(
+                    f"fed.collect was given a {type(senders).__name__} for client {k}; it takes for each of this rank's clients the numbers "
+                    "of its senders, such as np.array([3, 5])"
+                )
+        if len(mine) != len(self.ids):
+            raise UserError(f"fed.collect was given senders for {len(mine)} clients; this rank has {len(self.ids)}")
         lengths = self.world.gather(np.array([len(s) for s in mine], np.int64), self.owner, everywhere=True)
         assert lengths is not None
         receivers = np.repeat(self.rank_by_rank, lengths)

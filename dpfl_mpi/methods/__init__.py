@@ -53,7 +53,7 @@ CALLS = {
 }
 OPTIONAL = ("finetune_gradient", "newcomer")
 # fields of `Method` that are numbers, and what they may be
-WHOLE = {"models": range(1, 1001), "every_row": range(1001)}
+WHOLE = {"models": range(1, 1001), "sent": range(1001), "every_row": range(1001)}
 HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
 
@@ -88,6 +88,8 @@ class Method:
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
     models: int = 1  # that each client trains, tau_train epochs each, in a round
     sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
+    # a server: what goes up and comes down per client and round at most, in models; what is planned counts it
+    sent: int = 2
     # how often a round calls fed.every_row, by which all rows come to all ranks; what is planned counts it
     every_row: int = 0
     # values of --optimizer; fewer where it takes steps of its own

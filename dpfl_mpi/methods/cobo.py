@@ -27,6 +27,7 @@ METHOD = Method(
     topology="server",
     every_row=12,  # two, and one per partner of the client with most of them: of thousands hardly ever more than ten
     sends_models=False,  # gradients, too
+    sent=22,  # x_i up, its pull down; per partner a midpoint down, its gradient up
     citation="""@inproceedings{hashemi2024cobo,
   title = {{CoBo}: Collaborative Learning via Bilevel Optimization},
   author = {Hashemi, Diba and He, Lie and Jaggi, Martin},

@@ -67,17 +67,20 @@ def newcomer(fed: Federation, state: State) -> Newcomer:
 def mixture(fed: Federation) -> Predict:
     """Return the function from a block's rows and images to the logarithm of the mixed probabilities, `[k, S, C]`."""
     k, share, scale, most = (fed.options[name] for name in ("k", "interpolation", "scale", "memory"))
-    # of the block that is being scored, by its first row: representations [M, F] and labels [M] per client
-    held: dict[int, list[tuple[Any, Any]]] = {}
+    memories: list[
+        tuple[Any, Any]
+    ] = []  # of the block that is being scored: representations [M, F] and labels [M] per client
+    of: Any = None, None  # its rows, and a copy of their models: newcomers train theirs and are scored again
 
     def predict(rows, w_kW, images):
+        nonlocal of
         logits, z_kSF = fed.outputs(w_kW, images)
         log_p = logits.log_softmax(2)
-        if rows.start not in held:
-            held.clear()
-            held[rows.start] = [fed.memory(rows.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
+        if of[0] != rows or not of[1].equal(w_kW):
+            of = rows, w_kW.clone()
+            memories[:] = [fed.memory(rows.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
         votes = log_p.new_zeros(log_p.shape)
-        for vote, z, (remembered, labels) in zip(votes, z_kSF, held[rows.start], strict=True):
+        for vote, z, (remembered, labels) in zip(votes, z_kSF, memories, strict=True):
             d2, index = neighbours(z, remembered, k)
             weight = (-d2 / scale).softmax(1)  # exp(-d^2 / s), normalised: far neighbours must not underflow
             vote += (fed.one_hot(labels[index]) * weight[:, :, None]).sum(1)

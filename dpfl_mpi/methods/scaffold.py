@@ -23,6 +23,7 @@ METHOD = Method(
     elementwise=True,
     topology="server",
     sends_models=False,  # control variates, too
+    sent=4,  # x and c down, the moves of both up
     citation="""@inproceedings{karimireddy2020scaffold,
   title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},

@@ -7,6 +7,7 @@ Each code is a package of its own in `sys.modules`, whose name has the hash: an 
 from __future__ import annotations
 
 import builtins
+import hashlib
 import importlib
 import re
 import sys
@@ -45,7 +46,9 @@ class Own(MetaPathFinder):
     """Finds the modules of a code below a package whose name has its hash."""
 
     def __init__(self, code: Code):
-        self.code, self.package = code, f"dpfl_mpi_own_{code.sha256[:16]}"
+        # a file of the same content under another name is executed under that name
+        digest = hashlib.sha256(f"{code.sha256} {code.start}".encode()).hexdigest()
+        self.code, self.package = code, f"dpfl_mpi_own_{digest[:16]}"
         self.tops = {name.partition(".")[0] for name in code.modules}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
@@ -91,7 +94,7 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     except (Exception, SystemExit) as error:
         for name in [n for n in sys.modules if f"{n}.".startswith(f"{own.package}.")]:
             del sys.modules[name]  # half executed
-        sys.meta_path.remove(own)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") != own.package]
         raise UserError(f"{flag}, which fails: {type(error).__name__}: {words(error)} ({place(error, code)})") from None
     if not code.attribute:
         return module, module

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,11 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
-def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
-    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run."""
+def trials(runs: list[Run], tune: str, read: Callable[[list[str]], Any]) -> dict[str, list[Run]]:
+    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run.
+
+    `read` returns what flags of a Run say, by name.
+    """
     name, _, values = tune.partition("=")
     method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
     if not (method and field and values):
@@ -110,20 +113,14 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
         raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
     out: dict[str, list[Run]] = {}
     for value in words(values):
-        number = yaml(value)
+        flag = f"--options.{field}" if field in options else f"--{field}"
+        given = read([flag, value])
         for run in runs:
             change: dict[str, Any] = (
-                {"options": (run.options or {}) | {field: number}} if field in options else {field: number}
+                {"options": (run.options or {}) | given["options"]} if field in options else {field: given[field]}
             )
             out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
     return out
-
-
-def yaml(text: str) -> Any:
-    """Return a value as the command line would read it."""
-    from yaml import safe_load
-
-    return safe_load(text)
 
 
 def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
