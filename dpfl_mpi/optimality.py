@@ -235,6 +235,10 @@ def main(arguments: list[str] | None = None) -> int:
             wanted = np.flatnonzero(result.benign)[: args.clients]
             all_found = [models.found(int(k), int(min(most[k], models.n - 1)), args.orders, args.seed) for k in wanted]
             print(report(all_found, run.budget, args.orders))
+            if run.reach:
+                print("here a client may choose any other; in the run it reached fewer (--reach)")
+            if run.metric == "batch":
+                print("losses are means over images; the run took means over mini-batches (--metric batch)")
             if args.out:
                 write(args.out, all_found)
                 print(args.out)

@@ -85,6 +85,15 @@ def test_the_report(saved, tmp_path, capsys):
     assert f"in {found:.1f} % of the orders" in out
 
 
+def test_what_the_run_does_otherwise_is_said(tmp_path, capsys):
+    more = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
+    path = run_here(tmp_path / "a.h5", FIELDS | more, save_models=True)
+    assert optimality.main([str(path), "--orders", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "here a client may choose any other; in the run it reached fewer (--reach)" in out
+    assert "losses are means over images; the run took means over mini-batches (--metric batch)" in out
+
+
 def test_mistakes_are_sentences(saved, tmp_path, capsys):
     bare = run_here(tmp_path / "bare.h5", FIELDS)
     many = run_here(tmp_path / "many.h5", FIELDS | {"clients": 17, "rounds": 0}, save_models=True)
