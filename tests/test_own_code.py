@@ -12,7 +12,7 @@ import own
 import pytest
 from launch import ROOT, mpirun, run_here
 
-from dpfl_mpi import evaluate, plugins, prepare, show
+from dpfl_mpi import evaluate, plugins, prepare, show, sweep
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
@@ -262,7 +262,7 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
     assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
     with pytest.raises(UserError, match=r"--options.size: the method mine has no such option; its options: scale"):
         Run(method=str(mine), options={"size": 1}).resolve()
-    tried = wanted.trials([Run()], f"{mine}.scale=0.5,1")
+    tried = wanted.trials([Run()], f"{mine}.scale=0.5,1", sweep.settings)
     assert [run.options for runs in tried.values() for run in runs] == [{"scale": 0.5}, {"scale": 1}]
     assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
 
