@@ -25,7 +25,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, MOST_LISTED, Arrays, check, digest
+from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, MOST_LISTED, Arrays, digest, made_by
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.texts import FILE_NAME, file_name
@@ -134,7 +134,7 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         origin = fingerprint(source, module)
     if not source.is_dir():
         open_regular(source).close()  # a pipe or a device has no end
-    arrays = check(module.read(source, **options), f"read of the data set {short(dataset)}")
+    arrays = made_by(dataset, "read", source, **options)
     for text in (*arrays.class_names, *arrays.client_names, arrays.note):
         if "\0" in text or not encodable(text):
             raise UserError(f"{source} holds the name {text!r}, which is not text in UTF-8; rename it")
@@ -147,7 +147,8 @@ def summary(out: Path, arrays: Arrays) -> str:
     """Return a sentence about a file just written."""
     clients = f", {len(arrays.client_names)} clients" if arrays.client_names else ""
     x = arrays.train_images
-    samples = KINDS["uint8"] if x.ndim == 4 else f"samples of {x.shape[1]} {KINDS[str(x.dtype)]}"
+    size = "x".join(map(str, x.shape[1:]))
+    samples = f"{KINDS['uint8']} of {size}" if x.ndim == 4 else f"samples of {size} {KINDS[str(x.dtype)]}"
     return (
         f"{out}: {len(arrays.train_labels)} training and {len(arrays.test_labels)} test {samples}, {len(arrays.class_names)} classes"
         f"{clients}, {out.stat().st_size / 1e6:.0f} MB"

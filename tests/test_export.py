@@ -264,6 +264,16 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, capsys):
     assert "these are not the data of the run" in capsys.readouterr().err
 
 
+def test_evaluate_advises_nothing_that_would_replace_a_file(trained, tmp_path, capsys):
+    np.savez(tmp_path / "wine.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    for name, advice in (
+        ("wine.npz", "prepare one with `python -m dpfl_mpi.prepare DATASET --source PATH`"),
+        ("none.h5", f"make it with `python -m dpfl_mpi.prepare DATASET --source PATH --out {tmp_path / 'none.h5'}`"),
+    ):
+        assert evaluate.main([str(trained), "--data", str(tmp_path / name), "--on", "all"]) == 2
+        assert capsys.readouterr().err.endswith(f": {advice}\n")
+
+
 def test_evaluate_reads_other_data_as_the_run_did(trained, tmp_path, capsys):
     """Labels must name the same classes; images are normalised as those that were trained on, whatever their own moments are."""
     import dataclasses

@@ -16,7 +16,7 @@ from test_prepare import refused, stage
 from dpfl_mpi import describe
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.data.source import check, in_file, open_source
+from dpfl_mpi.data.source import check, in_file, made_by, open_source
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
@@ -124,6 +124,85 @@ def test_clients_that_load_names_and_the_run_does_not_read_are_told(tmp_path, ca
     assert (sentence in capsys.readouterr().out) == warned
     run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0}, quiet=False)
     assert (f"warning: {sentence}" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(
+    ("paper", "sentence"),
+    [
+        ({"clients": "5"}, "has clients '5'; allowed is a whole number of at least 1"),
+        ({"clients": 5.0}, "has clients 5.0; allowed is a whole number of at least 1"),
+        ({"lr": 0}, "has lr 0; allowed is a number above 0"),
+        ({"augment": 1}, "has augment 1; allowed is true or false"),
+        ({"partition": None}, "has partition None; allowed is a text"),
+        (["clients"], "is a list; it must be a dict of settings"),
+    ],
+)
+def test_a_value_of_paper_that_no_run_takes_is_named(tmp_path, paper, sentence):
+    path = tmp_path / "mine.py"
+    path.write_text(f"PAPER = {paper}\n\n\ndef load():\n    pass\n")
+    with pytest.raises(UserError) as error:
+        Run(dataset=str(path)).resolve()
+    assert str(error.value) == f"PAPER of the data set mine {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("return {}['x']", "KeyError: 'x' ({helper}, line 2)"),
+        ("return np.zeros(3).reshape(2, 2)", "ValueError: cannot reshape array of size 3 into shape (2,2) ({helper}, line 2)"),
+        ("raise SystemExit(3)", "SystemExit: 3 ({helper}, line 2)"),
+    ],
+)  # fmt: skip
+def test_an_error_of_own_code_names_its_line(tmp_path, line, sentence):
+    """The innermost line of one's own, also in a helper; of `load` and of `read`. Too little memory is another matter."""
+    helper, path = tmp_path / "helper.py", tmp_path / "mine.py"
+    for function, argument in (("load", ""), ("read", "source")):
+        helper.write_text(f"import numpy as np; make = lambda: arrays()\ndef arrays(): {line}\n")
+        path.write_text(f"import helper\n\n\ndef {function}({argument}):\n    return helper.make()\n")
+        admit("dataset", str(path))
+        with pytest.raises(UserError) as error:
+            made_by(str(path), function, *([tmp_path] if argument else []))
+        assert str(error.value) == f"{function} of the data set mine fails: {sentence.format(helper=helper)}"
+    with pytest.raises(UserError, match=r"^read of the data set mine fails: "):
+        stage(str(path), tmp_path, tmp_path / "a.h5")
+    helper.write_text("def make(): raise MemoryError\n")
+    admit("dataset", str(path))
+    with pytest.raises(MemoryError):
+        made_by(str(path), "read", tmp_path)
+
+
+def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypatch):
+    """With the --source that these data need, and never in the place of a file that is there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def read(source):\n    pass\n")
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+
+    def advised(ask, name, data=None):
+        with pytest.raises(UserError) as error:
+            ask(Run(dataset=name, data=data).resolve())
+        return str(error.value).rpartition(": ")[2]
+
+    prepare = "`python -m dpfl_mpi.prepare"
+    for name in ("arrays", "image_folder", "pfllib", "flbench", "femnist"):
+        assert advised(open_source, name) == f"make it with {prepare} {name} --source PATH --out data/{name}.h5`"
+        assert advised(Run.key, name, "no.h5") == f"make it with {prepare} {name} --source PATH --out no.h5`"
+    assert advised(open_source, "cinic10") == f"make it with {prepare} cinic10 --out data/cinic10.h5`"
+    assert advised(open_source, "mine.py", "no.h5") == f"make it with {prepare} mine.py --source PATH --out no.h5`"
+    assert advised(open_source, "arrays", "a.npz") == f"prepare one with {prepare} DATASET --source PATH`"
+    assert advised(open_source, "cinic10", "a.npz") == f"prepare one with {prepare} cinic10`"
+
+
+def test_few_samples_need_fewer_clients(tmp_path, capsys):
+    """What the page says of scikit-learn's wine."""
+    from sklearn.datasets import load_wine
+
+    wine = load_wine()
+    np.savez(tmp_path / "wine.npz", x=wine.data, y=wine.target)
+    stage("arrays", tmp_path / "wine.npz", tmp_path / "wine.h5")
+    command = ["--dataset", "arrays", "--data", str(tmp_path / "wine.h5"), "--no-measure"]
+    assert describe.main(command) == 2
+    assert "client 4 would hold no test sample" in capsys.readouterr().err
+    assert describe.main([*command, "--clients", "10"]) == 0
 
 
 def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
@@ -333,7 +412,7 @@ def test_pfllib_images(tmp_path):
     assert np.array_equal(mine, image(2, 9).transpose(0, 2, 3, 1))
     again = pfllib.read(tar(tmp_path / "m.tar.gz", {f"dataset/MNIST/{k}": v for k, v in files.items()}))
     assert np.array_equal(again.train_images, out.train_images)
-    assert "36 training and 12 test images, 3 classes, 4 clients" in stage(
+    assert "36 training and 12 test images of 4x5x3, 3 classes, 4 clients" in stage(
         "pfllib", tmp_path / "MNIST", tmp_path / "p.h5"
     )
     run = Run(dataset="pfllib", data=str(tmp_path / "p.h5")).resolve()

@@ -270,10 +270,13 @@ TOPICS = {
     "neither": ("def load", "def lode"),
     "def load(path)": ("def load()", "def load(path)"),
     '"client": 6': ('"clients": 6', '"client": 6'),
+    '"clients": "6"': ('"clients": 6', '"clients": "6"'),
+    "inside `load()`": ("in TOPICS]", "in TOPIX]"),
     "without `return`": ("    return arrays_of", "    arrays_of"),
-    "label is missing": ("np.array(y)", "np.array(y)[:10]"),
+    "`y` is shorter": ("np.array(y)", "np.array(y)[:10]"),
     "a NaN in `x`": ("np.array(x)", "np.array(x) * np.nan"),
     "below 0": ("np.array(x)", "np.array(x) * 0 - 1"),
+    "a NaN in `y`": ("np.array(y)", "np.arange(len(y)) * np.nan"),
     "0.5, 1.7": ("np.array(y)", "np.arange(len(y)) / 2"),
     "--model mlp": {"model": "mlp"},
     "--attack": {"attack": "backdoor:0.2"},
@@ -298,7 +301,7 @@ def test_a_mistake_in_data_says_what_the_page_says(tmp_path, mistake):
             text = text.replace(*change)
         path.write_text(text)
         run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0, "method": "local"} | options)
-    assert sentence in str(refused.value)
+    assert sentence in str(refused.value).replace(str(path), "topics.py")
 
 
 def test_the_data_of_the_page_run(tmp_path):

@@ -58,7 +58,7 @@ def test_folder_tar_and_zip_are_the_same_data(tmp_path):
     found = []
     for i, source in enumerate(sources):
         out = tmp_path / f"{i}.h5"
-        assert "60 training and 30 test images, 10 classes" in stage("cinic10", source, out)
+        assert "60 training and 30 test images of 32x32x3, 10 classes" in stage("cinic10", source, out)
         with h5py.File(out) as file:
             found.append(str(file.attrs["sha256"]))
     assert len(set(found)) == 1
@@ -337,6 +337,9 @@ def test_missing_and_foreign_classes(tmp_path):
     refused(tmp_path, "image_folder", folder(tmp_path / "d", {"x.txt": b""}), "train holds no image")
     odd = images(("train",), ("a", "b")) | images(("test",), ("a",))
     refused(tmp_path, "image_folder", folder(tmp_path / "e", odd), "test holds no image of the class b")
+    more = images(("train",), ("a", "b")) | images(("test",), "abcdefghi")
+    sentence = "test holds other classes (c, d, e, f, g and 2 more); expected test/CLASS/*.png for every class of a, b"
+    refused(tmp_path, "image_folder", folder(tmp_path / "f", more), sentence)
 
 
 def test_images_of_another_size_or_none(tmp_path):
@@ -432,6 +435,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
         ({"y": None}, "x and y are needed"),
         ({"y": np.arange(9)}, "one number or name per sample is needed, (10,)"),
         ({"y": np.arange(10) / 2}, "fractions; labels are classes, numbers or names (regression is not supported"),
+        ({"y": np.where(np.arange(10) > 8, np.nan, 1.0)}, "y holds a label that is missing or infinite; allowed are"),
         ({"y": np.zeros(10)}, "y holds one class, 0; at least 2 are needed"),
         ({"x": np.full((10, 4), np.nan)}, "finite"),
         ({"x": np.full((10, 4), 1e39)}, "beyond float32"),
@@ -444,6 +448,15 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
         ({"x": np.full((10, 4, 4), 256)}, "whole numbers of an image are 0 to 255"),
         ({"x": np.full((10, 4), "a")}, "<U1; allowed are uint8 (images)"),
         ({"y": np.array([{}] * 10, object)}, "pickled objects, which are never read"),
+        (
+            {"x": np.zeros((10, 3, 32, 24), np.uint8)},
+            "(10, 3, 32, 24), which looks like channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)",
+        ),
+        ({"x": np.zeros((10, 1, 28, 28))}, "channels first"),
+        ({"test": np.arange(10) % 3}, "test holds 2; allowed are true and false, or 0 and 1: 1 is the test part"),
+        ({"test": np.where(np.arange(10) > 7, "test", "train")}, "test holds train; allowed are true and false"),
+        ({"test": np.linspace(0, 1, 10)}, "test holds 0.1111111111111111; allowed"),
+        ({"test": np.full(10, np.nan)}, "test holds nan; allowed"),
         ({"test": np.zeros(10, int)}, "10 training and 0 test samples"),
         ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
         (
@@ -457,6 +470,30 @@ def test_malformed_arrays(tmp_path, fields, text):
     whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
     np.savez(tmp_path / "a.npz", **{k: v for k, v in whole.items() if v is not None})
     refused(tmp_path, "arrays", tmp_path / "a.npz", text)
+
+
+def test_flags_and_images_that_are_no_mistake(tmp_path):
+    """0 and 1 of any type are flags; one row of nine channels is a series, as PFLlib's HAR; the shape is printed."""
+    x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
+    for kind in (bool, int, np.uint8, float):
+        np.savez(tmp_path / "a.npz", x=x, y=y, test=(np.arange(20) > 14).astype(kind))
+        said = stage("arrays", tmp_path / "a.npz", tmp_path / f"{kind.__name__}.h5")
+        assert "15 training and 5 test images of 1x128x9, 2 classes" in said
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 32, 24, 3), np.uint8), y=y)
+    assert "images of 32x24x3, 2 classes" in stage("arrays", tmp_path / "a.npz", tmp_path / "b.h5")
+
+
+def test_folders_that_are_not_read_are_named(tmp_path, capsys):
+    """Validation images beside train and test, and images that lie too deep or too high; what is no image is no loss."""
+    files = images(("train", "test"), ("a", "b"))
+    stage("image_folder", folder(tmp_path / "whole", files | {"notes/a/x.txt": b"", "README": b""}), tmp_path / "a.h5")
+    assert capsys.readouterr().err == ""
+    more = images(("val",), ("a", "b"), each=2) | {"train/a/x/0.png": files["train/a/0.png"]}
+    stage("image_folder", folder(tmp_path / "i", files | more | {"b/0.png": files["test/b/0.png"]}), tmp_path / "b.h5")
+    sentence = "the images of b, train/a, val are not read (6); read are train/CLASS/*, test/CLASS/*"
+    assert capsys.readouterr().err == f"warning: {tmp_path / 'i'}: {sentence}\n"
+    with h5py.File(tmp_path / "a.h5") as one, h5py.File(tmp_path / "b.h5") as two:
+        assert one.attrs["sha256"] == two.attrs["sha256"]
 
 
 def test_command_line_prints_one_sentence(tmp_path, capsys):

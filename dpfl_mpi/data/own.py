@@ -27,7 +27,7 @@ def arrays_of(
         x: images uint8 or floats `[M, H, W]` or `[M, H, W, C]`; vectors, floats `[M, F]`; or tokens, whole numbers `[M, L]` from 0 to 2^31 - 1.
         y: one class per sample `[M]`, numbers or names.
         client: whom each sample belongs to `[M]`, numbers or names.
-        test: which samples are the test part, bool `[M]`; without it a fixed fifth: of every client's samples, or else of every class.
+        test: which samples are the test part, bool or 0 and 1 `[M]`; without it a fixed fifth: of every client's samples, or else of every class.
         where: what the sentence of an error begins with.
         note: what a reader of results must know about the data: one sentence.
 
@@ -44,7 +44,7 @@ def arrays_of(
         test = a_fifth(labels if owners is None else owners)
         test &= np.isin(labels, labels[~test])  # a class of one client's fifth alone stays to train
     else:
-        test = aligned(where, "test", test, len(samples)).astype(bool)
+        test = flags_of(where, aligned(where, "test", test, len(samples)))
     if not test.any() or test.all():
         raise UserError(f"{where} has {(~test).sum()} training and {test.sum()} test samples; both are needed")
     unseen = np.setdiff1d(labels[test], labels[~test])
@@ -67,6 +67,10 @@ def samples_of(where: str, name: str, x: np.ndarray) -> np.ndarray:
     if x.ndim not in (2, 3, 4) or x.size == 0:
         raise UserError(
             f"{where}: {name} is {x.shape}; allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty"
+        )
+    if x.ndim == 4 and channels_first(*x.shape[1:]):
+        raise UserError(
+            f"{where}: {name} is {x.shape}, which looks like channels first; images are [M, H, W, C]: save {name}.transpose(0, 2, 3, 1)"
         )
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
     if x.dtype == np.uint8:
@@ -102,10 +106,19 @@ def samples_of(where: str, name: str, x: np.ndarray) -> np.ndarray:
     )
 
 
+def channels_first(h: int, w: int, c: int) -> bool:
+    """Return whether images `[M, h, w, c]` must be `[M, C, H, W]`. One row of many channels is none: a series of W moments is `[M, 1, W, C]`."""
+    return c > 4 and (h == 3 or (h == 1 and w == c))
+
+
 def labels_of(where: str, name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels int64 `[M]` from 0 to C - 1, and the names of the classes: all values that occur, numbers by size, names by alphabet."""
     if y.dtype.kind == "f":
-        if not (np.isfinite(y) & (y == np.rint(y))).all():
+        if not np.isfinite(y).all():
+            raise UserError(
+                f"{where}: {name} holds a label that is missing or infinite; allowed are whole numbers or names, one for every sample"
+            )
+        if not (y == np.rint(y)).all():
             raise UserError(
                 f"{where}: {name} holds fractions; labels are classes, numbers or names (regression is not supported: put the values into classes)"
             )
@@ -126,6 +139,16 @@ def owners_of(where: str, client: np.ndarray) -> tuple[np.ndarray, tuple[str, ..
         if (client == np.rint(client)).all():
             client = client.astype(np.int64)
     return numbered(client)
+
+
+def flags_of(where: str, test: np.ndarray) -> np.ndarray:
+    """Return which samples are the test part, bool `[M]`."""
+    odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
+    if len(odd):
+        raise UserError(
+            f"{where}: test holds {text(odd[0])}; allowed are true and false, or 0 and 1: 1 is the test part"
+        )
+    return test.astype(bool)
 
 
 def numbered(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

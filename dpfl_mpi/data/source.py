@@ -14,7 +14,8 @@ import numpy as np
 from dpfl_mpi.config import Run
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find, short
+from dpfl_mpi.plugins import failing_as, find, short
+from dpfl_mpi.settings.files import prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
 LARGEST = 2**16  # pixels of a side
@@ -132,6 +133,18 @@ def check(arrays: object, where: str) -> Arrays:
     return arrays
 
 
+def made_by(dataset: str, function: str, *arguments: Any, **options: Any) -> Arrays:
+    """Return the data set that `load` or `read` of its file makes, checked.
+
+    Raises:
+        UserError: what it returns is no data set, or it fails and is code of one's own.
+    """
+    what = f"{function} of the data set {short(dataset)}"
+    with failing_as(what, "dataset", dataset):
+        arrays = getattr(find("dataset", dataset), function)(*arguments, **options)
+    return check(arrays, what)
+
+
 def open_source(run: Run, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
     """Return the data of a resolved Run, from the prepared file or embedded.
 
@@ -141,12 +154,10 @@ def open_source(run: Run, loaded: Callable[[Callable[[], Arrays]], Arrays] = lam
     Raises:
         UserError: the file is missing, foreign, truncated or of another data set, or the Run does to samples what only images allow.
     """
-    module = find("dataset", run.dataset)
-    name = short(run.dataset)
-    if hasattr(module, "load"):
-        source = in_memory(loaded(lambda: check(module.load(), f"load of the data set {name}")))
+    if hasattr(find("dataset", run.dataset), "load"):
+        source = in_memory(loaded(lambda: made_by(run.dataset, "load")))
     else:
-        source = in_file(Path(str(run.data)), name)
+        source = in_file(Path(str(run.data)), short(run.dataset), run.dataset)
     check_images(run, source)
     return pooled(source) if deals_test(run) else source
 
@@ -224,11 +235,16 @@ def in_memory(arrays: Arrays) -> Source:
     )
 
 
-def in_file(path: Path, name: str) -> Source:
-    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`; its images stay in the file until they are asked for."""
-    again = f"make it with `python -m dpfl_mpi.prepare {name} --out {path}`"
+def in_file(path: Path, name: str, dataset: str = "") -> Source:
+    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`; its images stay in the file until they are asked for.
+
+    Args:
+        name: the data set that the file must hold.
+        dataset: what `prepare` calls it; "" where other data would do as well.
+    """
     if not is_there(path):
-        raise UserError(f"--data is {path}; there is no such file: {again}")
+        raise UserError(f"--data is {path}; there is no such file: make it with {prepare_command(dataset, path)}")
+    one = f"prepare one with {prepare_command(dataset)}"
     try:
         with Hdf5(path, "an HDF5 file") as file:
             made, of = (
@@ -236,12 +252,12 @@ def in_file(path: Path, name: str) -> Source:
                 file.attribute("dataset", str, default="nothing"),
             )
             if made not in FORMATS:
-                raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {again}")
+                raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {one}")
             if of != name:
                 raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
             return read_source(path, file)
     except Unreadable as error:
-        raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {again}") from None
+        raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {one}") from None
 
 
 def read_source(path: Path, file: Hdf5) -> Source:

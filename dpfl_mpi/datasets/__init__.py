@@ -21,11 +21,13 @@ scikit-learn only inside the function that needs them. Files whose name starts w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import ModuleType
 
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings.fields import allowed, fields, fits, types
 
 # what a Run of one's own data is where nothing else is said: a small one, minutes on a laptop, without crops and flips. Data that name
 # their clients are dealt by them, all of them; the model is the one for images, vectors or tokens (`config.own_defaults`)
@@ -56,13 +58,21 @@ def load(name: str, module: ModuleType) -> ModuleType:
             f"load of the data set {name} wants the argument {required(module.load)[0]}; it is called as load(), and read(source) gets a path"
         )
     settings = getattr(module, "PAPER", {})
+    if not isinstance(settings, Mapping):
+        raise UserError(f"PAPER of the data set {name} is a {type(settings).__name__}; it must be a dict of settings")
     unknown = sorted(set(settings) - set(SMALL))
     if unknown:
         raise UserError(f"PAPER of the data set {name} has {unknown[0]}; allowed are {', '.join(SMALL)}")
+    kinds = types(Run)
+    for f in (f for f in fields(Run) if f.name in settings):
+        if not fits(settings[f.name], kinds[f.name], f.metadata):
+            raise UserError(
+                f"PAPER of the data set {name} has {f.name} {settings[f.name]!r}; allowed {allowed(f, kinds[f.name])}"
+            )
     # what the file itself says of a Run: what follows from the prepared data does not replace it
     said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
     module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]
-    found = {"PAPER": SMALL | settings, "DATA": f"data/{name}.h5" if hasattr(module, "read") else None}
+    found = {"PAPER": {**SMALL, **settings}, "DATA": f"data/{name}.h5" if hasattr(module, "read") else None}
     found |= {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
     for field, value in found.items():
         if field == "PAPER" or not hasattr(module, field):

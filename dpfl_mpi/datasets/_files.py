@@ -10,9 +10,11 @@ import bz2
 import functools
 import gzip
 import lzma
+import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -222,18 +224,32 @@ def read_images(
     from tqdm import tqdm
 
     found: Found = {split: [] for split in splits}
+    unread = Counter[str]()  # images of other folders
     stack = Stack(source)
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
-            inside = len(path.parts) >= 3 and path.parts[-3] in found
-            if not inside or hidden(path) or path.suffix.lower() not in SUFFIXES:
+            if hidden(path) or path.suffix.lower() not in SUFFIXES:
+                continue
+            if len(path.parts) < 3 or path.parts[-3] not in found:
+                unread[str(PurePosixPath(*(path.parts[:-2] or path.parts[:-1])))] += 1
                 continue
             split, name, file = path.parts[-3:]
             if names is not None and name not in names:
                 raise UserError(f"{source}: {split} holds the class {name}; allowed are {', '.join(names)}")
             found[split].append((name, file, stack.add(path, decode(read(), f"{source}: {path}", colour))))
             bar.update()
+    if unread:
+        print(
+            f"warning: {source}: the images of {few(sorted(unread))} are not read ({unread.total()}); read are "
+            f"{', '.join(f'{split}/CLASS/*' for split in splits)}",
+            file=sys.stderr,
+        )
     return stack, found
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first five names, and how many there are more."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def classes_of(source: Path, found: Found, names: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -244,9 +260,10 @@ def classes_of(source: Path, found: Found, names: tuple[str, ...] | None) -> tup
     """
     classes = names or tuple(sorted({name for name, _, _ in next(iter(found.values()))}))
     for split, images in found.items():
-        differ = sorted(set(classes) ^ {name for name, _, _ in images})
-        if differ or not classes:
-            what = f"no image of the class {differ[0]}" if differ and differ[0] in classes else "other classes"
+        held = {name for name, _, _ in images}
+        missing, others = sorted({*classes} - held), sorted(held - {*classes})
+        if missing or others or not classes:
+            what = f"no image of the class {missing[0]}" if missing else f"other classes ({few(others)})"
             listed = f" of {', '.join(classes)}" if 0 < len(classes) <= 20 else ""
             raise UserError(
                 f"{source}: {split} holds {what if classes else 'no image'}; expected {split}/CLASS/*.png for every class{listed}"

@@ -12,19 +12,20 @@ names it. A shipped name wins over an entry point.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins.code import PACKAGE, Code, in_module, in_path
-from dpfl_mpi.plugins.load import execute
+from dpfl_mpi.plugins.load import execute, failure
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # before the hash of code, as `admit` returns it
@@ -136,6 +137,23 @@ def find(kind: str, name: str) -> Any:
     if code:
         LOADED[key] = out
     return out
+
+
+@contextlib.contextmanager
+def failing_as(what: str, kind: str, name: str) -> Iterator[None]:
+    """Turn an error inside into one sentence that begins with `what` and names file and line, where it comes from code that was admitted.
+
+    Too little memory, and errors of shipped code, stay what they are.
+    """
+    code = ADMITTED.get((kind, name))
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if code is None:
+            raise
+        raise UserError(f"{what} fails: {failure(error, code)}") from None
 
 
 def admitted(kind: str, name: str) -> str:

@@ -95,13 +95,18 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
         for name in [n for n in sys.modules if f"{n}.".startswith(f"{own.package}.")]:
             del sys.modules[name]  # half executed
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") != own.package]
-        raise UserError(f"{flag}, which fails: {type(error).__name__}: {words(error)} ({place(error, code)})") from None
+        raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
     if not code.attribute:
         return module, module
     found = getattr(module, code.attribute, None)
     if found is None:
         raise UserError(f"{flag}; the module {code.start} has no {code.attribute} ({module.__file__})")
     return module, found
+
+
+def failure(error: BaseException, code: Code) -> str:
+    """Return the type and the message of an error as one line, and where in the code it was raised."""
+    return f"{type(error).__name__}: {words(error)} ({place(error, code)})"
 
 
 def words(error: BaseException) -> str:

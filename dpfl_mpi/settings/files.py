@@ -82,6 +82,13 @@ class Facts(NamedTuple):
     held: tuple[np.ndarray, np.ndarray] | None  # training and test samples of each of the data's own clients
 
 
+def prepare_command(dataset: str = "", out: str | Path = "") -> str:
+    """Return the command that prepares a data set, or any where none is named; `out` only where nothing is there that it would replace."""
+    needs = "" if dataset and hasattr(find("dataset", dataset), "DOWNLOAD") else " --source PATH"
+    to = f" --out {out}" if out else ""
+    return f"`python -m dpfl_mpi.prepare {dataset or 'DATASET'}{needs}{to}`"
+
+
 def facts(path: str) -> Facts:
     """Return what a prepared file says of its samples.
 
@@ -95,7 +102,7 @@ def facts(path: str) -> Facts:
 @functools.lru_cache(maxsize=8)
 def read_facts(path: str, _time: int, _size: int) -> Facts:
     """Return the facts of a file, read once."""
-    sentence = f"--data is {path}, which is not a file of dpfl_mpi; make it with `python -m dpfl_mpi.prepare`"
+    sentence = f"--data is {path}, which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
     try:
         with Hdf5(Path(path), "an HDF5 file") as file:
             images = file.dataset("train/images", "iuf")
