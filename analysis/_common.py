@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import _needed  # noqa: F401  # before what it looks for
 
@@ -27,16 +27,17 @@ matplotlib.use("Agg")  # a login node has no display
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from _find import found
+from _find import check_data, found
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import replacing
 
+LISTED = 5  # of Runs that cannot be had for one reason so many are named, and more are counted
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
 
@@ -100,18 +101,27 @@ def command(run: Run, ranks: int = 8) -> str:
 
 
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
-    """Return the results that are there, and one sentence for each Run that is not: how to compute it, or why it cannot be."""
+    """Return the results that are there, and sentences on the Runs that are not: how each is computed, or why some cannot be."""
+    runs = list(runs)
     results, missing = [], []
+    reasons: dict[str, list[Run]] = {}
     for run in runs:
         try:
             path = found(run, folder)
+            if not path:
+                check_data(run)
         except UserError as error:
-            missing.append(f"not available here: {command(run)} ({error})")
+            reasons.setdefault(str(error), []).append(run)
             continue
         if path:
             results.append(Result(path))
         else:
             missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results={folder}"))
+    for why, some in reasons.items():
+        if len(some) > LISTED:
+            missing.append(f"not available here: {len(some)} of {len(runs)} Runs ({why})")
+        else:
+            missing += [f"not available here: {command(run)} ({why})" for run in some]
     return results, missing
 
 
@@ -138,31 +148,38 @@ def main(
     runs: Sequence[Run],
     draw: Callable[..., Drawing],
     options: Mapping[str, dict] | None = None,
-) -> None:
-    """Read the results that are there, draw them, write the files, print their paths, and end the process on a mistake.
+) -> NoReturn:
+    """Read the results that are there, draw them, write the files, print their paths, and end the process: with code 2 on a mistake.
 
     Args:
         name: file name of what is written, without folder and ending.
         options: further flags by name, as keywords of `argparse.add_argument`; `draw` gets them as keywords.
     """
+    exit_with(lambda: drawn(name, doc, runs, draw, options or {}))
+
+
+def drawn(
+    name: str, doc: str | None, runs: Sequence[Run], draw: Callable[..., Drawing], options: Mapping[str, dict]
+) -> int:
+    """Do the work of `main` and return the exit code."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=Paragraphs)
     parser.add_argument("files", nargs="*", metavar="RESULT", help="result files to draw, instead of RUNS of this file")
     parser.add_argument("--results", default="results", metavar="DIR", help="folder of the results (default: results)")
     parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")
-    for flag, keywords in (options or {}).items():
+    for flag, keywords in options.items():
         parser.add_argument(f"--{flag}", **keywords)
     args = parser.parse_args()
     try:
         results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
         for line in missing:
             print(line, file=sys.stderr)
-        if missing:
+        if any(line.startswith("missing: ") for line in missing):
             print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
         results = [r for r in results if has_rounds(r)]
         if not results:
             raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
         with plt.rc_context(STYLE):
-            drawing = draw(results, **{flag: getattr(args, flag) for flag in options or {}})
+            drawing = draw(results, **{flag: getattr(args, flag) for flag in options})
             if not isinstance(drawing, Drawing):
                 raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
             paths = save(drawing, name, Path(args.out))
@@ -172,7 +189,8 @@ def main(
             print(path)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+    return 0
 
 
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:

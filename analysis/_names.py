@@ -35,7 +35,10 @@ def budget_label(run: Run) -> str:
 
 
 def label(run: Run) -> str:
-    """Return the name of a row or a curve: the method, and the budget where the method has one."""
+    """Return the name of one result's row: the method, and the budget where the method has one.
+
+    Runs that differ in anything else share it, two versions of a method too: `_tables.named` tells those of several results apart.
+    """
     return method_name(run) + (f" ({budget_label(run)})" if has_budget(run) else "")
 
 

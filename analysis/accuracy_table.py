@@ -198,7 +198,10 @@ def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy"
     """Return the tables."""
     data = measure(results, score)
     settings = list(dict.fromkeys(data["setting"]))
-    shown = [printed(r.cell, r.bold, r.paper if paper else "") for r in data.itertuples()]
+    shown = [
+        printed(r.cell if r.finished else f"{r.cell}, not finished", r.bold, r.paper if paper else "")
+        for r in data.itertuples()
+    ]
     table = data.assign(cell=shown).pivot(index="method", columns="setting", values="cell").fillna("-")
     table = table.loc[data["method"].unique(), settings].reset_index()
     parts = [
@@ -232,7 +235,7 @@ def draw(results: Sequence[Result], paper: bool = False, score: str = "accuracy"
                 "\nNote: local epochs differ: " + "; ".join(f"{e} ({', '.join(m)})" for e, m in by.items()) + "."
             )
         if not part["finished"].all():
-            parts.append(f"Note: not finished: {', '.join(part[~part['finished']]['method'])}.")
+            parts.append(f"\nNote: not finished: {', '.join(part[~part['finished']]['method'])}.")
     parts.append(
         "\nvs Local: difference client by client on the same partition, points, with its 95 % interval: over partitions, of one partition over its clients."
         " Of several Local the one whose settings and epochs are nearest."

@@ -4,7 +4,7 @@
 csv: one long table, one row per client, round and set:
     client_id,round,set,loss,accuracy
   Accuracy is from 0 to 1, empty where it is not recorded. With several results
-  a first column `run` names them.
+  a first column `run` names them, and the file is runs.csv beside the first.
 clients: one row per client, of its best model by validation:
     client_id,n_train,n_val,n_test,best_round,val_accuracy,
     accuracy,balanced_accuracy,macro_f1
@@ -136,11 +136,14 @@ def main(arguments: list[str] | None = None) -> int:
         for part, out in pieces:
             if any(out.exists() and out.samefile(r.path) for r in results):
                 raise UserError(f"--out is {out}, which is one of the results; name another file")
+            replaced = out.exists()
             with explained(f"--out is {out}; it cannot be written"), replacing(out) as new:
                 if args.format == "pfllib":
                     write_pfllib(part[0], new)
                 else:
                     write_csv(part, new, LONG if args.format == "csv" else CLIENTS)
+            if replaced:
+                print(f"{out} was there before; it is replaced", file=sys.stderr)
             print(out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

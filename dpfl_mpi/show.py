@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ from dpfl_mpi.outcome import outcome, texts
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import PHASES, Result
 from dpfl_mpi.settings.fields import as_dict, fields
+from dpfl_mpi.summary import KEPT
 
+WIDTH = 80  # of a terminal; tables and paths are as wide as they are
 OF_CLASSES = {"balanced accuracy": "balanced_accuracy", "macro F1": "macro_f1"}
 
 
@@ -28,14 +31,27 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
 
 
+def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
+    """Return a text in lines of the terminal's width, each after `indent`, the first one after `first`."""
+    lines = textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace(KEPT, " ")
+
+
 def settings(run: Run) -> str:
-    """Return the settings of a run, one line per group of the command line."""
+    """Return the settings of a run by group of the command line, a setting and its value in one line."""
     groups: dict[str, list[str]] = {}
     for f in fields(run):
         value = getattr(run, f.name)
         if value is not None and value != {}:
-            groups.setdefault(f.metadata["group"], []).append(f"{f.name} {value}")
-    return "\n".join(f"  {name:10s} {', '.join(items)}" for name, items in groups.items())
+            groups.setdefault(f.metadata["group"], []).append(f"{f.name} {value}".replace(" ", KEPT))
+    return "\n".join(folded(", ".join(items), " " * 13, f"  {name:10s} ") for name, items in groups.items())
 
 
 def rounds(result: Result, last: int) -> str:
@@ -141,15 +157,21 @@ def show(result: Result, last: int, each: int) -> str:
             f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
             *(
                 [
-                    f"  test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
-                    f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %",
-                    f"  balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % (of the same models, over classes, then clients)",
+                    folded(
+                        f"test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
+                        f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
+                    ),
+                    folded(
+                        f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % (of the same models, over classes, then clients)"
+                    ),
                 ]
                 if len(result.scored())
                 else ["  no client was scored"]
             ),
-            f"  {start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
-            f"{start['time']}, {head['seconds']} s",
+            folded(
+                f"{start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
+                f"{start['time']}, {head['seconds']} s"
+            ),
             "\nsettings",
             settings(run),
             "\nlast rounds (means over clients)",
@@ -183,16 +205,13 @@ def compare(a: Result, b: Result) -> str:
     difference = 100 * (b["best/test_acc"] - a["best/test_acc"])[a.benign & b.benign]
     both = f"{np.nanmean(difference):+.2f} points" if np.isfinite(difference).any() else "no client was scored in both"
     differing = Result.differences(a, b)
-    out.append(
-        f"\nclient by client (same partition), B - A: {both}; B is better for {int((difference > 0).sum())}, equal for "
+    said = (
+        f"client by client (same partition), B - A: {both}; B is better for {int((difference > 0).sum())}, equal for "
         f"{int((difference == 0).sum())}, worse for {int((difference < 0).sum())}"
     )
-    out.append(
-        f"arrays that differ: {', '.join(differing)}"
-        if differing
-        else "all recorded numbers are the same to the last bit"
-    )
-    return "\n".join(out)
+    same = "all recorded numbers are the same to the last bit"
+    arrays = f"arrays that differ: {', '.join(differing)}" if differing else same
+    return "\n".join([*out, f"\n{folded(said, first='')}", folded(arrays, first="")])
 
 
 def cite(results: Sequence[Result]) -> str:

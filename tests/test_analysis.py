@@ -1,6 +1,7 @@
 """Figures and tables on their numbers, worked out by hand for `tiny_result`; every file of analysis/ runs without torch and MPI."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import tiny_result
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import NO_READER, UserError
 from dpfl_mpi.plugins import shipped
 from dpfl_mpi.results import Result
 
@@ -78,7 +79,11 @@ sys.meta_path.insert(0, Block())
 sys.path.insert(0, sys.argv[2])
 for file, *arguments in eval(sys.argv[1]):
     sys.argv = [file, *arguments]
-    runpy.run_path(file, run_name="__main__")
+    try:
+        runpy.run_path(file, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
 """
 
 
@@ -132,9 +137,45 @@ def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(made, tmp
         "not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is nothing"
     )
     monkeypatch.setattr(sys, "argv", ["sparsity", "--results", str(results), "--out", str(tmp_path / "out")])
-    common.main("sparsity", "", runs, module("sparsity").draw)
+    with pytest.raises(SystemExit) as end:
+        common.main("sparsity", "", runs, module("sparsity").draw)
+    assert end.value.code == 0
     said = capsys.readouterr()
     assert missing[0] in said.err and str(tmp_path / "out" / "sparsity.pdf") in said.out
+
+
+def test_runs_whose_data_are_not_there_are_counted_by_file(tmp_path, monkeypatch, capsys):
+    """One of the usual place, one that is named: nobody can compute them here, so no command is offered. Few are still named each."""
+    common = module("_common")
+    monkeypatch.chdir(tmp_path)
+    named = {"dataset": "femnist", "data": "data/ten.h5", "partition": "fedrep"}
+    runs = [Run(dataset="cifar10", seed=s) for s in range(6)] + [Run(**named, seed=s) for s in range(7)]
+    made = "there is no such file: make it with `python -m dpfl_mpi.prepare"
+    why = f"(--data is data/cifar10.h5; {made} cifar10 --out data/cifar10.h5`)"
+    counted = [
+        f"not available here: 6 of 13 Runs {why}",
+        f"not available here: 7 of 13 Runs (--data is data/ten.h5; {made} femnist --source PATH --out data/ten.h5`)",
+    ]
+    assert common.gather(runs, "results") == ([], counted)
+    few = [f"not available here: {common.command(run)} {why}" for run in runs[1:6]]
+    assert common.gather(runs[1:6], "results") == ([], few)
+    monkeypatch.setattr(sys, "argv", ["sparsity"])
+    with pytest.raises(SystemExit) as end:
+        common.main("sparsity", "", runs, module("sparsity").draw)
+    nothing = "error: there is nothing to draw: no result of this figure has a recorded round yet"
+    assert end.value.code == 2 and capsys.readouterr().err.splitlines() == [*counted, nothing]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar10.h5").touch()  # there it is computed
+    assert common.gather(runs[:2], "results")[1] == [f"missing: {common.command(run)}" for run in runs[:2]]
+
+
+def test_a_reader_that_has_left_ends_a_figure_without_a_word(made, tmp_path):
+    read, write = os.pipe()
+    os.close(read)  # `| head -1`, once it has its line
+    words = [sys.executable, str(ANALYSIS / "accuracy_table.py"), str(made["dpfl", 42])]
+    done = subprocess.run(words, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, timeout=120)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (NO_READER, b"") and (tmp_path / "figures/accuracy_table.csv").is_file()
 
 
 @pytest.mark.parametrize(
@@ -544,3 +585,7 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     result = Result(tiny_result.make(tmp_path / "running.h5", finished=False))
     assert common.has_rounds(result)
     assert "is running, round 2 of 2: drawn as far as it is" in capsys.readouterr().err
+    table = module("accuracy_table")
+    text = table.draw([result, *open_all(made, ("local", 42))]).text
+    assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 0.75N).\n" in text
+    assert "not finished" not in table.draw(four(made)).text

@@ -17,6 +17,11 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.summary import summary
 
 
+def whole(text):
+    """Return a text whose lines are not folded."""
+    return " ".join(text.split())
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
@@ -74,6 +79,16 @@ def test_several_results_do_not_go_under_the_name_of_one(tmp_path, capsys):
     assert "run" not in (tmp_path / "42.csv").read_text().splitlines()[0].split(",")
 
 
+def test_export_says_what_it_replaces(tmp_path, capsys):
+    """Another set of results goes to the same runs.csv."""
+    paths = [str(tiny_result.make(tmp_path / f"{s}.h5", best=(0.5,) * 4, seed=s)) for s in (1, 2, 3)]
+    out = tmp_path / "runs.csv"
+    for some, said in ((paths[:2], ""), (paths[1:], f"{out} was there before; it is replaced\n")):
+        assert export.main(some) == 0
+        assert capsys.readouterr() == (f"{out}\n", said)
+    assert {row["run"] for row in csv.DictReader(out.read_text().splitlines())} == {"2", "3"}
+
+
 def test_export_never_overwrites_a_result(made, capsys):
     before = made["dpfl"].read_bytes()
     assert export.main([str(made["dpfl"]), "--out", str(made["dpfl"])]) == 2
@@ -102,9 +117,9 @@ def test_show_prints_the_run(made, capsys):
     out = capsys.readouterr().out
     assert "dpfl on digits, finished, 2 rounds\n" in out
     assert (
-        "test accuracy 70.00 % (mean over 4 clients of their best model by validation), std over clients 22.36, lowest 40.0 %"
-        in out
-    )
+        "\n  test accuracy 70.00 % (mean over 4 clients of their best model by validation),"
+        "\n  std over clients 22.36, lowest 40.0 %\n"
+    ) in out
     lines = [line.split() for line in out.splitlines()]
     assert ["1", "15", "0.4000", "60.00", "60.00", "2", "0.5", "21.00"] in lines
     assert ["2", "20", "0.3000", "70.00", "70.00", "3", "0.8", "21.00"] in lines and not any(
@@ -114,6 +129,21 @@ def test_show_prints_the_run(made, capsys):
     assert best[-2:] == ["0(4)", "1(1)"] and worst[-1] == "2(8)"
     assert ["Omega", "5", "43.8", "0", "/", "1.2", "/", "2", "20.0", "16.7"] in lines
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in lines
+
+
+def test_show_fits_a_terminal(made, capsys):
+    """Prose and lists have lines of 80 columns, in which a setting stays beside its value; tables are as wide as they are."""
+    paths = [str(made[m]) for m in ("dpfl", "local")]
+    assert show.main([*paths, "--compare", *paths]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    first = lines.index("settings") + 1
+    end = lines.index("", first)
+    assert max(map(len, lines[:end])) <= 80 and max(map(len, lines[-5:])) <= 80
+    assert lines[first].startswith("  data       dataset digits, partition pathological,")
+    assert lines[first + 1].startswith(" " * 13 + "dirichlet_alpha 0.5, ")
+    i = lines.index("client by client (same partition), B - A: -5.00 points; B is better for 1, equal")
+    assert lines[i + 1] == "  for 1, worse for 2" and lines[i + 2].startswith("arrays that differ: best/test_acc, ")
+    assert all(line.startswith("  ") for line in lines[i + 3 :])
 
 
 def test_show_of_a_run_without_a_graph_and_of_a_running_one(made, tmp_path, capsys):
@@ -172,7 +202,7 @@ def test_a_run_in_which_nobody_was_scored_says_so(why, tmp_path, capsys):
     assert show.main(["--compare", str(path), str(path)]) == 0
     out = capsys.readouterr().out
     assert ["test", "accuracy,", "%", "-", "-"] in [line.split() for line in out.splitlines()]
-    assert "B - A: no client was scored in both; B is better for 0" in out
+    assert "B - A: no client was scored in both; B is better for 0" in whole(out)
     assert evaluate.main([str(path)]) == 0
     none = why == "flipped"
     assert ("no client is scored on their own test samples" in capsys.readouterr().out) == none
@@ -193,7 +223,7 @@ def test_compare_says_what_differs(made, capsys):
     lines = [line.split() for line in out.splitlines()]
     assert ["method", "local", "dpfl"] in lines and ["budget", "1", "3"] in lines
     assert ["test", "accuracy,", "%", "65.00", "70.00"] in lines
-    assert "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1" in out
+    assert "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1" in whole(out)
     assert show.main(["--compare", str(made["dpfl"]), str(made["dpfl"])]) == 0
     out = capsys.readouterr().out
     assert "the settings are the same" in out and "all recorded numbers are the same to the last bit" in out
@@ -310,7 +340,7 @@ def test_means_are_over_clients_with_true_labels(tmp_path, capsys):
     flip = tiny_result.make(tmp_path / "flip.h5", flipped=[False, True, False, True])  # best .8 .6 1.0 .4
     local = tiny_result.make(tmp_path / "local.h5", "local", flipped=[False, True, False, True])  # .6 .6 .8 .6
     with Result(flip) as a, Result(local) as b:
-        assert "B - A: -20.00 points; B is better for 0, equal for 0, worse for 2" in show.compare(a, b)
+        assert "B - A: -20.00 points; B is better for 0, equal for 0, worse for 2" in whole(show.compare(a, b))
         assert "(mean over 2 clients" in show.show(a, 1, 1)
         said = evaluate.report(a, np.array([0.8, 0.1, 1.0, 0.1]), "own", "test")
     assert said.startswith("2 models on their own test samples: mean 90.00 %") and "the same for 2 of 2 clients" in said

@@ -1,5 +1,7 @@
 """The pages on code of one's own: the complete file that each shows runs, and each mistake of its table says what stands there."""
 
+import ast
+import dataclasses
 import io
 import re
 import subprocess
@@ -12,8 +14,10 @@ import torch
 from launch import ROOT, mpirun, run_here
 
 from dpfl_mpi import api, plugins
+from dpfl_mpi.config import Run
 from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.methods import Method
 from dpfl_mpi.results import Result
 
 FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
@@ -101,7 +105,48 @@ def test_a_mistake_says_what_the_page_says(tmp_path, mistake):
     assert sentence in str(refused.value).replace(str(path), "gossip.py")
 
 
+def test_the_switches_of_the_page_have_their_defaults():
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| ", (ROOT / "docs" / "own-method.md").read_text(), re.M)
+    functions = {"init", "round", "finetune_gradient", "newcomer", "options"}
+    switches = {
+        f.name: f.default for f in dataclasses.fields(Method) if f.name not in functions | {"title", "citation"}
+    }
+    assert {name: ast.literal_eval(default) for name, default in rows} == switches
+
+
+def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
+    (tmp_path / "gossip.py").write_text(text := own.example("own-method.md"))
+    (tmp_path / "before.py").write_text(text.replace("searches=False,", "searches=False, preprocesses=True,"))
+    plain, before = (Run(method=str(tmp_path / f"{n}.py"), tau_init=3).resolve() for n in ("gossip", "before"))
+    assert (plain.tau_init, before.tau_init) == (0, 3) and plain.rounds == 22
+    assert plain.key() == Run(method=plain.method).resolve().key()
+    assert Run(method=before.method).resolve().rounds == 20
+
+
 AVERAGE = "    mean = fed.average(w, chosen)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "error"),
+    [
+        (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
+        (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Federation.average() got an unexpected keyword"),
+        ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
+    ],
+    ids=["verb", "keyword", "option"],
+)
+def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
+    """As the page says: one traceback, the line and the error at its end, exit code 1."""
+    file = own.example("own-method.md")
+    assert file.count(text) == 1
+    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
+    fields = FIELDS | {"method": "gossip.py", "rounds": 1}
+    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
+    end = done.stderr.partition("gossip.py")[2]
+    assert instead.strip() in end.splitlines()[1] and f"\n{error}" in end
+
+
 EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
 
 
@@ -174,12 +219,12 @@ def test_nothing_runs_after_an_abort(tmp_path):
 
 
 def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
-    """From a folder of its own, by nothing but the path of `_common`; what it gained is checked by hand; one sentence for a wrong `draw`."""
+    """From a folder of its own, by nothing but the path of `_common`; its numbers are checked by hand; one sentence for a wrong `draw`."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "analysis"))
     for method in ("local", "fedavg"):
         run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
-    file = tmp_path / "gained.py"
+    file = tmp_path / "nine_in_ten.py"
     file.write_text(own.example("own-figure.md"))
 
     def drawn(*words):
@@ -187,13 +232,22 @@ def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
         return done.returncode, done.stdout, done.stderr
 
     assert drawn("local.h5", "fedavg.h5")[0] == 0
-    rows = (tmp_path / "figures" / "gained.csv").read_text().splitlines()
-    assert (tmp_path / "figures" / "gained.pdf").is_file() and len(rows) == 1 + 2 * 5
+    rows = (tmp_path / "figures" / "nine_in_ten.csv").read_text().splitlines()
+    assert (tmp_path / "figures" / "nine_in_ten.pdf").is_file() and len(rows) == 1 + 2 * 5
     with Result(tmp_path / "local.h5") as local:
-        gained = 100 * (local["round/test_acc"][2, 0] - local["round/test_acc"][0, 0])
-        method, setting, seed, samples, shown = rows[1].split(",")
-        assert (method, setting, seed, samples) == ("Local", "Digits Patho(5)", "42", str(local["client/n_train"][0]))
-        assert float(shown) == pytest.approx(gained)
+        best = sorted(100 * local["best/test_acc"])
+        setting, method, seed, samples, shown = rows[1].split(",")
+        assert (setting, method, seed, samples) == ("Digits Patho(5)", "Local", "42", str(local["client/n_train"][0]))
+        assert float(shown) == pytest.approx(100 * local["best/test_acc"][0])
+    said = drawn("local.h5")[1].splitlines()
+    assert [c.strip() for c in said[0].split("|")[1:-1]] == ["setting", "method", "nine in ten reach, %"]
+    between = 0.6 * best[0] + 0.4 * best[1]  # of the places 0 to 4 of five clients, place 0.4
+    assert said[2].split("|")[-2].strip() == f"{between:.2f}"
+    for scale in (1, 2):
+        mine = own.folder(tmp_path / str(scale), helper=f"SCALE = {scale}\n") / "mine.py"
+        run_here(tmp_path / f"{scale}.h5", FIELDS | {"method": str(mine), "budget": None})
+    rows = [line.split("|")[2].strip() for line in drawn("1.h5", "2.h5")[1].splitlines() if "Mine" in line]
+    assert len(set(rows)) == 2 and all(row.startswith("Mine, method mine [") for row in rows)
     code, _, said = drawn()
     assert code == 2 and f"all of them at once: python -m dpfl_mpi.sweep {file}" in said
     file.write_text(file.read_text().replace("return Drawing", "Drawing"))

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 import starts
+import tiny_result
 
 from dpfl_mpi import __main__, sweep
-from dpfl_mpi.config import Run
+from dpfl_mpi.config import Job, Run
 from dpfl_mpi.survival import signals
 from dpfl_mpi.survival.lock import born
-from dpfl_mpi.sweeps import here, jobs, known
+from dpfl_mpi.sweeps import here, jobs, known, wanted
 
 REFUSAL = "sbatch: error: invalid partition specified: typo\nsbatch: error: Batch job submission failed: Invalid name"
 
@@ -178,6 +179,24 @@ def test_an_interrupted_sweep_names_a_command_that_goes_on(tmp_path, monkeypatch
     assert capsys.readouterr().err == said.format(command)
 
 
+def test_tuning_says_a_tie(tmp_path):
+    """All values that look alike in the table are named; the best is taken, of equal ones the first."""
+
+    def chosen(**best: float) -> str:
+        values, folder = {}, tmp_path / str(best)
+        for i, (value, score) in enumerate(best.items()):
+            run = Run(dataset="digits", classes_per_client=3, method="local", clients=4, rounds=2, seed=i)
+            tiny_result.make(run.path(folder), "local", i, best=(score,) * 4)
+            values[value] = [run]
+        return wanted.choose(values, Job(results=str(folder)), "ditto.lam=a,b,c").splitlines()[-1]
+
+    assert chosen(a=0.5, b=0.75, c=0.75) == (
+        "best by validation: ditto.lam=b (a tie to two digits with c; of equal accuracies the first is taken)"
+    )
+    assert chosen(a=0.75, b=0.750001, c=0.25).startswith("best by validation: ditto.lam=b (a tie to two digits with a;")
+    assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
+
+
 # what is read of a result ------------------------------------------------------------------------------------------------
 def test_a_last_write_that_changes_neither_time_nor_size_is_seen(tmp_path, monkeypatch):
     """A file system with coarse times: the table read the file just before its state was set in place."""
@@ -267,6 +286,17 @@ def test_a_job_has_most_of_its_warning_to_end_the_round(tmp_path, bin_folder, mo
     (pickled,) = tmp_path.glob("sweeps/*/41_submitted.pkl")
     (flags,) = DelayedSubmission.load(pickled).args
     assert [flag for flag in flags if flag.startswith("--grace")] == [f"--grace={grace}"]
+
+
+def test_a_dry_run_needs_no_slurm(tmp_path, monkeypatch, capsys):
+    """On a laptop: the text for sbatch. To submit it is refused as before."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = words(tmp_path, "--seeds", "1,2", "--cluster", "slurm")
+    assert sweep.main([*asked, "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    assert "#SBATCH --array=0-1" in out and out.count("# task: python -m dpfl_mpi ") == 2
+    assert sweep.main(asked) == 2
+    assert 'error: --cluster is slurm: Could not detect "srun"' in capsys.readouterr().err
 
 
 def test_a_requeued_jobs_run_is_a_step_of_another_number(tmp_path, bin_folder, capsys):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from dpfl_mpi.config import Job
 from dpfl_mpi.errors import UserError
@@ -32,11 +33,16 @@ SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced where i
 
 
 def executor(args: argparse.Namespace, folder: Path, more: dict[str, Any] | None = None) -> Any:
-    """Return submitit's executor with the resources of the command line, and `more` options of sbatch."""
+    """Return submitit's executor with the resources of the command line, and `more` options of sbatch.
+
+    That of --dry_run needs no Slurm: submitit, which looks for srun, is told that it is there.
+    """
     import submitit
 
+    there = mock.patch.object(submitit.SlurmExecutor, "affinity", return_value=1)
     try:
-        out = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10000)
+        with there if args.dry_run else contextlib.nullcontext():
+            out = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10000)
     except RuntimeError as error:
         raise UserError(f"--cluster is slurm: {error}") from None
     extra: dict[str, Any] = {"requeue": True}

@@ -125,10 +125,8 @@ def trials(runs: list[Run], tune: str, read: Callable[[list[str]], Any]) -> dict
 
 def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
     """Return the tuning table and its choice: the largest validation accuracy, mean over clients and trials. The test set is not read."""
-    lines, best = (
-        [f"{tune.partition('=')[0]}  validation accuracy, mean over {len(next(iter(values.values())))} runs"],
-        ("", -1.0),
-    )
+    name = tune.partition("=")[0]
+    means: dict[str, float] = {}
     for value, runs in values.items():
         scores = []
         for run in runs:
@@ -139,11 +137,15 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
                 if not result.finished:
                     return "the tuning is not finished: run the same command again when it is"
                 scores.append(float(np.nanmean(result["best/val_acc"][result.benign])))
-        mean = float(np.mean(scores))
-        lines.append(f"  {value:>10s}  {100 * mean:.2f} %")
-        if mean > best[1]:
-            best = (value, mean)
-    return "\n".join([*lines, f"best by validation: {tune.partition('=')[0]}={best[0]}"])
+        means[value] = float(np.mean(scores))
+    scored = {value: mean for value, mean in means.items() if mean == mean}  # nan: nobody was scored
+    best = max(scored, key=lambda value: scored[value], default="")
+    shown = {value: f"{100 * mean:.2f} %" for value, mean in means.items()}
+    equal = [value for value in scored if value != best and shown[value] == shown[best]]
+    tie = f" (a tie to two digits with {', '.join(equal)}; of equal accuracies the first is taken)" if equal else ""
+    lines = [f"{name}  validation accuracy, mean over {len(next(iter(values.values())))} runs"]
+    lines += [f"  {value:>10s}  {percent}" for value, percent in shown.items()]
+    return "\n".join([*lines, f"best by validation: {name}={best}{tie}"])
 
 
 def bases(known: list[Known]) -> dict[str, Known]:
