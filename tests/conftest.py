@@ -1,6 +1,7 @@
 """What all tests share: one thread, small data files that ranks read without importing scikit-learn, and what only CI asks for."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality holds for one thread per rank
 
@@ -8,6 +9,9 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # its options are read; a pytest that a test starts is not split again
     os.environ.pop("PYTEST_ADDOPTS", None)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background job; what tests start would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ASKED = {
     "cluster": "also run what starts a Slurm, as root; Debian's packages are installed where they are missing",
