@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from dpfl_mpi.config import NUMERICS, Run
+from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
@@ -61,4 +61,5 @@ def answers(result: Result, run: Run) -> bool:
         return False
     if "partition" in gone:
         asked["clients"] = asked["clients"] or mine["clients"]
-    return Run(**asked).resolve(gone).key() == result.key and result.fact("numerics") == str(NUMERICS)
+    today = Run(**asked).resolve(gone)
+    return today.key() == result.key and result.fact("numerics") == str(today.numerics)

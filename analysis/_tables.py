@@ -74,18 +74,27 @@ def named(groups: Sequence[Group], name: Callable[[Run], str] = row_name) -> lis
     out = []
     for group in groups:
         run = group[0].run
-        rivals = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]
-        values = [fields(r) for r in rivals]
-        differ = [f for f in values[0] if len({json.dumps(v.get(f)) for v in values}) > 1 and f != "budget"]
+        alike = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]
+        values, rivals = [fields(r) for r in alike], [r.run for r in alike]
+        differ = [f for f in values[0] if len({json.dumps(v.get(f)) for v in values}) > 1]
         usual = {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
         said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
         extra = ", ".join(
-            f"{f} {value_of(group[0], f)}".removeprefix("options ")
+            f"{f} {value_of(group[0], f)}{content(run, f, rivals)}".removeprefix("options ")
             for f in said
             if getattr(run, f, "other") is not None
         )
         out.append((setting(run), name(run) + (f", {extra}" if extra else ""), group))
     return out
+
+
+def content(run: Run, field: str, rivals: Sequence[Run]) -> str:
+    """Return " [HASH]" of a field's file where the file of a rival has the same name and another content, else nothing."""
+    held = getattr(run, "contents", {}).get(field, "")
+    same = {
+        getattr(r, "contents", {}).get(field) for r in rivals if getattr(r, field, None) == getattr(run, field, None)
+    }
+    return f" [{held[:6]}]" if len(same) > 1 and held and not held.startswith(CODE) else ""
 
 
 def value_of(result: Result, field: str) -> str:
@@ -138,7 +147,8 @@ def over(parts: Parts) -> str:
 
 def means(group: Group, metric: str = "accuracy") -> np.ndarray:
     """Return each repetition's accuracy (or `metric`), percent: the plain mean over its clients."""
-    return np.array([100 * np.nanmean(accuracy(r, metric)) for r in group])
+    each = [accuracy(r, metric) for r in group]
+    return np.array([100 * np.nanmean(a) if np.isfinite(a).any() else np.nan for a in each])
 
 
 def deviation(values: np.ndarray) -> float:
@@ -150,9 +160,15 @@ def unbeaten(groups: Sequence[Group], metric: str = "accuracy") -> list[bool]:
     """Return for each group whether the best one does not beat it: the interval of the paired difference to the best reaches 0."""
     if not groups:
         return []
-    best = groups[int(np.argmax([means(g, metric).mean() for g in groups]))]
+    scores = [means(g, metric).mean() for g in groups]
+    if not np.isfinite(scores).any():
+        return [False] * len(groups)
+    best = groups[int(np.nanargmax(scores))]
     out = []
-    for group in groups:
+    for group, score in zip(groups, scores, strict=True):
+        if np.isnan(score):  # nobody was scored
+            out.append(False)
+            continue
         difference = paired(best, group, metric)
         if group is best or not comparable(difference):
             out.append(group is best)
@@ -165,6 +181,8 @@ def unbeaten(groups: Sequence[Group], metric: str = "accuracy") -> list[bool]:
 def cell(group: Group, metric: str = "accuracy") -> str:
     """Return "83.04 ± 0.98 (3)": mean and standard deviation over repetitions and their number."""
     values = means(group, metric)
+    if np.isnan(values.mean()):
+        return f"- ({len(values)})"
     spread = f" ± {deviation(values):.2f}" if len(values) > 1 else ""
     return f"{values.mean():.2f}{spread} ({len(values)})"
 
@@ -255,9 +273,12 @@ def variants(groups: Sequence[Group], field: str) -> dict[tuple[str, str], list[
     out: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         where, mine = setting(group[0].run), fields(group[0])
+        there = [g[0].run for g in groups if setting(g[0].run) == where]
         rivals = [fields(g[0]) for g in groups if setting(g[0].run) == where]
         differ = [f for f in mine if f not in (field, "budget") and len({json.dumps(v.get(f)) for v in rivals}) > 1]
-        variant = ", ".join(f"{f} {value_of(group[0], f)}" for f in differ)
+        variant = ", ".join(f"{f} {value_of(group[0], f)}{content(group[0].run, f, there)}" for f in differ)
+        if mark := content(group[0].run, "budget", there):
+            variant = f"{variant}, budget{mark}".removeprefix(", ")
         out.setdefault((where, variant), []).append(group)
     return out
 

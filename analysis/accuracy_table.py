@@ -33,8 +33,9 @@ from _tables import (
 )
 
 from dpfl_mpi.config import Run
-from dpfl_mpi.methods import declared, local_epochs
+from dpfl_mpi.methods import declared
 from dpfl_mpi.metrics import METRICS
+from dpfl_mpi.outcome import epochs
 from dpfl_mpi.results import Result
 
 SETTINGS = (
@@ -123,11 +124,6 @@ def published(where: str, name: str) -> str:
     return f"{numbers[2 * column]} ± {numbers[2 * column + 1]}"
 
 
-def epochs(result: Result) -> int:
-    """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
-    return int(local_epochs(result)[result.last_round]) + result.run.finetune_epochs
-
-
 def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
     """Return one row per setting and method: accuracies (or `score`) in percent, differences in points, means over the seeds."""
     groups = repetitions(results)
@@ -140,7 +136,9 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
         bold = unbeaten([g for _, g in here], score)
         for (name, group), is_bold in zip(here, bold, strict=True):
             values = means(group, score)
-            accuracies = [100 * a[np.isfinite(a)] for a in (accuracy(r, score) for r in group)]
+            scores = [100 * a[np.isfinite(a)] for a in (accuracy(r, score) for r in group)]
+            accuracies = [a for a in scores if len(a)]  # of repetitions in which somebody was scored
+            last = [a for a in (r.scored("last/test_acc") for r in group) if len(a)]
             difference = to_local(group, alone, score)
             gain, half = interval(difference) if difference else (np.nan, np.nan)
             rows.append(
@@ -151,12 +149,12 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
                     "std": deviation(values),
                     "n": len(values),
                     "bold": is_bold,
-                    "client_std": np.mean([a.std() for a in accuracies]),
+                    "client_std": mean_of([a.std() for a in accuracies]),
                     "vs_local": gain,
                     "vs_local_half_interval": half,
                     "below_local_percent": 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan,
-                    "worst_decile": np.mean([np.sort(a)[: -(-len(a) // 10)].mean() for a in accuracies]),
-                    "last_round": np.mean([100 * np.nanmean(r["last/test_acc"][r.benign]) for r in group]),
+                    "worst_decile": mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in accuracies]),
+                    "last_round": mean_of([a.mean() for a in last]),
                     "epochs": epochs(group[0]),
                     "finished": all(r.finished for r in group),
                     "paper": published(where, name) if score == "accuracy" else "",
@@ -164,6 +162,11 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean, nan of nothing."""
+    return float(np.mean(values)) if values else float("nan")
 
 
 def to_local(group: Group, alone: Sequence[Group], score: str) -> Parts:

@@ -21,7 +21,7 @@ from dpfl_mpi.settings.controls import FALSE, shares_of
 from dpfl_mpi.settings.fields import as_dict, changed, check, check_types, field, fields, floats
 from dpfl_mpi.settings.files import FILES, contents, prepare_command
 from dpfl_mpi.settings.steps import check_method, facts_of_code, filled_in, options_of_model, read_alone
-from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name, of_clients
+from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name, lost_half, of_clients
 
 OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
 NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
@@ -193,14 +193,19 @@ class Run:
 
         The first correction changed what liars send and how they choose; a drift with --patience or clients that are absent; newcomers of
         SCAFFOLD; and the count of models received with --ggc_repeats. The second changed Runs whose share of the clients came to one client
-        too few, because floats were rounded down. The third changed newcomers of kNN-Per.
+        too few, because floats were rounded down. The third changed newcomers of kNN-Per. The fourth changed /finetune of clients that diverge
+        while tuning, and halves of --participation and of PENS's first step that floats rounded down.
         """
         lies = str(self.attack).partition(":")[0] in FALSE
         moved = self.drift and (self.patience or self.participation < 1 or self.available)
         late = self.newcomers and self.method == "scaffold"
         short_of_one = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
         stale_memory = self.newcomers > 0 and self.method == "knnper"
-        return NUMERICS + bool(lies or moved or late or self.ggc_repeats > 1) + short_of_one + stale_memory
+        gone = self.finetune_epochs > 0 and self.on_divergence == "exclude"
+        first_step = float((self.options or {}).get("first_step", 0)) if self.method == "pens" else 0.0
+        halves = lost_half(self.participation, range(self.clients + 1)) or lost_half(first_step, [self.rounds])
+        corrections = (lies or moved or late or self.ggc_repeats > 1, short_of_one, stale_memory, gone or halves)
+        return NUMERICS + sum(map(bool, corrections))
 
     def slug(self) -> str:
         """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""

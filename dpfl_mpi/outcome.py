@@ -20,6 +20,12 @@ DIGITS = {
 }
 
 
+def epochs(result: Result) -> int:
+    """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
+    tuned = result.run.finetune_epochs if "finetune/epochs" in result else 0
+    return int(local_epochs(result)[result.last_round]) + tuned
+
+
 def outcome(result: Result) -> dict[str, float]:
     """Return the figures of `DIGITS` by name: accuracies in percent over the clients that are scored, nan where none is.
 
@@ -33,7 +39,7 @@ def outcome(result: Result) -> dict[str, float]:
         "std over clients": float(best.std()) if some else math.nan,
         "lowest client, %": float(best.min()) if some else math.nan,
         "last round, %": float(now.mean()) if len(now) else math.nan,
-        "local epochs": int(local_epochs(result)[last]) + result.run.finetune_epochs,
+        "local epochs": epochs(result),
         "edges in Omega": len(result.omega().senders),
         "edges at the end": len(result.chosen(last).senders),
         "models received per client": float(result["traffic/models_received"].sum() / len(result["client/p"])),

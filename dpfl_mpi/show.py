@@ -151,6 +151,8 @@ def show(result: Result, last: int, each: int) -> str:
         | (result.starts() or [{}])[-1]
     )
     run, head = result.run, figures(result)
+    few, many = len(result.scored()), int(result.benign.sum())
+    scored = f"{many} clients" if few == many else f"{few} of {many} clients, the others diverged,"
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     return "\n".join(
         [
@@ -158,7 +160,7 @@ def show(result: Result, last: int, each: int) -> str:
             *(
                 [
                     folded(
-                        f"test accuracy {head['test accuracy, %']} % (mean over {result.benign.sum()} clients of their best model by validation), "
+                        f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation), "
                         f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
                     ),
                     folded(

@@ -10,7 +10,9 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # its options are read; a pytest that a test starts is not split again
     os.environ.pop("PYTEST_ADDOPTS", None)
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background job; what tests start would ignore it, too
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a script's background job; what tests start would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ASKED = {

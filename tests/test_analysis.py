@@ -309,6 +309,33 @@ def test_the_paper_beside_ours(made):
     assert all(len(row.split()) == 10 for row in table.PAPER.values())
 
 
+def test_runs_whose_files_have_one_name_and_another_content_are_told_apart(tmp_path):
+    """Two budgets of one file that was edited in between: two rows, two cells, in the tables that have a row or a column per budget."""
+    results, file = [], tmp_path / "b.txt"
+    for i, budgets in enumerate(("1 2 3 4", "2 2 2 2")):
+        file.write_text(budgets)
+        results.append(Result(tiny_result.make(tmp_path / f"{i}.h5", budget=str(file), best=(0.1 * i + 0.5,) * 4)))
+    marks = [r.run.contents["budget"][:6] for r in results]
+    tables, accuracy_table = module("_tables"), module("accuracy_table")
+    names = [name for _, name, _ in tables.named(tables.repetitions(results))]
+    assert [f"budget {file} [{mark}]" in name for mark, name in zip(marks, names, strict=True)] == [True, True]
+    text = accuracy_table.draw(results).text
+    assert "50.00 (1)" in text and "60.00 (1)" in text
+    _, text, _ = tables.by_budget(results, "tau_init", "tau_init")
+    assert "50.00 (1)" in text and "60.00 (1)" in text
+
+
+def test_what_nobody_was_scored_for_is_not_the_best(tmp_path):
+    """All clients of one Run diverged: its cell is a dash, and the other Run is what nothing beats."""
+    gone = Result(tiny_result.make(tmp_path / "gone.h5", best=[np.nan] * 4))
+    local = Result(tiny_result.make(tmp_path / "local.h5", "local"))
+    tables = module("_tables")
+    assert tables.unbeaten([[gone], [local]]) == [False, True] and tables.unbeaten([[gone]]) == [False]
+    assert tables.cell([gone]) == "- (1)"
+    text = module("accuracy_table").draw([gone, local]).text
+    assert "nan" not in text and "**65.00 (1)**" in text
+
+
 def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_path):
     tables = module("_tables")
     results = open_all(made, ("dpfl", 42), ("dpfl", 42), ("dpfl", 52))

@@ -51,6 +51,23 @@ def test_lies_about_models_are_refused_where_more_than_models_is_sent(method):
     assert Run(method=method, attack="label_flip:0.2").resolve().attack == "label_flip:0.2"
 
 
+def test_who_diverges_while_tuning_has_no_score_there(tmp_path):
+    fields = {
+        "clients": 4,
+        "method": "fedavg",
+        "rounds": 0,
+        "finetune_epochs": 2,
+        "lr": 60.0,
+        "clip_norm": 0.0,
+        "on_divergence": "exclude",
+    }
+    with Result(run_here(tmp_path / "a.h5", fields | {"weight_decay": 0.0})) as result:
+        gone = result["client/diverged_round"] == 1  # in the first epoch, which counts on
+        assert gone.any()
+        for name in ("finetune/val_acc", "finetune/test_acc"):
+            assert np.isfinite(result[name][0]).all() and np.isnan(result[name][1:, gone]).all()
+
+
 def test_a_round_without_clients_changes_nothing(tmp_path):
     """Two stop after round 1, and the others come in round 3: of nobody in round 2 the server has no mean."""
     there = tmp_path / "there"

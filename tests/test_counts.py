@@ -1,11 +1,13 @@
 """Counts of clients, models and bytes: shares that floats miss, models that are sent once, arrays that are not held at once."""
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 from launch import federation, run_here
+from mpi4py import MPI
 
 from dpfl_mpi import config, streams
 from dpfl_mpi.config import Run
@@ -13,11 +15,27 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
 from dpfl_mpi.federation.drift import Drift
 from dpfl_mpi.graph import CollaborationGraph, rewired
+from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import backend
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings.texts import of_clients
+from dpfl_mpi.settings.texts import nearest, of_clients
 
 SMALL = {"clients": 9, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
+
+
+@pytest.mark.parametrize(("share", "clients", "count"), [(0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2)])
+def test_a_half_is_rounded_up(share, clients, count):
+    """In floats 0.29 * 50 is 14.499999999999998, and rounded down."""
+    all_of = limits.limits_of(Run(**SMALL).resolve(), World(MPI.COMM_SELF))
+    some = dataclasses.replace(all_of, participation=share, others=np.zeros(clients))
+    assert nearest(share, clients) == count == some.present(1).sum()
+
+
+def test_a_half_that_floats_lost_is_another_run():
+    """0.29 of 50 was 14, and is 15; half of 5 was 3 before, too."""
+    versions = [Run(clients=n, participation=p).resolve().numerics for n, p in ((50, 0.29), (5, 0.5))]
+    versions += [Run(method="pens", rounds=50, options={"first_step": p}).resolve().numerics for p in (0.29, 0.2)]
+    assert versions == [config.NUMERICS + 1, config.NUMERICS] * 2
 
 
 @pytest.mark.parametrize(

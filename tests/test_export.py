@@ -11,7 +11,7 @@ import pytest
 import tiny_result
 from launch import ROOT, run_here
 
-from dpfl_mpi import evaluate, export, optimality, show
+from dpfl_mpi import evaluate, export, optimality, outcome, show
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.summary import summary
@@ -369,3 +369,17 @@ def test_means_over_batches_are_not_compared_without_a_word(tmp_path, capsys):
     assert (
         "the run took means over mini-batches (--metric batch): these are means over images" in capsys.readouterr().out
     )
+
+
+def test_a_mean_says_over_how_many(tmp_path, capsys):
+    """Three of four clients diverged before they were scored."""
+    best = [0.5, np.nan, np.nan, np.nan]
+    assert show.main([str(tiny_result.make(tmp_path / "a.h5", best=best))]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "50.00 % (mean over 1 of 4 clients, the others diverged, of their best model by validation)" in said
+
+
+def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
+    """Two rounds behind ten epochs; of the four of tuning none is recorded."""
+    with Result(tiny_result.make(tmp_path / "a.h5", finetune_epochs=4, finished=False)) as result:
+        assert outcome.epochs(result) == result["round/epochs"][-1] == outcome.outcome(result)["local epochs"]

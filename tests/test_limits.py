@@ -153,6 +153,13 @@ def test_budgets_of_one_number_are_that_number(default, tmp_path):
 
 
 # reach -------------------------------------------------------------------------------------------------------------------
+def test_lines_of_more_than_two_clients_are_no_edges(tmp_path):
+    """Lists of neighbours were read as pairs, across the ends of lines."""
+    (tmp_path / "reach").write_text("0 1 2 3\n1 0 2 3\n")
+    with pytest.raises(UserError, match="must hold lines of two client numbers from 0 to 8: receiver sender"):
+        limits.reach_graph(run(reach=str(tmp_path / "reach")))
+
+
 def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
     assert limits.reach_graph(run()) is None
     near = limits.reach_graph(run(clients=40, reach="geometric:0.4")).matrix()

@@ -23,6 +23,19 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit
 
 
+def test_alpha_of_own_data_is_theirs(tmp_path):
+    """The paper's Dir(0.1) is for data that say no alpha, and for the shipped ones."""
+    (tmp_path / "mine.py").write_text(
+        "PAPER = {'partition': 'dirichlet', 'dirichlet_alpha': 5.0}\ndef load():\n    pass\n"
+    )
+    (tmp_path / "none.py").write_text("PAPER = {'partition': 'dirichlet'}\ndef load():\n    pass\n")
+    alphas = [
+        Run(dataset=d, partition="dirichlet").resolve().dirichlet_alpha
+        for d in (str(tmp_path / "mine.py"), str(tmp_path / "none.py"), "digits")
+    ]
+    assert alphas == [5.0, 0.1, 0.1]
+
+
 def test_what_own_samples_are(tmp_path):
     """Images, vectors and tokens by type and axes; labels by name; the constant column of a vector is not divided by a rounding error."""
     y = np.arange(40) % 4

@@ -103,6 +103,9 @@ def test_cifar100_binary(tmp_path, monkeypatch, labels):
     names = {f"c/{labels}_label_names.txt": "\n".join(f"n{i}" for i in range(100 if labels == "fine" else 20)).encode()}
     files = {"c/train.bin": records(200, both, header=2), "c/test.bin": records(100, both[:100], header=2)}
     out = cifar100.read(tar(tmp_path / "c.tar.gz", files | names), labels)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UserError, match=r"--labels is coarse, and .*/images holds images by class"):
+        cifar100.read(tmp_path / "images", "coarse")
     assert out.train_labels.max() == (99 if labels == "fine" else 19) and out.class_names[3] == "n3"
     assert out.train_images.shape == (200, 32, 32, 3) and len(out.class_names) == out.train_labels.max() + 1
     assert default_out(cifar100, {"labels": labels}).name == (

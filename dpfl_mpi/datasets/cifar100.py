@@ -42,6 +42,10 @@ def read(source: Path, labels: str = "fine") -> Arrays:
             break
         found |= one or {}
     if not found:
+        if labels == "coarse":
+            raise UserError(
+                f"--labels is coarse, and {source} holds images by class; the superclasses are in the binary archive alone"
+            )
         splits, names = image_splits(source, ("train", "test"), colour=True)
         if splits["train"][0].shape[1:] != (32, 32, 3):
             raise UserError(f"{source} holds images of {size(splits['train'][0][0])}; CIFAR-100 has 32x32")

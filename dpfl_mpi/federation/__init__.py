@@ -393,4 +393,4 @@ class Federation(Parts):
     def begin_epoch(self, number: int) -> None:
         """Start an epoch of tuning; its number counts on from the rounds."""
         self.members.round = number
-        self.notes["models_received"][:] = 0
+        self.log.begin()  # no score of the epoch before stays for a client that diverges in this one

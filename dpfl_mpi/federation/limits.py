@@ -19,7 +19,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings.files import is_file
-from dpfl_mpi.settings.texts import of_clients
+from dpfl_mpi.settings.texts import nearest, of_clients
 from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
 
 
@@ -42,7 +42,7 @@ class Limits:
         able = np.flatnonzero(self.available[t - 1]) if 0 < t <= len(self.available) else np.arange(n)
         able = able if can is None else able[can[able]]
         if t > 0 and self.participation < 1:
-            count = max(1, int(self.participation * len(able) + 0.5))
+            count = max(1, nearest(self.participation, len(able)))
             able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]  # of none: none
         out = np.zeros(n, bool)
         out[able] = True
@@ -133,12 +133,12 @@ def reach_graph(run: Run) -> CollaborationGraph | None:
     near = np.zeros((n, n), bool)
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
     if is_file(run.reach):
-        words = read(run.reach, "reach").split()
-        if len(words) % 2 or not all(whole(w) and int(w) < n for w in words):
+        lines = [line.split() for line in read(run.reach, "reach").splitlines() if line.strip()]
+        if not all(len(words) == 2 and all(whole(w) and int(w) < n for w in words) for words in lines):
             raise UserError(
                 f"--reach is {run.reach}, which must hold lines of two client numbers from 0 to {n - 1}: receiver sender"
             )
-        edges = np.array(words, np.int64).reshape(-1, 2)
+        edges = np.array(lines, np.int64).reshape(-1, 2)
         near[edges[:, 0], edges[:, 1]] = True
     elif kind == "geometric":
         place = rng.random((n, 2))

@@ -18,6 +18,7 @@ import numpy as np
 from dpfl_mpi.config import option
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.methods import Method, State
+from dpfl_mpi.settings.texts import nearest
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation
@@ -66,7 +67,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     m = fed.options["m"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
-    if t <= int(fed.options["first_step"] * fed.run.rounds + 0.5):
+    if t <= nearest(fed.options["first_step"], fed.run.rounds):
         sampled = [fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids]
         received = fed.exchange(w, fed.collect(sampled))
         with fed.clock("graph"):

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find, short
+from dpfl_mpi.plugins import find, shipped, short
 from dpfl_mpi.settings.controls import ATTACKS, FALSE, controls_of
 from dpfl_mpi.settings.fields import as_dict, fields, is_read, method_options, model_options
 from dpfl_mpi.settings.files import is_file, own_defaults, partition_file
@@ -70,8 +70,9 @@ def defaults_of(run: Any, dataset: ModuleType, method: Any) -> dict[str, Any]:
         dealt = run.partition or (out["partition"] if "partition" in dataset.SAID else "natural")
         found = own_defaults(str(run.data or out["data"]), dealt == "natural", least)
         out |= {name: value for name, value in found.items() if name not in dataset.SAID}
-    if (run.partition or out["partition"]) == "dirichlet":
-        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the data sets name the 0.5 inside Patho(3)
+    own_alpha = run.dataset not in shipped("dataset") and "dirichlet_alpha" in dataset.SAID
+    if (run.partition or out["partition"]) == "dirichlet" and not own_alpha:
+        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the shipped data sets name the 0.5 inside Patho(3)
     if not method.preprocesses:
         out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
     if run.partition_file and run.clients is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ def every(text: str) -> tuple[str, float] | None:
 def of_clients(share: float, clients: int) -> int:
     """Return how many clients a share of them is, rounded down: exact, where 0.29 * 100 in floats is below 29."""
     return math.floor(Fraction(str(share)) * clients)
+
+
+def nearest(share: float, count: int) -> int:
+    """Return a share of a count as the nearest whole number, halves up: exact, where 0.29 * 50 in floats is below 14.5."""
+    return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
+
+
+def lost_half(share: float, counts: Iterable[int]) -> bool:
+    """Return whether floats round this share of some count to another number than `nearest`."""
+    return share < 1 and any(nearest(share, n) != int(share * n + 0.5) for n in counts)
 
 
 def budget_name(budget: Any, clients: int, counts_self: bool) -> int | str:
