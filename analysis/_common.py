@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.controls import search_period
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import replacing
 
@@ -243,6 +244,11 @@ def has_graph(result: Result) -> bool:
 def first_graph(result: Result) -> int:
     """Return the first round that has a graph: 0 is Omega, 1 of a method that chooses in each round alone."""
     return int(not len(result.chosen(0).senders) and result.last_round > 0)
+
+
+def omega_until(result: Result) -> int:
+    """Return the first round whose Omega is not the recorded one, as it is searched anew (--omega_period); beyond the last where there is none."""
+    return int(min(search_period(result.run.omega_period), result.last_round + 1))
 
 
 def graphs(results: Sequence[Result]) -> list[Result]:

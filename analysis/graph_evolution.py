@@ -10,7 +10,19 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from _common import BLUE, DARK, GREY, TEXT, Drawing, client_order, dominant_class, first_graph, graphs, main
+from _common import (
+    BLUE,
+    DARK,
+    GREY,
+    TEXT,
+    Drawing,
+    client_order,
+    dominant_class,
+    first_graph,
+    graphs,
+    main,
+    omega_until,
+)
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,7 +47,7 @@ COLOURS = ListedColormap(["white", LEFT_OUT, CHOSEN, DARK])
 
 def round_list(text: str) -> list[int | str]:
     """Return the rounds of an argument such as "0,50,last"."""
-    out: list[int | str] = [w if w == "last" else int(w) for w in text.split(",") if w == "last" or w.isdigit()]
+    out: list[int | str] = [w if w == "last" else int(w) for w in text.split(",") if w == "last" or w.isdecimal()]
     if len(out) != len(text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r}; allowed are round numbers and last, as in 0,50,last")
     return out
@@ -114,8 +126,9 @@ def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, order: np.ndarray,
 
 
 def panel(axes: Axes, result: Result, t: int) -> None:
-    """Draw one adjacency matrix of a result."""
-    matrix(axes, result.graph(t), result.omega().matrix(), client_order(result), dominant_class(result), t)
+    """Draw one adjacency matrix of a result; who is in Omega but not chosen only where the recorded Omega is that of the round."""
+    omega = result.omega().matrix() & (t < omega_until(result))
+    matrix(axes, result.graph(t), omega, client_order(result), dominant_class(result), t)
 
 
 def legend(figure: Figure) -> None:
@@ -177,6 +190,10 @@ def draw(results: Sequence[Result], rounds: Sequence[int | str] | None = None, b
             f"{100 * r.edges_sharing_a_class:5.1f} % between clients that share a class (of all pairs {100 * r.pairs_sharing_a_class:.1f} %)"
             for _, r in part.iterrows()
         ]
+        if max(shown[result.path]) >= omega_until(result):
+            lines.append(
+                f"  from round {omega_until(result)} on Omega is another, which is not recorded: who is in it but not chosen is left out"
+            )
     return Drawing(data.drop(columns="path"), figure, "\n".join(lines))
 
 

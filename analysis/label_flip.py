@@ -7,6 +7,7 @@ benign clients at the end. With --rounds the graphs of these rounds alone: "ever
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from _common import BLUE, DARK, GREY, PALE, RED, TEXT, Drawing, client_order, graphs, main
@@ -70,7 +71,10 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
 
 def evolution(results: Sequence[Result], rounds: str) -> Figure:
     """Return the graphs of the rounds asked for, one row per run."""
-    asked = None if rounds == "every" else round_list(rounds)
+    try:
+        asked = None if rounds == "every" else round_list(rounds)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"--rounds is {error}, or every") from None
     shown = [rounds_to_show(r, asked, several=False) for r in results]
     most = max(map(len, shown))
     columns, lines = min(most, 6), -(-most // 6)  # lines per run
@@ -137,7 +141,7 @@ def draw(results: Sequence[Result], rounds: str | None = None) -> Drawing:
             }
             for t, s in enumerate(line)
         ]
-    if rounds:
+    if rounds is not None:
         plt.close(figure)
         figure = evolution(results, rounds)
     figure.legend(

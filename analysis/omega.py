@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from _looks import looks
 from _names import text_label
-from _tables import markdown, named, number, partition_of, repetitions
+from _tables import deviation, markdown, named, number, partition_of, repetitions
 from matplotlib.axes import Axes
 from scipy.special import comb
 
@@ -141,7 +141,7 @@ def over_time(axes: Sequence[Axes], group: Sequence[Result], scores: Scores, fir
         panel.set_title(measure)
         panel.set_xlabel("round")
         rows += [
-            {"measure": measure, "round": t, "value": m, "std": s, "n": len(group)}
+            {"measure": measure, "round": t, "value": m, "std": s if len(group) > 1 else np.nan, "n": len(group)}
             for t, m, s in zip(x, mean, spread, strict=True)
         ]
     return rows
@@ -170,7 +170,7 @@ def draw(results: Sequence[Result], draws: int = 50) -> Drawing:
             means = {m: number(np.mean([scores[r.path][t][m] for r in group]), 3) for m in MEASURES}
             lines.append(whose | {"graph": when} | means | {"z of homophily": number(z.mean(), 1)})
             rows.append(
-                whose | {"measure": "z", "round": t, "value": float(z.mean()), "std": float(z.std()), "n": len(group)}
+                whose | {"measure": "z", "round": t, "value": float(z.mean()), "std": deviation(z), "n": len(group)}
             )
     legend(figure, *axes[0].get_legend_handles_labels(), "outside upper center")
     same = agreement([r for _, r in flat], [n for n, _ in flat], draws)

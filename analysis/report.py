@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import Drawing, client_order, dominant_class, has_graph, main, over_rounds
+from _common import Drawing, client_order, dominant_class, has_graph, main, omega_until, over_rounds
 
 import networkx as nx
 import numpy as np
@@ -85,6 +85,7 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         "counts": counts.tolist(),
         "omega": result.omega().senders.tolist() if graphs else [],
         "omega_indptr": result.omega().indptr.tolist() if graphs else [],
+        "omega_until": omega_until(result),
         "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver, sender, ...
         "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
         "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],

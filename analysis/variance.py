@@ -27,8 +27,13 @@ MARKS = "oosDv^<>pPX*d"
 
 
 def sampling_variance(a: np.ndarray, n: np.ndarray) -> float:
-    """Return what the size of the test sets `[N]` alone adds to the variance of the clients' accuracies, 0 to 1 `[N]`: squared points."""
-    return float(1e4 * np.nanmean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25)))
+    """Return what the size of the test sets `[N]` alone adds to the variance of the clients' accuracies, 0 to 1 `[N]`: squared points.
+
+    A client that is not scored (nan) does not count; without any that is scored it is nan.
+    """
+    scored = np.isfinite(a)
+    a, n = a[scored], n[scored]
+    return float(1e4 * np.mean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25))) if len(a) else float("nan")
 
 
 def measure(results: Sequence[Result]) -> pd.DataFrame:

@@ -103,8 +103,9 @@ class Result(results.Result):
     def model(self, client: int, code: str | None = None) -> RawImages:
         """Return a client's best model by validation: a `torch.nn.Module` that takes raw images, uint8 `[S, H, W, C]`, and returns logits.
 
-        It normalises them itself. On the client's own test images it is as accurate as `/best/test_acc` says, but for methods that
-        are scored by more than their models (kNN-Per, APFL): there it is the model alone.
+        It normalises them itself. On the client's own test images it is as accurate as `/best/test_acc` says, with two exceptions. Of methods that
+        are scored by more than their models (kNN-Per, APFL) it is the model alone. With `--metric batch` that array holds means over
+        mini-batches, and not over images.
 
         Args:
             code: the file or module of a network of one's own, unless this process ran it: what a result names is not executed.

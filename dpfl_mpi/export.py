@@ -4,7 +4,8 @@
 csv: one long table, one row per client, round and set:
     client_id,round,set,loss,accuracy
   Accuracy is from 0 to 1, empty where it is not recorded. With several results
-  a first column `run` names them, and the file is runs.csv beside the first.
+  a first column `run` names them, by their paths where file names repeat, and
+  the file is runs.csv beside the first.
 clients: one row per client, of its best model by validation:
     client_id,n_train,n_val,n_test,best_round,val_accuracy,
     accuracy,balanced_accuracy,macro_f1
@@ -76,13 +77,14 @@ CLIENTS = ("client_id", "n_train", "n_val", "n_test", "best_round", "val_accurac
 def write_csv(results: Sequence[Result], out: Path, what: Any = LONG) -> None:
     """Write all results as one table: `LONG` or `CLIENTS`, its columns and the function that yields its rows."""
     columns, rows = what
-    several = len(results) > 1
+    several, stems = len(results) > 1, [result.path.stem for result in results]
     with open(out, "w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*(["run"] if several else []), *columns])
-        for result in results:
+        for result, stem in zip(results, stems, strict=True):
+            name = stem if stems.count(stem) == 1 else str(result.path)
             for row in rows(result):
-                table.writerow([*([result.path.stem] if several else []), *row])
+                table.writerow([*([name] if several else []), *row])
 
 
 def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -45,12 +45,18 @@ def made(tmp_path_factory):
     out["flip"] = tiny_result.make(folder / "flip.h5", flipped=[False, True, False, True])
     out["random"] = tiny_result.make(folder / "random.h5", budget=2)
     out["unsearched"] = tiny_result.make(folder / "unsearched.h5", "random_graph", best=(0.5, 0.5, 0.5, 0.5))
+    three = {"clients": 3, "partition": "motivation"}
     both = [[[1, 2], [0, 2], [0, 1]]] * 3
-    out["alone"] = tiny_result.make(folder / "alone.h5", "local", clients=3, best=(0.5, 0.9, 0.9))
+    out["alone"] = tiny_result.make(folder / "alone.h5", "local", best=(0.5, 0.9, 0.9), **three)
     out["pair"] = tiny_result.make(
-        folder / "pair.h5", "dpfl", clients=3, best=(0.4, 0.9, 0.9), graphs=[[[1], [0], []]] * 3
+        folder / "pair.h5",
+        "random_graph",
+        best=(0.4, 0.9, 0.9),
+        graphs=[[[1], [0], []]] * 3,
+        reach="groups:0,1;2",
+        **three,
     )
-    out["all"] = tiny_result.make(folder / "all.h5", "dpfl", clients=3, best=(0.7, 0.9, 0.9), graphs=both)
+    out["all"] = tiny_result.make(folder / "all.h5", "random_graph", best=(0.7, 0.9, 0.9), graphs=both, **three)
     return out
 
 
@@ -572,6 +578,13 @@ def test_the_flipped_graph_over_rounds(made):
     assert [a.get_title() for a in figure.axes] == ["round 2"]
     with pytest.raises(UserError, match="--rounds has 7"):
         flip.draw([Result(made["flip"])], rounds="7")
+    for wrong in ("abc", "0,every", "", "\u00b2"):
+        with pytest.raises(UserError) as refused:
+            flip.draw([Result(made["flip"])], rounds=wrong)
+        assert (
+            str(refused.value)
+            == f"--rounds is {wrong!r}; allowed are round numbers and last, as in 0,50,last, or every"
+        )
 
 
 def test_motivation(made):
@@ -582,6 +595,50 @@ def test_motivation(made):
     assert [motivation.partners(r) for r in (alone, pair, everyone)] == ["alone", "with 2", "with 2 and 3"]
     with pytest.raises(UserError, match="three clients"):
         motivation.draw(open_all(made, ("dpfl", 42)))
+    drawing = motivation.draw([everyone, alone, pair, *open_all(made, ("dpfl", 42))])
+    assert drawing.text.splitlines() == [
+        "client 1 alone: 50.0 % (1 seeds)",
+        "client 1 with 2: 40.0 % (1 seeds), -10.0 points against alone",
+        "client 1 with 2 and 3: 70.0 % (1 seeds), +20.0 points against alone",
+        "Left out: 1 of 4 results, which are not of the example (--partition motivation).",
+    ]
+
+
+def test_motivation_averages_repetitions_of_its_partition_alone(made, tmp_path):
+    """Two rates on one seed were two seeds, of any three clients: they are two bars, and other partitions are refused."""
+    motivation = module("motivation")
+    three = {"clients": 3, "partition": "motivation"}
+    made_of = ((42, 0.01, 0.5), (42, 0.1, 0.3), (52, 0.1, 0.4))
+    rates = [Result(tiny_result.make(tmp_path / f"{s}{lr}.h5", "local", s, best=(x, 0.9, 0.9), lr=lr, **three)) for s, lr, x in made_of]  # fmt: skip
+    drawing = motivation.draw([*rates, *open_all(made, "all")])
+    assert drawing.text.splitlines() == [
+        "client 1 alone (Local, lr 0.01): 50.0 % (1 seeds)",
+        "client 1 alone (Local, lr 0.1): 35.0 % (2 seeds)",
+        "client 1 with 2 and 3: 70.0 % (1 seeds)",
+    ]
+    others = [Result(tiny_result.make(tmp_path / f"o{lr}.h5", "local", clients=3, lr=lr)) for lr in (0.01, 0.1)]
+    with pytest.raises(UserError, match="--partition motivation"):
+        motivation.draw(others)
+
+
+def test_a_client_that_is_not_scored_has_no_sampling_variance():
+    """0.9 of 101 images: 1e4 * 0.9 * 0.1 / 100 = 9. A third client of one image and no score made it 839."""
+    variance = module("variance").sampling_variance
+    assert variance(np.array([0.9, 0.9, np.nan]), np.array([101, 101, 1])) == pytest.approx(9)
+    assert variance(np.array([0.9, 0.5]), np.array([101, 1])) == pytest.approx((9 + 2500) / 2)
+    assert np.isnan(variance(np.array([np.nan]), np.array([1])))
+
+
+def test_omega_is_drawn_until_it_is_searched_anew(tmp_path):
+    """With --omega_period 2 the graph of round 2 is another Omega's: 1 stood for who was in the first one."""
+    evolution = module("graph_evolution")
+    result = Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))
+    drawing = evolution.draw([result])
+    before, anew = (a.images[0].get_array().tolist() for a in drawing.figure.axes[1:3])
+    assert before == [[3, 2, 1, 0], [2, 3, 0, 1], [1, 0, 3, 0], [0, 0, 0, 3]]  # as without a period
+    assert anew == [[3, 2, 2, 0], [2, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]  # round 2: 0 took 1 and 2, 2 took 0
+    assert "from round 2 on Omega is another, which is not recorded" in drawing.text
+    assert "not recorded" not in evolution.draw([result], rounds=[0, 1]).text
 
 
 def test_random_graph_and_learning_curves(made):

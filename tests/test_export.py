@@ -47,6 +47,16 @@ def test_several_runs_in_one_csv_are_named(made, tmp_path):
     assert {r["run"] for r in rows} == {"dpfl", "local"} and len(rows) == 72
 
 
+@pytest.mark.parametrize("form", ["csv", "clients"])
+def test_results_of_one_name_are_named_by_their_paths(made, tmp_path, form):
+    for folder in ("ea", "eb"):
+        (tmp_path / folder).mkdir()
+    same = [str(tiny_result.make(tmp_path / f"e{x}" / "out.h5", seed=s)) for x, s in (("a", 42), ("b", 52))]
+    out = tmp_path / "all.csv"
+    assert export.main([*same, str(made["local"]), "--format", form, "--out", str(out)]) == 0
+    assert {r["run"] for r in csv.DictReader(out.read_text().splitlines())} == {*same, "local"}
+
+
 def test_pfllib_layout_is_weighted_by_samples(tmp_path):
     path = tiny_result.make(tmp_path / "run.h5")
     with h5py.File(path, "a") as file:

@@ -83,3 +83,13 @@ def test_agreement_is_told_of_runs_on_one_partition_alone(tmp_path):
     drawing = omega.draw([Result(p) for p in paths], draws=5)
     (same,) = drawing.data[drawing.data["measure"] == "jaccard"]["value"]
     assert same == 1 and "Agreement" in drawing.text
+
+
+def test_the_deviation_of_z_is_over_repetitions(tmp_path, monkeypatch):
+    """z of 1 and 3: 2 +- sqrt(2) (ddof 1). A single seed has no deviation, of any measure."""
+    monkeypatch.setattr(omega, "z_scores", lambda group, t, draws: np.array([1.0, 3.0])[: len(group)])
+    results = [Result(tiny_result.make(tmp_path / f"{s}.h5", "dpfl", s)) for s in (42, 52)]
+    std = omega.draw(results, draws=2).data.set_index("measure")["std"]
+    assert std["z"].tolist() == pytest.approx([2**0.5] * 2) and std["reciprocity"].tolist() == [0, 0, 0]
+    single = omega.draw(results[:1], draws=2).data
+    assert "z" in single["measure"].values and single["std"].isna().all()

@@ -55,6 +55,15 @@ def test_the_numbers_in_the_page(html):
     assert runs[1]["edges"] == [] and runs[1]["positions"] == []
 
 
+def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
+    """Searched anew in round 2, of rounds 0 to 2; never without a period."""
+    import report
+
+    periods = {"inf": 3, 2: 2, 5: 3}
+    results = [Result(tiny_result.make(tmp_path / f"{p}.h5", omega_period=p)) for p in periods]
+    assert [report.describe(r, "")["omega_until"] for r in results] == list(periods.values())
+
+
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
     import report
@@ -198,3 +207,23 @@ def test_runs_are_compared_and_chosen(browser):
     browser.execute_script(choose.format(0))
     assert run(browser, "document.getElementById('graphs').hidden") is False
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_in_omega_is_left_out_once_it_is_searched_anew(browser, html, tmp_path):
+    import report
+
+    page = tmp_path / "anew.html"
+    page.write_text(report.draw([Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))]).html)
+    try:
+        browser.get(page.as_uri())
+        assert column(browser, 9) == ["-"] * 4  # the page opens at round 2
+        assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 2, 0]
+        assert "is not recorded" in run(browser, "document.getElementById('oneway').textContent")
+        browser.execute_script(
+            "const s = document.getElementById('slider'); s.value = 1; s.dispatchEvent(new Event('input'));"
+        )
+        assert sorted(column(browser, 9)) == ["0", "1", "2", "2"]
+        assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 1, 0]
+    finally:
+        browser.get(html.as_uri())
