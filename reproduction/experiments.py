@@ -153,7 +153,7 @@ def flips(folder: Path) -> str:
     runs, clients = read(folder, "runs"), read(folder, "clients")
     rows = []
     for searches, paper in FLIPPED.items():
-        row = ", ".join([row_at("inf"), "flip_share 0.4", *(["flipped_run_ggc True"] if searches else [])])
+        row = ", ".join([row_at("inf"), "flip_share 0.4", *([] if searches else ["flipped_run_ggc False"])])
         found = graphs_of(folder, row)
         if not found:
             continue

@@ -181,9 +181,27 @@ def test_first_and_last_graph_by_hand(tmp_path):
     assert cells(module("experiments").graphs(folder)) == [expected]
 
 
+def test_flips_are_found_by_the_names_of_their_runs():
+    """The row that `collect` writes for each of the figure's Runs is one that the table looks for."""
+    row_of, usual = module("collect").row_of, Run(dataset="cifar10").resolve()
+    rows = [row_of(run.resolve(), usual) for run in label_flip_runs()]
+    searching = "DPFL (B_c = inf), flip_share 0.4"
+    assert rows == [f"{searching}, flipped_run_ggc False", searching]
+
+
+def label_flip_runs():
+    sys.path.insert(0, str(FOLDER.parent / "analysis"))
+    try:
+        return importlib.import_module("label_flip").RUNS
+    finally:
+        sys.path.pop(0)
+
+
 def test_flips_by_hand(tmp_path):
     """Clients 2 and 3 are flipped: of the others' three edges one comes from them in Omega, and none at the end."""
-    folder = written(tmp_path, {("DPFL (B_c = inf), flip_share 0.4", 42): [0.5, 0.7, np.nan, np.nan]})
+    folder = written(
+        tmp_path, {("DPFL (B_c = inf), flip_share 0.4, flipped_run_ggc False", 42): [0.5, 0.7, np.nan, np.nan]}
+    )
     lines = [(0, 0, "1 2"), (0, 1, "0"), (0, 2, "3"), (0, 3, ""), (9, 0, "1"), (9, 1, ""), (9, 2, "0"), (9, 3, "")]
     graphs = pd.DataFrame(lines, columns=["t", "client", "collaborators"]).assign(run="0")
     graphs.to_csv(folder / "graphs.csv", index=False)
