@@ -123,6 +123,14 @@ def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
     assert Run(method=before.method).resolve().rounds == 20
 
 
+def written(tmp_path, text, instead):
+    """Write the file of own-method.md with another text in one place, and return the Run's fields."""
+    file = own.example("own-method.md")
+    assert file.count(text) == 1
+    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
+    return FIELDS | {"method": str(tmp_path / "gossip.py"), "rounds": 1}
+
+
 AVERAGE = "    mean = fed.average(w, chosen)\n"
 
 
@@ -137,10 +145,7 @@ AVERAGE = "    mean = fed.average(w, chosen)\n"
 )
 def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
     """As the page says: one traceback, the line and the error at its end, exit code 1."""
-    file = own.example("own-method.md")
-    assert file.count(text) == 1
-    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
-    fields = FIELDS | {"method": "gossip.py", "rounds": 1}
+    fields = written(tmp_path, text, instead)
     done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
     assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
     end = done.stderr.partition("gossip.py")[2]
@@ -161,21 +166,10 @@ EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            b
 )  # fmt: skip
 def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, places):
     """They waited for each other for ever."""
-    file = own.example("own-method.md")
-    assert file.count(text) == 1
-    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
-    fields = FIELDS | {"method": "gossip.py", "rounds": 1}
+    fields = written(tmp_path, text, instead)
     done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
     assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
     assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", done.stderr).groups()) == places
-
-
-def written(tmp_path, text, instead):
-    """Write the file of own-method.md with another text in one place, and return the Run's fields."""
-    file = own.example("own-method.md")
-    assert file.count(text) == 1
-    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
-    return FIELDS | {"method": str(tmp_path / "gossip.py"), "rounds": 1}
 
 
 @pytest.mark.parametrize(

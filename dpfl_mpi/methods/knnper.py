@@ -67,9 +67,8 @@ def newcomer(fed: Federation, state: State) -> Newcomer:
 def mixture(fed: Federation) -> Predict:
     """Return the function from a block's rows and images to the logarithm of the mixed probabilities, `[k, S, C]`."""
     k, share, scale, most = (fed.options[name] for name in ("k", "interpolation", "scale", "memory"))
-    memories: list[
-        tuple[Any, Any]
-    ] = []  # of the block that is being scored: representations [M, F] and labels [M] per client
+    # of the block that is being scored: representations [M, F] and labels [M] per client
+    memories: list[tuple[Any, Any]] = []
     of: Any = None, None  # its rows, and a copy of their models: newcomers train theirs and are scored again
 
     def predict(rows, w_kW, images):
