@@ -10,7 +10,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.settings.files import is_file, prepare_command
+from dpfl_mpi.settings.files import is_file, no_data
 
 
 def found(run: Run, folder: str | Path) -> Path | None:
@@ -42,8 +42,7 @@ def check_data(run: Run) -> None:
     """Raise `UserError` where the data file of a Run is not there: nothing here computes the Run."""
     run = run.resolve()
     if run.data and not is_file(run.data):
-        make = prepare_command(run.dataset, run.data)
-        raise UserError(f"--data is {run.data}; there is no such file: make it with {make}")
+        raise no_data(run.dataset, run.data)
 
 
 def answers(result: Result, run: Run) -> bool:

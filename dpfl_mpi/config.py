@@ -19,7 +19,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
 from dpfl_mpi.settings.controls import FALSE, shares_of
 from dpfl_mpi.settings.fields import as_dict, changed, check, check_types, field, fields, floats
-from dpfl_mpi.settings.files import FILES, contents, prepare_command
+from dpfl_mpi.settings.files import FILES, contents, no_data
 from dpfl_mpi.settings.steps import check_method, facts_of_code, filled_in, options_of_model, read_alone
 from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name, lost_half, of_clients
 
@@ -177,8 +177,9 @@ class Run:
         if "" in run.contents.values():
             name = next(name for name, held in run.contents.items() if not held)
             path = getattr(run, name).removeprefix("file:")
-            save = "`python -m dpfl_mpi.describe --save PATH`"
-            make = prepare_command(run.dataset, path) if name == "data" else save
+            if name == "data":
+                raise no_data(run.dataset, path)
+            make = "`python -m dpfl_mpi.describe --save PATH`"
             raise UserError(f"--{name} is {path}; there is no such file: make it with {make}")
         decisive = {n: v for n, v in changed(run).items() if n not in ("preset", "data", "options")}
         # beside the fields, as the field of `Run` that it was

@@ -15,7 +15,7 @@ from dpfl_mpi.config import Run
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import failing_as, find, short
-from dpfl_mpi.settings.files import prepare_command
+from dpfl_mpi.settings.files import no_data, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
 LARGEST = 2**16  # pixels of a side
@@ -243,7 +243,7 @@ def in_file(path: Path, name: str, dataset: str = "") -> Source:
         dataset: what `prepare` calls it; "" where other data would do as well.
     """
     if not is_there(path):
-        raise UserError(f"--data is {path}; there is no such file: make it with {prepare_command(dataset, path)}")
+        raise no_data(dataset, path)
     one = f"prepare one with {prepare_command(dataset)}"
     try:
         with Hdf5(path, "an HDF5 file") as file:

@@ -89,6 +89,11 @@ def prepare_command(dataset: str = "", out: str | Path = "") -> str:
     return f"`python -m dpfl_mpi.prepare {dataset or 'DATASET'}{needs}{to}`"
 
 
+def no_data(dataset: str, path: str | Path) -> UserError:
+    """Return the error that a prepared file of a data set is not there, which says what makes it."""
+    return UserError(f"--data is {path}; there is no such file: make it with {prepare_command(dataset, path)}")
+
+
 def facts(path: str) -> Facts:
     """Return what a prepared file says of its samples.
 
