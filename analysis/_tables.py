@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import accuracy
+from _common import PAPER_CLIENTS, accuracy
 
 import numpy as np
 import pandas as pd
@@ -241,7 +241,9 @@ def by_budget(
     several = len({key[0] for key in cells}) > 1
     for (where, variant, value, budget), (group, bold) in cells.items():
         values, name = means(group), ", ".join(filter(None, (str(value), variant)))
-        published = paper_value(paper, value, budget) if where == paper_setting and not variant else ""
+        run = group[0].run
+        same = where == paper_setting and run.clients == PAPER_CLIENTS and not variant
+        published = paper_value(paper, value, budget) if same else ""
         rows.append(
             {
                 "setting": where,

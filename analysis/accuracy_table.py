@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _common import SEEDS, Drawing, accuracy, main
+from _common import PAPER_CLIENTS, SEEDS, Drawing, accuracy, main
 
 import numpy as np
 import pandas as pd
@@ -157,7 +157,9 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
                     "last_round": mean_of([a.mean() for a in last]),
                     "epochs": epochs(group[0]),
                     "finished": all(r.finished for r in group),
-                    "paper": published(where, name) if score == "accuracy" else "",
+                    "paper": published(where, name)
+                    if score == "accuracy" and group[0].run.clients == PAPER_CLIENTS
+                    else "",
                     "cell": cell(group, score),
                 }
             )

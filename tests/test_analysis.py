@@ -315,6 +315,21 @@ def test_the_paper_beside_ours(made):
     assert all(len(row.split()) == 10 for row in table.PAPER.values())
 
 
+def test_the_paper_stands_beside_runs_of_its_size_alone(made, tmp_path, monkeypatch):
+    table, tables = module("accuracy_table"), module("_tables")
+    monkeypatch.setattr(table, "PAPER_COLUMNS", ("Digits Patho(3)",))
+    endless = [Result(tiny_result.make(tmp_path / "inf.h5", budget="inf"))]
+
+    def beside():
+        by_tau, _, _ = tables.by_budget(endless, "tau_init", "tau_init", {10: ("83.04",)}, "Digits Patho(3)")
+        return set(table.measure(open_all(made, ("local", 42)))["paper"]) | set(by_tau["paper"])
+
+    assert beside() == {""}  # of 4 clients, where the paper's are of 100
+    for where in (table, tables):
+        monkeypatch.setattr(where, "PAPER_CLIENTS", 4)
+    assert beside() == {"80.38 ± 1.62", "83.04"}
+
+
 def test_runs_whose_files_have_one_name_and_another_content_are_told_apart(tmp_path):
     """Two budgets of one file that was edited in between: two rows, two cells, in the tables that have a row or a column per budget."""
     results, file = [], tmp_path / "b.txt"
