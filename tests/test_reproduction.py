@@ -1,6 +1,8 @@
 """reproduction/: the CSV files against numbers chosen by hand, and the page against the CSV files."""
 
 import importlib.util
+import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -274,6 +276,44 @@ def test_the_findings_on_the_greedy_search_are_what_the_file_says():
     better = best["test_acc"] - greedy.groupby("client_id")["test_acc"].mean()
     half = 2.20099 * better.std() / len(better) ** 0.5  # t(11)
     assert f"by {100 * better.mean():.1f} ± {100 * half:.1f} points" in page
+
+
+def test_what_the_pages_say_of_two_rows_is_what_the_files_say():
+    """Every "x ± y" outside the tables is in a table, or a difference of two rows: over partitions, or over the clients within them.
+
+    Which, and its sign, the words around it say; these are the reader's to check. A sentence that the latest Runs made wrong fails here.
+    """
+    pages = [FOLDER / "README.md", FOLDER.parent / "README.md", FOLDER.parent / "docs" / "findings.md"]
+    table = re.compile(r"<!-- (\S.*?) -->.*?<!-- /\1 -->", re.DOTALL)
+    pair = re.compile(r"(\d+\.\d+)(?:, noise)?\s±\s(\d+\.\d+)")
+    known = {
+        (float(x), float(y))
+        for page in pages
+        for part in table.finditer(page.read_text())
+        for x, y in pair.findall(part[0])
+    }
+    known |= set(differences())
+    rounded = {f"{x:.{digits}f} ± {y:.{digits}f}" for x, y in known for digits in (1, 2)}
+    held_above = {"1.41 ± 0.98", "0.54 ± 1.08", "15.1 ± 4.5"}  # what a seed alone changes, and the greedy search
+    for page in pages:
+        said = {f"{x} ± {y}" for x, y in pair.findall(table.sub("", page.read_text()))}
+        assert said - rounded <= held_above, page.name
+
+
+def differences():
+    """Yield (size, half width of the 95 % interval) of the difference of any two rows, and of the example's first client."""
+    stored, lines = module("stored"), module("control_lines")
+    folders = [path.parent for path in FOLDER.glob("*/runs.csv") if path.parent != lines.FOLDER]
+    each = [stored.read(folder, "clients") for folder in folders] + [lines.only_long(lines.read("clients"))]
+    for clients in [*each, each[folders.index(FOLDER / "cifar-10-motivation")].query("client == 0")]:
+        for a, b in itertools.combinations(sorted(set(clients["row"])), 2):
+            parts = stored.paired(clients, a, b)
+            if len(clients) < 20:
+                parts = [np.concatenate(parts)]  # one client: over seeds
+            if stored.comparable(parts):
+                mean, half = stored.interval(parts)
+                yield abs(mean), half
+                yield abs(mean), stored.over_clients(parts)
 
 
 def test_newcomers_and_lies_by_hand(monkeypatch):
