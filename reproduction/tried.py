@@ -6,6 +6,7 @@
 - kNN-Per lies above: squared distances are divided by 84, the length of a representation, as its authors' code does; or its neighbours have no vote
   and each client's locally trained model is scored. The published code of pFedGraph comes to nearly that: a softmax of the votes makes them equal
   where distances are large.
+- The random graph lies above on Dir(0.1): it is drawn anew each round.
 - DPFL averages one client after the other, or scores by mini-batches, as in the authors' code.
 """
 
@@ -32,5 +33,6 @@ RUNS = [
     Run(**CIFAR10, method="knnper", options={"interpolation": 0.0, "score_trained": True}),
     Run(**CIFAR10, budget="0.1N", averaging="serial"),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
+    Run(**DIRICHLET, method="random_graph", budget="0.1N", options={"redraw": True}),
     *(run for on, weights in WEIGHTS for run in tuned(on, weights)),
 ]

@@ -170,9 +170,13 @@ def test_ablation_by_hand(tmp_path):
 def test_random_graph_by_hand(tmp_path):
     rows = {("DPFL (B_c = inf)", 1): [0.5, 0.7], ("DPFL (B_c = inf)", 2): [0.6, 0.8], ("DPFL (B_c = 0.1N)", 1): [0, 0]}
     rows |= {("Random graph (B_c = inf)", 1): [0.4, 0.6], ("Random graph (B_c = inf)", 2): [0.4, 0.4]}
+    rows |= {("Random graph (B_c = inf), redraw True", 1): [0.5, 0.6]}
     # differences of the partitions 10 and 30: mean 20, deviation 14.142, over sqrt(2) 10, t(1) = 12.7062
-    expected = ["inf", "Random graph", "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "+4"]
-    assert cells(module("experiments").random_graph(written(tmp_path, rows), "+4")) == [expected]
+    # of the clients 0 and 10: mean 5, over sqrt(2) 5
+    assert cells(module("experiments").random_graph(written(tmp_path, rows), "+4")) == [
+        ["inf", "Random graph", "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "+4"],
+        ["inf", "Random graph, drawn anew each round", "55.00 (1)", "+5.00 ± 63.53 (1)", "+4"],
+    ]
 
 
 def test_first_and_last_graph_by_hand(tmp_path):
