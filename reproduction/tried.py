@@ -18,13 +18,13 @@ from dpfl_mpi.config import Run
 CIFAR10 = {"dataset": "cifar10", "seed": 42}
 DIRICHLET = CIFAR10 | {"partition": "dirichlet", "dirichlet_alpha": 0.1}
 FEMNIST = {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-j.h5", "seed": 42}
-WEIGHTS = ((CIFAR10, (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)), (DIRICHLET, (30.0,)), (FEMNIST, (30.0,)))  # while tuning
+WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the proximal term while tuning
 
 
-def tuned(on: dict[str, Any], weights: Sequence[float]) -> list[Run]:
-    """Return FedProx, whose rounds are those of all weights, and FedProx+FT with each weight of the proximal term while tuning."""
+def tuned(on: dict[str, Any], epochs: int, weights: Sequence[float]) -> list[Run]:
+    """Return FedProx, whose rounds are those of all weights, and FedProx+FT with each weight."""
     base = on | {"method": "reproduction/fedprox_tuned.py"}
-    return [Run(**base), *(Run(**base, finetune_epochs=10, options={"finetune_mu": mu}) for mu in weights)]
+    return [Run(**base), *(Run(**base, finetune_epochs=epochs, options={"finetune_mu": mu}) for mu in weights)]
 
 
 RUNS = [
@@ -34,5 +34,7 @@ RUNS = [
     Run(**CIFAR10, budget="0.1N", averaging="serial"),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
     Run(**DIRICHLET, method="random_graph", budget="0.1N", options={"redraw": True}),
-    *(run for on, weights in WEIGHTS for run in tuned(on, weights)),
+    *tuned(CIFAR10, 10, WEIGHTS),
+    *tuned(DIRICHLET, 10, [30.0]),
+    *tuned(FEMNIST, 4, [30.0]),
 ]
