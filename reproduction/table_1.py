@@ -16,7 +16,10 @@ ORDER = (
     ("DPFL (B_c = 0.2N)", "FedAvg+FT"),
     ("DPFL (B_c = 0.1N)", "FedAvg+FT"),
     ("DPFL (B_c = 0.05N)", "FedAvg+FT"),
-    *(("DPFL (B_c = 0.1N)", other) for other in ("FedProx+FT", "APFL", "PerFedAvg", "Ditto", "FedRep", "kNN-Per", "pFedGraph")),
+    *(
+        ("DPFL (B_c = 0.1N)", other)
+        for other in ("FedProx+FT", "APFL", "PerFedAvg", "Ditto", "FedRep", "kNN-Per", "pFedGraph")
+    ),
     ("DPFL (B_c = inf)", "DPFL (B_c = 0.05N)"),
     ("FedAvg+FT", "Local"),
     ("Local", "FedAvg"),
