@@ -41,7 +41,6 @@ from dpfl_mpi.storage.files import replacing
 LISTED = 5  # of Runs that cannot be had for one reason so many are named, and more are counted
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
-PAPER_CLIENTS = 100  # N of all its tables: its figures stand beside no other
 
 # Okabe and Ito's palette: told apart with every common colour vision, and in this order also in grey print
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = (

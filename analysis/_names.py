@@ -16,6 +16,7 @@ from dpfl_mpi.methods import declared
 from dpfl_mpi.plugins import find, shipped, short
 from dpfl_mpi.results import Result
 
+PAPER_CLIENTS = 100  # N of all the paper's tables
 DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
 
 
@@ -58,6 +59,11 @@ def setting(run: Run) -> str:
         "dirichlet": f"Dir({run.dirichlet_alpha})",
     }.get(run.partition, Path(run.partition.removeprefix("file:")).stem)
     return f"{data_name(run)} {dealt}"
+
+
+def paper_setting(run: Run) -> str:
+    """Return the name of a run's setting where the paper may have figures of it, "" where its N is another."""
+    return setting(run) if run.clients == PAPER_CLIENTS else ""
 
 
 def budget_order(run: Run) -> float:

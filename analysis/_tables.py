@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import PAPER_CLIENTS, accuracy
+from _common import accuracy
 
 import numpy as np
 import pandas as pd
-from _names import budget_order, has_budget, method_name, setting
+from _names import budget_order, has_budget, method_name, paper_setting, setting
 from scipy.special import stdtrit
 
 from dpfl_mpi.config import REPEATED, Run
@@ -223,7 +223,7 @@ def by_budget(
     field: str,
     symbol: str,
     paper: dict[Any, Sequence[str]] | None = None,
-    paper_setting: str = "",
+    published_of: str = "",
 ) -> tuple[pd.DataFrame, str, str]:
     """Return (data, markdown, LaTeX) of a table with a row for each value of a Run field and a column for each budget.
 
@@ -241,8 +241,7 @@ def by_budget(
     several = len({key[0] for key in cells}) > 1
     for (where, variant, value, budget), (group, bold) in cells.items():
         values, name = means(group), ", ".join(filter(None, (str(value), variant)))
-        run = group[0].run
-        same = where == paper_setting and run.clients == PAPER_CLIENTS and not variant
+        same = paper_setting(group[0].run) == published_of and not variant
         published = paper_value(paper, value, budget) if same else ""
         rows.append(
             {

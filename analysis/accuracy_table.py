@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _common import PAPER_CLIENTS, SEEDS, Drawing, accuracy, main
+from _common import SEEDS, Drawing, accuracy, main
 
 import numpy as np
 import pandas as pd
-from _names import budget_order
+from _names import budget_order, paper_setting
 from _tables import (
     Group,
     Parts,
@@ -157,9 +157,7 @@ def measure(results: Sequence[Result], score: str = "accuracy") -> pd.DataFrame:
                     "last_round": mean_of([a.mean() for a in last]),
                     "epochs": epochs(group[0]),
                     "finished": all(r.finished for r in group),
-                    "paper": published(where, name)
-                    if score == "accuracy" and group[0].run.clients == PAPER_CLIENTS
-                    else "",
+                    "paper": published(paper_setting(group[0].run), name) if score == "accuracy" else "",
                     "cell": cell(group, score),
                 }
             )

@@ -25,11 +25,11 @@ from dpfl_mpi.graph import asymmetry, sparsity
 BUDGETS = ("inf", "0.2N", "0.1N", "0.05N")  # as the paper's tables have them
 USUAL = {"tau_init": 10, "ggc_period": 1}  # what the rows of Table 1 were run with
 SPARSITY = {"DPFL (B_c = 0.1N)": "80 to 88 %", "DPFL (B_c = 0.05N)": "95 to 96 %"}  # the paper's, Omega to round 99
-RIVALS = {
-    "Random graph": "",
-    "Random graph, drawn anew each round": ", redraw True",
-    "Pairwise": "",
-}  # and the end of their rows' names
+RIVALS = {  # their rows, by what they are called
+    "Random graph": "Random graph (B_c = {})",
+    "Random graph, drawn anew each round": "Random graph (B_c = {}), redraw True",
+    "Pairwise": "Pairwise (B_c = {})",
+}
 FLIPPED = {False: "none in the end", True: "under 10 % in the end"}  # the paper's, by whether flipped clients search
 SYNERGY = {1: "about -11", 2: "about +6"}  # the paper's, in percent, by the number of collaborators
 
@@ -71,9 +71,8 @@ def random_graph(folder: Path, paper: str) -> str:
     rows = []
     for budget in BUDGETS:
         row = row_at(budget)
-        for name, more in RIVALS.items():
-            other = f"{name.partition(',')[0]} (B_c = {budget}){more}"
-            if comparable(gap := paired(clients, row, other)):
+        for name, named in RIVALS.items():
+            if comparable(gap := paired(clients, row, other := named.format(budget))):
                 rows.append(
                     {
                         "B_c": budget,

@@ -309,11 +309,10 @@ def differences():
     stored, lines = module("stored"), module("control_lines")
     folders = [path.parent for path in FOLDER.glob("*/runs.csv") if path.parent != lines.FOLDER]
     each = [stored.read(folder, "clients") for folder in folders] + [lines.only_long(lines.read("clients"))]
-    for clients in [*each, each[folders.index(FOLDER / "cifar-10-motivation")].query("client == 0")]:
+    first = each[folders.index(FOLDER / "cifar-10-motivation")].query("client == 0")
+    for clients in [*each, first.assign(client=first["seed"], seed=0)]:  # over seeds, as if each were a client
         for a, b in itertools.combinations(sorted(set(clients["row"])), 2):
             parts = stored.paired(clients, a, b)
-            if len(clients) < 20:
-                parts = [np.concatenate(parts)]  # one client: over seeds
             if stored.comparable(parts):
                 mean, half = stored.interval(parts)
                 yield abs(mean), half
