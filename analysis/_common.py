@@ -31,9 +31,9 @@ from _find import check_data, found
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.controls import search_period
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import replacing

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.files import is_file, no_data
 

@@ -12,9 +12,9 @@ from _names import budget_label, has_budget, method_name, setting
 from _tables import Group, named, repetitions, row_name
 from matplotlib.colors import to_hex, to_rgb
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 STYLES = ("-", "--", "-.", ":")
 OTHERS = (RED, GREEN, ORANGE, PINK, SKY, "#000000")  # DPFL alone is blue

@@ -21,10 +21,11 @@ import pandas as pd
 from _names import budget_order, has_budget, method_name, paper_setting, setting
 from scipy.special import stdtrit
 
-from dpfl_mpi.config import REPEATED, Run
 from dpfl_mpi.plugins import CODE, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.run import REPEATED
 
 Group = list[Result]  # the repetitions of one Run under different seeds
 Parts = list[np.ndarray]  # a number per client, one array per partition

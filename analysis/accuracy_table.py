@@ -32,11 +32,11 @@ from _tables import (
     unbeaten,
 )
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.methods import declared
-from dpfl_mpi.metrics import METRICS
-from dpfl_mpi.outcome import epochs
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.outcome import epochs
+from dpfl_mpi.results.scores import METRICS
+from dpfl_mpi.settings import Run
 
 SETTINGS = (
     {"dataset": "cifar10", "partition": "dirichlet", "dirichlet_alpha": 0.1},

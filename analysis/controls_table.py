@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from _tables import Group, Parts, interval, latex, markdown, named, partition_of, repetitions
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.controls import ATTACKS
 
 METHODS = ("dpfl", "pairwise", "random_graph", "fedavg")

@@ -8,8 +8,8 @@ from _common import Drawing, main
 
 from _tables import by_budget
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [
     Run(dataset="cifar10", partition="dirichlet", dirichlet_alpha=0.1, ggc_period=period, budget=budget)

@@ -34,10 +34,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
 

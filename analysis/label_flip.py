@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", budget="inf", flip_share=0.4, flipped_run_ggc=searches) for searches in (False, True)]
 COLOURS = ListedColormap(["white", BLUE, RED, DARK])

@@ -16,9 +16,9 @@ from _tables import Group, named, repetitions
 from accuracy_table import ROWS, rank
 from matplotlib.axes import Axes
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not in row]
 

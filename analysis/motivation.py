@@ -16,9 +16,9 @@ import pandas as pd
 from _names import setting
 from _tables import Group, named, repetitions
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 EXAMPLE = {"dataset": "cifar10", "partition": "motivation"}
 RUNS = [

@@ -32,9 +32,9 @@ from _tables import deviation, markdown, named, number, partition_of, repetition
 from matplotlib.axes import Axes
 from scipy.special import comb
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", seed=seed, partition_seed=42) for seed in SEEDS] + [
     Run(dataset="cifar10", method=method) for method in ("pairwise", "oracle", "random_graph")

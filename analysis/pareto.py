@@ -19,8 +19,9 @@ from _looks import looks
 from _names import text_label
 from _tables import markdown, named, repetitions
 
-from dpfl_mpi.config import Run
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Run
 
 METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
 ROWS = [*({"method": method} for method in METHODS), {"method": "fedavg", "finetune_epochs": 10}]

@@ -12,10 +12,10 @@ from _looks import labels, looks
 from _names import budget_order, has_budget, setting
 from _tables import comparable, fields, interval, means, named, over, paired, repetitions
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import declared
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [
     Run(dataset="cifar10", partition="dirichlet", dirichlet_alpha=0.1, method=method, budget=budget, seed=seed)

@@ -21,13 +21,15 @@ from _looks import labels, looks
 from _names import class_names, method_name, plain, setting
 from _tables import Group, deviation, repetitions
 
-from dpfl_mpi.config import REPEATED, Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.methods import local_epochs
-from dpfl_mpi.outcome import for_json, outcome
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.outcome import for_json, outcome
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.run import REPEATED
 
 RUNS = [Run(), Run(method="local")]
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # as plotly names them

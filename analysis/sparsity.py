@@ -14,9 +14,9 @@ from _names import budget_order
 from _tables import named, repetitions
 from matplotlib.axes import Axes
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.graph import sparsity
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
 

@@ -17,8 +17,9 @@ import pandas as pd
 from _looks import labels, singles
 from _names import budget_order, has_budget, label, setting
 
-from dpfl_mpi.config import Run
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)] + [
     Run(dataset="cifar10", method="local")

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.models._cnn_stacked import phases, windows
@@ -28,6 +27,7 @@ from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.recorded import RecordedSteps, block_sizes
 from dpfl_mpi.plugins import find
+from dpfl_mpi.settings import Run
 
 
 class GPU(NamedTuple):

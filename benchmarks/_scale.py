@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.launcher import OPEN_MPI
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.mpi.launcher import OPEN_MPI
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings.fields import to_flags
 
 RANK = Path(__file__).with_name("_rank.py")

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.results import Recorder
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
 K, W, REPEATS = 100, 62_016, 5

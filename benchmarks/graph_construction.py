@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.federation.greedy import decide
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.settings import Job, Run
 
 
 class Twin:

@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
 
 
 def launch(ranks: int, out: Path, *flags: str) -> subprocess.Popen[bytes]:

@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 from _scale import launch, make_data, numbers, run
 
-from dpfl_mpi.engine.needs import LABEL, ROWS
 from dpfl_mpi.mpi.placement import window_slots
+from dpfl_mpi.plan.needs import LABEL, ROWS
 
 POOL, TEST = 25, 10  # samples of a client of the small runs
 COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
@@ -149,14 +149,14 @@ def constants(folder: Path, data: Path) -> Costs:
     """Return what is measured here, of small runs: one rank for the arithmetic, two for the messages."""
     from mpi4py import MPI
 
-    from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.build import build
-    from dpfl_mpi.engine.seconds import quickest
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route
     from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.results import Recorder
+    from dpfl_mpi.plan.seconds import quickest
+    from dpfl_mpi.results.recorder import Recorder
+    from dpfl_mpi.settings import Job, Run
 
     k = 20
     made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model="cnn", budget=10).resolve()
@@ -204,11 +204,11 @@ def paper_costs(measured: Costs) -> Costs:
 
     import torch
 
-    from dpfl_mpi.config import Job, Run
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
-    from dpfl_mpi.engine.seconds import measure
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
+    from dpfl_mpi.plan.seconds import measure
+    from dpfl_mpi.settings import Job, Run
 
     shape = (32, 32, 3)
     source = SimpleNamespace(shape=shape, classes=10, dtype="uint8", vocabulary=0)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine import record, train
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.settings import Job, Run
 
 
 def usage() -> tuple[float, int, int]:

@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dpfl_mpi.config import OLD_FIELDS, Job, Resolved, Run, old_flags
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.plugins import KINDS, names
+from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.config_file import check_yaml
 from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, types
+from dpfl_mpi.settings.run import OLD_FIELDS, old_flags
 from dpfl_mpi.survival.signals import Leave, listen
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
             print(leave, file=sys.stderr, flush=True)
         sys.exit(leave.code)
     if world.root and not job.quiet:
-        from dpfl_mpi.summary import summary
+        from dpfl_mpi.results.summary import summary
 
         print(summary(path))
 

@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, understood, unpacked
-from dpfl_mpi.config import Job, Resolved, Run
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.launcher import OPEN_MPI, find_line
-from dpfl_mpi.layout import ARRAYS
 from dpfl_mpi.methods import local_epochs
+from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
-from dpfl_mpi.results import PHASES
+from dpfl_mpi.results import result as results
+from dpfl_mpi.results.schema import ARRAYS, PHASES
+from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import fields, to_flags
 from dpfl_mpi.survival.signals import SIGNALS, Leave, close_pipe, listen
 

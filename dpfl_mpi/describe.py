@@ -17,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.partition_file import save
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, unread_clients, verify
-from dpfl_mpi.engine.needs import Needs, build, megabytes, needs_of, refuse
-from dpfl_mpi.engine.seconds import Cost, crowding, measure, seconds_of
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.plan.needs import Needs, build, megabytes, needs_of, refuse
+from dpfl_mpi.plan.seconds import Cost, crowding, measure, seconds_of
 from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.files import reason, replacing
 
 

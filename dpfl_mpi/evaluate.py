@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.config import Resolved
 from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
@@ -27,6 +26,7 @@ from dpfl_mpi.methods import declared
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted, codes, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import check_apart, explained, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError, exit_with
-from dpfl_mpi.metrics import METRICS
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.scores import METRICS
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import explained, replacing
 

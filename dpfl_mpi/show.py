@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Resolved, Run
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.methods import declared
-from dpfl_mpi.outcome import outcome, texts
 from dpfl_mpi.plugins import CODE, find, short
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.outcome import outcome, texts
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.results.summary import KEPT
+from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
-from dpfl_mpi.summary import KEPT
 
 WIDTH = 80  # of a terminal; tables and paths are as wide as they are
 OF_CLASSES = {"balanced accuracy": "balanced_accuracy", "macro F1": "macro_f1"}

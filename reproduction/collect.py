@@ -31,10 +31,11 @@ from _find import found
 from _names import setting
 from _tables import row_name
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import shipped, short
-from dpfl_mpi.results import PHASES, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import changed, to_flags
 
 TABLES = (

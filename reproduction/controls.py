@@ -34,8 +34,8 @@ from controls_table import backdoor, liar_shares, newcomers
 from omega import agreement, of_round, overlap, z_score
 from pareto import curves as costs
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.controls import ATTACKS
 
 SEEDS = (42, 32, 52)  # a partition each

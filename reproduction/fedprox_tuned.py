@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dpfl_mpi.config import option
 from dpfl_mpi.methods import fedprox
+from dpfl_mpi.settings import option
 
 METHOD = dataclasses.replace(fedprox.METHOD, title="FedProx")
 init, round = fedprox.init, fedprox.round

@@ -13,7 +13,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpfl_mpi.config import Run
+from dpfl_mpi.settings import Run
 
 CIFAR10 = {"dataset": "cifar10", "seed": 42}
 DIRICHLET = CIFAR10 | {"partition": "dirichlet", "dirichlet_alpha": 0.1}

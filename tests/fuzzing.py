@@ -17,7 +17,6 @@ from making import folder as files_in
 from making import images, leaf, png, tar, zipped
 
 from dpfl_mpi import __main__, describe, export, prepare, show
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.datasets import arrays, femnist
@@ -25,11 +24,12 @@ from dpfl_mpi.datasets import image_folder as pictures
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
 from dpfl_mpi.results import Result
-from dpfl_mpi.summary import summary
+from dpfl_mpi.results.summary import summary
+from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.survival import shm
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
-from dpfl_mpi.sweeps.known import Known, recall
+from dpfl_mpi.sweep.known import Known, recall
 
 TEXTS = (
     "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400", "nan", "inf", "null", "true", "{}", "[]",

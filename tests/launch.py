@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpfl_mpi.launcher import OPEN_MPI
+from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,9 +44,9 @@ def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run in this process, on one rank, and return the result file `out`."""
     from mpi4py import MPI
 
-    from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.train import train
     from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.settings import Job, Run
 
     settings = {"quiet": True, "out": str(out)} | DEFAULTS | job
     assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
@@ -57,9 +57,9 @@ def federation(fields: dict[str, object], **job: object):
     """Return a Federation of one rank, in this process."""
     from mpi4py import MPI
 
-    from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.build import build
     from dpfl_mpi.federation import Federation
     from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.settings import Job, Run
 
     return Federation(build(Run(**fields).resolve(), Job(**(DEFAULTS | job)), World(MPI.COMM_SELF)))

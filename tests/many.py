@@ -9,9 +9,9 @@ from mpi4py import MPI  # first: a torch that is linked with an MPI of its own w
 # isort: split
 import torch
 
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine.train import train
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.settings import Job, Run
 
 torch.set_num_threads(1)
 everyone = MPI.COMM_WORLD

@@ -9,7 +9,7 @@ from launch import ROOT
 
 METHOD = """
 from dataclasses import dataclass
-from dpfl_mpi.config import option
+from dpfl_mpi.settings import option
 from dpfl_mpi.methods import Method
 import helper
 

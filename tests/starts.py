@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.launcher import OPEN_MPI
+from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.survival.lock import Lock, myself
 
@@ -171,9 +172,9 @@ def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
     """Compute a Run in this process, on one rank."""
     from mpi4py import MPI
 
-    from dpfl_mpi.config import Job, Run
     from dpfl_mpi.engine.train import train
     from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.settings import Job, Run
 
     run = Run(**(small() if fields is None else fields)).resolve()
     return train(run, Job(out=str(out), **({"quiet": True} | job)), World(MPI.COMM_SELF))
@@ -242,3 +243,26 @@ def same(a: Path, b: Path) -> bool:
     with Result(a) as one, Result(b) as two:
         assert Result.differences(one, two) == []
         return one.finished and two.finished and Result.same_numbers(one, two)
+
+
+class Cut(Exception):
+    """What ends a run of these tests after a round."""
+
+
+def cut_after(
+    monkeypatch: pytest.MonkeyPatch, t: int, out: Path, fields: dict[str, object] | None = None, **job: object
+) -> None:
+    """Compute the small run up to the records of round t, no further."""
+    from dpfl_mpi.engine import record
+
+    whole = record.write_round
+
+    def cut(recorder, fed, state):
+        whole(recorder, fed, state)
+        if fed.round == t:
+            fed.close()  # MPI names windows that are open at its end
+            raise Cut
+
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(record, "write_round", cut)
+        here(out, fields, **({"checkpoint_every": "1"} | job))

@@ -94,7 +94,7 @@ def test_a_crash_of_the_ranks_is_told(tmp_path, capfd, monkeypatch):
 
 def test_mpirun_is_found_beside_the_interpreter(monkeypatch):
     """The kernel of a notebook starts without the environment's folder in its path."""
-    from dpfl_mpi import launcher
+    from dpfl_mpi.mpi import launcher
 
     monkeypatch.setenv("PATH", "/nowhere")
     (line,) = launcher.candidates()
@@ -237,7 +237,7 @@ def test_one_row_per_round(tiny):
 
 def test_tables_of_a_run_without_a_round(tmp_path):
     pytest.importorskip("pandas")
-    tiny_result.empty(tmp_path / "run.h5", dpfl_mpi.config.Run().resolve())
+    tiny_result.empty(tmp_path / "run.h5", dpfl_mpi.settings.run.Run().resolve())
     result = dpfl_mpi.Result(tmp_path / "run.h5")
     assert len(result.curves()) == len(result.to_pandas()) == 0
     assert "finished, test accuracy not known yet" in repr(result)

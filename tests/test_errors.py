@@ -329,7 +329,7 @@ def test_a_bug_on_several_ranks_is_told_once(tmp_path, digits_file, ranks):
 UNLIKE = """
 import dataclasses, os, sys
 from mpi4py import MPI
-from dpfl_mpi.config import Job, Run
+from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.engine.train import train
 from dpfl_mpi.errors import NO_READER, UserError
 from dpfl_mpi.mpi.world import World
@@ -372,7 +372,7 @@ def test_ranks_with_other_settings_are_refused(tmp_path):
 ON_ROOT = """
 import sys
 from dpfl_mpi.__main__ import main
-from dpfl_mpi.results import Recorder
+from dpfl_mpi.results.recorder import Recorder
 def broken(self, *arguments):
     raise ZeroDivisionError('a bug')
 Recorder.flush = Recorder.close = broken  # closing the file fails for the same reason

@@ -16,38 +16,36 @@ from launch import ROOT, mpirun
 PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
 FLOORS = (
-    "errors",
-    "streams plugins graph metrics storage",
+    "errors version",
+    "streams plugins graph storage",
     "settings",
-    "config mpi",
-    "data layout",
+    "mpi data",
     "results",
     "datasets numerics",
     "models",
-    "federation",
+    "plan federation",
     "methods",
-    "survival outcome",
-    "engine sweeps",
+    "survival",
+    "engine",
+    "figures",
+    "studies sweep",
     "commands",
 )
-COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "sweep", "launcher", "api"]
-COMMANDS += ["plan_power", "optimality", "summary"]
-GROUND = ["errors", "streams", "plugins", "graph", "metrics", "settings", "config"]
+COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api"]
+GROUND = ["errors", "streams", "plugins", "graph", "settings"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph metrics storage settings config mpi data layout results datasets prepare show summary outcome export plan_power launcher "
-    "sweep sweeps",
-    "mpi4py": "errors streams plugins graph metrics storage settings config data layout results datasets numerics models federation methods survival engine "
-    "prepare describe show summary export evaluate plan_power optimality launcher sweep sweeps api",
-    "h5py": "errors streams plugins graph metrics mpi numerics models federation methods",
+    "torch": "errors streams plugins graph storage settings mpi data results datasets figures prepare show export sweep",
+    "mpi4py": "errors streams plugins graph storage settings data results datasets numerics models federation methods survival engine "
+    "plan figures prepare describe show export evaluate studies sweep api",
+    "h5py": "errors streams plugins graph mpi numerics models federation methods",
     "os": "methods",
     "pathlib": "methods",
 }
 # ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
 LIGHT = (
-    "errors streams plugins graph metrics storage settings config data layout results datasets methods prepare show summary outcome export plan_power launcher sweep sweeps "
-    "__main__ api"
+    "errors streams plugins graph storage settings data results datasets methods prepare show export sweep __main__ api"
 )
 
 
@@ -161,7 +159,7 @@ def test_analysis_reads_results_only(path):
 def test_resolving_a_run_and_opening_results_loads_nothing_heavy():
     """In a fresh interpreter, through every data set and method: what a laptop without MPI would run."""
     code = (
-        "import sys; from dpfl_mpi.config import Run; from dpfl_mpi.plugins import names; import dpfl_mpi.results, dpfl_mpi.data.partition\n"
+        "import sys; from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names; import dpfl_mpi.results, dpfl_mpi.data.partition\n"
         "import dpfl_mpi.prepare, dpfl_mpi.__main__\n"
         "for d in names('dataset'):\n"
         "    for m in names('method'):\n"

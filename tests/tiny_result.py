@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.results import Recorder
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Run
 
 GRAPHS = (  # senders of receiver 0, 1, 2, 3
     [[1, 2], [0], [0, 3], []],  # Omega: 5 edges, one of them (3 to 2) without its reverse

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import PARTS, Partition, assemble, weights
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.files import explained, replacing
 
 FORMAT = "dpfl_mpi partition 1"

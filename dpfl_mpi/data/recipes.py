@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import Partition, assemble, owners, weights
 from dpfl_mpi.data.partition_file import from_file
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.files import able
 
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import failing_as, find, short
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.files import no_data, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 

@@ -10,9 +10,9 @@ import dataclasses
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import Run
 
 
 def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:

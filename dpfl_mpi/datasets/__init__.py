@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import ModuleType
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import allowed, fields, fits, types
 
 # what a Run of one's own data is where nothing else is said: a small one, minutes on a laptop, without crops and flips. Data that name

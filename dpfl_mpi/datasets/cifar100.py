@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpfl_mpi.config import option
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import entries, image_splits, size
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 from dpfl_mpi.datasets.cifar10 import PIXELS, binaries, records
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import option
 
 # not in the paper: with 100 classes of 500 images, ten classes per client leave about ten holders of fifty images each
 PAPER = CIFAR10 | {"classes_per_client": 10, "min_per_class": 2}

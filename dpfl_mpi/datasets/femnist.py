@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpfl_mpi.config import option
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import decode, entries, hidden
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import option
 
 PAPER = {
     "partition": "natural", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 10, "min_samples": 50, "clients": 100,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Job, Run
 
 
 class Progress:

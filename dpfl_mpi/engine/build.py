@@ -12,12 +12,10 @@ import numpy as np
 import torch
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, unread_clients, verify
 from dpfl_mpi.data.validation import search_first
-from dpfl_mpi.engine.needs import written
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
@@ -41,7 +39,9 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.native import computes, form_of
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.plan.needs import written
 from dpfl_mpi.plugins import find
+from dpfl_mpi.settings import Job, Run
 
 
 def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Job, Run
 from dpfl_mpi.engine.record import write_tuning
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Job, Run
 
 # what the base Run recorded of its rounds is this Run's record of them
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")

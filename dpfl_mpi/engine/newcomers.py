@@ -17,7 +17,7 @@ import torch
 from dpfl_mpi.engine.record import write_newcomers
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.methods import Method, Newcomer
-from dpfl_mpi.results import Recorder
+from dpfl_mpi.results.recorder import Recorder
 
 EPOCHS = (0, 1, 5)  # of its own, in all
 

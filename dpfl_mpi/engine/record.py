@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.results import PHASES, Recorder
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Run
 
 
 def open_recorder(

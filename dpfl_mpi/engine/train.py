@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi.config import Job, Resolved, Run
 from dpfl_mpi.engine import finetune, newcomers, record
 from dpfl_mpi.engine.bar import Progress
 from dpfl_mpi.engine.build import build
@@ -22,11 +21,13 @@ from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.layout import check_ours, torn
 from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, short
-from dpfl_mpi.results import Recorder, Result
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.results.schema import check_ours, torn
+from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.storage.foreign import Hdf5
 from dpfl_mpi.survival.checkpoint import Checkpoints

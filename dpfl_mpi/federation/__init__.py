@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.drift import Drift
@@ -40,6 +39,7 @@ from dpfl_mpi.numerics.backend import Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, one_hot
 from dpfl_mpi.plugins import shipped, short
+from dpfl_mpi.settings import Run
 
 
 @dataclass

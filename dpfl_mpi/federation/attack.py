@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.numerics.ensemble import LARGEST, Ensemble
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.controls import FALSE
 
 SCALE = 10.0  # of the update that `scale` sends

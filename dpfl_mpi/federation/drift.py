@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.texts import of_clients
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.files import is_file
 from dpfl_mpi.settings.texts import nearest, of_clients
 from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from dpfl_mpi.results import PHASES
+from dpfl_mpi.results.schema import PHASES
 
 SCORES = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")  # of the reported models
 MIXED = ("mixed_val_acc", "mixed_test_acc")  # of the rows after mixing

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 
 def recorded_graphs(run: Run, world: World) -> list[CollaborationGraph]:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members, Phase
 from dpfl_mpi.numerics.backend import Backend, Gradient
 from dpfl_mpi.numerics.ensemble import Block
+from dpfl_mpi.settings import Run
 
 
 def learning_rate(run: Run, t: int) -> float:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfl_mpi.config import option
 from dpfl_mpi.methods import Method, Newcomer, State, fedavg
+from dpfl_mpi.settings import option
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation

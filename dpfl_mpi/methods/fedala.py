@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.config import option
 from dpfl_mpi.methods import Method, State
+from dpfl_mpi.settings import option
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.config import option
 from dpfl_mpi.methods import Method, Newcomer, State
+from dpfl_mpi.settings import option
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation

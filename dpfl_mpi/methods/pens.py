@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.config import option
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.methods import Method, State
+from dpfl_mpi.settings import option
 from dpfl_mpi.settings.texts import nearest
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.config import option
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method, State, _given, dpfl
+from dpfl_mpi.settings import option
 
 if TYPE_CHECKING:
     from dpfl_mpi.federation import Federation

@@ -21,10 +21,10 @@ import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import options_of
 from dpfl_mpi.streams import INIT, stream
 

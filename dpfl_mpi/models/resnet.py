@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from dpfl_mpi.config import option
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import option
 
 HEAD = "head"
 

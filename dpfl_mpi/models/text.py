@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpfl_mpi.config import option
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import option
 
 HEAD = "head"
 MOST = 2**17  # rows of an embedding: with 32 columns a model of 17 MB, of which a rank keeps thirteen per client

@@ -273,5 +273,5 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def world_size() -> int:
-    """Return how many ranks MPI sees, for `dpfl_mpi.launcher` to try a launch line with."""
+    """Return how many ranks MPI sees, for `dpfl_mpi.mpi.launcher` to try a launch line with."""
     return int(MPI.COMM_WORLD.size)

@@ -1,1 +1,5 @@
-"""What `dpfl_mpi.config` is made of: `fields` that know their range, `texts` and `files` as settings, the `steps` of `Run.resolve`."""
+"""`Run` says what decides the numbers, `Job` where and how they are computed; what they are made of: `fields`, `values`, `files`."""
+
+from dpfl_mpi.settings.run import NUMERICS, Job, Resolved, Run, option
+
+__all__ = ["NUMERICS", "Job", "Resolved", "Run", "option"]

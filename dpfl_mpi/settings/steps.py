@@ -1,6 +1,6 @@
 """The steps of `Run.resolve`: what a Run leaves open is filled in, what it does not read is left at its default, and its method is asked.
 
-Fields are dicts here, by name, as `dpfl_mpi.config.Run` has them.
+Fields are dicts here, by name, as `dpfl_mpi.settings.run.Run` has them.
 """
 
 from __future__ import annotations

@@ -37,13 +37,14 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.config import Job, Run, stored_run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.results import Recorder
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import error_number, explained, replacing

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dpfl_mpi.config import Job
+from dpfl_mpi.settings import Job
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World

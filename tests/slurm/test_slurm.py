@@ -20,9 +20,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import starts
 
-from dpfl_mpi.config import Run
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -1,0 +1,90 @@
+"""Which launch line starts one MPI world here: `python -m dpfl_mpi.mpi.launcher` prints it, for `$(python -m dpfl_mpi.mpi.launcher) python -m dpfl_mpi`.
+
+Inside a Slurm job each candidate is tried on two tasks, `srun --mpi=pmi2` (MPICH), `srun --mpi=pmix` (Open MPI), then mpirun; the first
+under which both see one world of two is the one. The wrong kind mostly fails by starting every task alone, and says nothing.
+
+With Open MPI on a single machine: `export $(python -m dpfl_mpi.mpi.launcher --open_mpi)` once before mpirun.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from dpfl_mpi.errors import UserError
+
+TRY = "import os, dpfl_mpi.mpi.world as comm; os.write(1, b'world of %d\\n' % comm.world_size())"  # in one piece: lines of ranks mix
+SECONDS = 60  # a mismatched pair may wait for ever
+OPEN_MPI = {  # what Open MPI must be told on a single machine to start as MPICH does, which ignores it
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # the same for version 4
+    "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
+}
+SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
+
+
+def candidates() -> list[list[str]]:
+    """Return the launch lines that could work here, the first choice first."""
+    out: list[list[str]] = []
+    if os.environ.get("SLURM_JOB_ID") and shutil.which("srun"):
+        offered = output(["srun", "--mpi=list"]).split()
+        out += [["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"] for kind in SRUN if kind in offered]
+    beside = Path(sys.executable).with_name("mpirun")  # of an environment that was not activated
+    if mpirun := "mpirun" if shutil.which("mpirun") else str(beside) if beside.exists() else "":
+        out.append([mpirun, "--bind-to", "none"] if os.environ.get("SLURM_JOB_ID") else [mpirun])
+    return out
+
+
+def works(line: list[str], tasks: int) -> bool:
+    """Return whether the line starts one world of this many tasks."""
+    few = [*line, "-n", str(tasks), sys.executable, "-c", TRY]
+    return output(few).count(f"world of {tasks}") == tasks
+
+
+def output(command: list[str]) -> str:
+    """Return what a command prints, nothing where it fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr if done.returncode == 0 else ""
+
+
+def find_line() -> list[str]:
+    """Return the launch line for this place; outside a Slurm job mpirun is taken at its word.
+
+    Raises:
+        UserError: no launcher starts one world of two tasks.
+    """
+    lines = candidates()
+    if os.environ.get("SLURM_JOB_ID"):
+        tasks = min(2, int(os.environ.get("SLURM_NTASKS", "1") or 1))
+        lines = [line for line in lines if works(line, tasks)][:1] if tasks > 1 else lines[:1]
+    if not lines:
+        raise UserError(
+            "neither srun nor mpirun starts one MPI world of two tasks; load the MPI module that mpi4py was built with, "
+            "or install one with pip install -e '.[mpich]'"
+        )
+    return lines[0]
+
+
+def main() -> int:
+    """Print the launch line, or with --open_mpi the settings that Open MPI needs on a single machine; return the exit code."""
+    if sys.argv[1:] == ["--open_mpi"]:
+        print(" ".join(f"{name}={value}" for name, value in OPEN_MPI.items()))
+        return 0
+    try:
+        print(" ".join(find_line()))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps. `seconds` says how long they take.
+
+`describe` shows it. The window's arithmetic is that of the run itself (`mpi.placement`).
+
+Axes: N clients in all, K on a rank, D parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.data.source import Source
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.models import make
+from dpfl_mpi.mpi.placement import (
+    MOST_ROWS,
+    models_per_pass,
+    node_memory,
+    place,
+    rows_per_pass,
+    too_narrow,
+    window_rows,
+    window_slots,
+)
+from dpfl_mpi.plugins import find
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings.controls import search_period
+
+ROW = 64  # bytes that a row is padded to
+# rows of float32 per client: model, momentum, best, staging and average, and four running sums in 64 bits, which count twice
+ROWS = 13
+LABEL = 8  # bytes
+# bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
+PYTHON = 390 * 2**20
+PAD = 4  # pixels around a training image that is cropped, as `numerics.clients` has it, which imports torch
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run will need: arrays have one value per rank."""
+
+    owner: np.ndarray  # rank of every client [N]
+    clients: np.ndarray
+    node: np.ndarray
+    data: np.ndarray  # bytes
+    models: np.ndarray  # bytes
+    scratch: np.ndarray  # bytes while one client is scored
+    confusion: np.ndarray  # bytes of confusion matrices: each rank's, and on root all of them, which it writes
+    window: np.ndarray  # bytes
+    passes: int  # in which the widest graph is exchanged
+    parameters: int
+    row: int  # bytes of a message
+    received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
+    wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
+    evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
+    # rounds that search Omega anew (--omega_period): each receives, moves and scores as much as preprocessing
+    anew: int
+    steps: np.ndarray  # gradient steps
+    scored: np.ndarray  # images scored by evaluate
+    judged: np.ndarray  # images scored while choosing, at most
+    candidates: np.ndarray  # of the greedy search, at most
+
+    @property
+    def memory(self) -> np.ndarray:
+        """Bytes a rank needs in all."""
+        return PYTHON + self.data + self.models + self.scratch + self.confusion + self.window
+
+
+def build(run: Run, source: Source) -> Any:
+    """Return the model's numerics on this machine's CPU."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    from dpfl_mpi.numerics.ensemble import Ensemble
+
+    torch.set_num_threads(1)  # as each rank of a run
+    module = make(run, source).module
+    return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
+
+
+def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int) -> Needs:
+    """Return what each of `ranks` ranks will hold and do: arithmetic alone."""
+    n = partition.n
+    train, val, test = (partition.sizes(part) for part in PARTS)
+    owner = place(train, ranks)
+    k_r = np.bincount(owner, minlength=ranks)
+    row = -(-ensemble.size * 4 // ROW) * ROW
+
+    def per_rank(values: np.ndarray) -> np.ndarray:
+        return np.bincount(owner, values, ranks).astype(np.int64)
+
+    method = find("method", run.method)
+    slots, window, passes = windows(run, job, method, k_r, row)
+    received, wire = traffic(run, method, k_r, slots, row)
+    first, later = scored_to_choose(run, method, n)
+    anew = int(run.rounds // search_period(run.omega_period)) if run.others > 0 else 0
+    choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
+    epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
+    to_train, to_score = sample_bytes(run, source)
+    largest_val = np.zeros(ranks, np.int64)
+    np.maximum.at(largest_val, owner, val)
+    return Needs(
+        owner=owner,
+        clients=k_r,
+        node=np.arange(ranks) // -(-ranks // nodes),
+        data=per_rank(train * to_train + (val + test) * to_score),
+        models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
+        scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
+        confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
+        window=window * row,
+        passes=passes,
+        parameters=ensemble.size,
+        row=row,
+        received=received,
+        wire=wire,
+        evaluations=(n * first * run.ggc_repeats, n * later * run.ggc_repeats),
+        anew=anew,
+        steps=per_rank(-(-train // run.batch_size) * epochs),
+        scored=per_rank((val + test) * (run.rounds + 1)),
+        judged=per_rank(val * choices * run.ggc_repeats),
+        candidates=k_r * choices * run.ggc_repeats // 2,
+    )
+
+
+def sample_bytes(run: Run, source: Source) -> tuple[int, int]:
+    """Return the bytes of a training sample and of a scored one, with their labels: an image that is cropped has a border."""
+    scored = source.shape
+    trained = (scored[0] + 2 * PAD, scored[1] + 2 * PAD, scored[2]) if run.augment else scored
+    each = np.dtype(source.dtype).itemsize
+    return math.prod(trained) * each + LABEL, math.prod(scored) * each + LABEL
+
+
+def windows(run: Run, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the slots that the widest graph needs on each rank, the slots of each rank's window, both `[ranks]`, and in how many passes it is sent.
+
+    `k_r` `[ranks]` are the clients of each rank, `row` the bytes of a row. 0 passes: not even one model per client fits the window.
+    """
+    n = int(k_r.sum())
+    slots, limit = window_slots(k_r * run.others, k_r, n), np.full(len(k_r), window_rows(job.window_gb, row))
+    window = np.minimum(slots, limit)
+    if run.others == 0 and method.every_row:  # no graph says how wide the window is
+        most = rows_per_pass(limit, k_r, min(n, MOST_ROWS))
+        window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
+    width = models_per_pass(slots, limit, k_r)
+    return slots, window, 1 if width is None else -(-run.others // width) if width else 0
+
+
+def traffic(
+    run: Run, method: Any, k_r: np.ndarray, slots: np.ndarray, row: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the models that clients receive and the bytes that MPI moves, at most, each in preprocessing and in a round; arguments as in `windows`."""
+    n, ranks, repeats = int(k_r.sum()), len(k_r), run.ggc_repeats
+    graph, server = run.others > 0, method.topology == "server"
+    searches, asks = graph and method.searches, graph and method.asks_all
+    every = n * (n - 1)
+    # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
+    choosing = (1 + repeats) * every if searches else every if asks else 0
+    averaging = n * run.others if graph else 0
+    received = choosing + averaging, averaging if graph else method.sent * n if server else 0
+    # a row may come to a rank again in another phase, for another client
+    phases = -(-(n - 1) // run.others) if searches else 0
+    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
+    averaged = int(slots.sum()) * row if graph else 0
+    summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
+    everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
+    wire = asked * row + averaged + summed * (not server), averaged + summed * server + everywhere
+    return received, wire
+
+
+def scored_to_choose(run: Run, method: Any, n: int) -> tuple[int, int]:
+    """Return how many models a client scores at most to choose collaborators, in preprocessing and in a round, without repeats."""
+    if run.others > 0 and method.searches:  # R of two models per candidate, and of the two that the search starts from
+        return 2 * (n - 1) + 2, 2 * run.others + 2
+    return (n - 1 if run.others > 0 and method.asks_all else 0), 0
+
+
+def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:
+    """Return the native kernels that this machine's CPU would compute with, None where PyTorch would."""
+    from dpfl_mpi.numerics.native import Native, form_of
+
+    if ensemble.bf16 or job.block > 1 or job.kernels == "torch" or source.dtype != "uint8":
+        return None
+    try:
+        return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
+    except UserError:
+        return None
+
+
+def written(clients: int, classes: int) -> int:
+    """Return the bytes that root holds of all clients' confusion matrices when it writes them: int64 as they come and in order, and int32."""
+    return clients * classes**2 * (8 + 8 + 4)
+
+
+def image_bytes(source: Source, ensemble: Any) -> int:
+    """Return the bytes that one image takes once PyTorch has prepared it for scoring."""
+    import torch
+
+    prepared = ensemble.prepare(ensemble.normalise(torch.zeros(1, 1, *source.shape)))
+    tensors = prepared if isinstance(prepared, tuple) else (prepared,)
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def megabytes(size: float) -> str:
+    """Return bytes in words."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def refuse(job: Job, needs: Needs) -> None:
+    """Raise `UserError` for a run that this machine cannot hold (it counts as each of the nodes)."""
+    if needs.passes == 0:
+        raise too_narrow(job.window_gb, needs.row, needs.clients)
+    for need_r, shared, what in (
+        (needs.window, True, "the RMA windows need"),
+        (needs.memory, False, "data, models and windows need"),
+    ):
+        need = np.bincount(needs.node, need_r).max()
+        limit, name = node_memory(shared)
+        if need > limit:
+            advice = "set a smaller --window_gb" if shared else "use more --nodes or a smaller --window_gb"
+            raise UserError(
+                f"{what} {megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name}): {advice}"
+            )

@@ -1,0 +1,181 @@
+"""`Recorder` writes the results file, on root."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import h5py
+import numpy as np
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.plugins import short
+from dpfl_mpi.results.result import Result
+from dpfl_mpi.results.schema import CHUNK, SCHEMA, schema
+from dpfl_mpi.settings import Run
+from dpfl_mpi.storage import disk
+from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenate[Recorder, P], T]:
+    """Return the method with HDF5's errors (a full disk, mostly) as a sentence."""
+
+    @functools.wraps(method)
+    def wrapper(self: Recorder, *args: P.args, **kwargs: P.kwargs) -> T:
+        with explained(f"the results file {self.path} cannot be written"):
+            return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+class Recorder:
+    """Writes the results file, on root only. Every time axis grows by one row per round."""
+
+    def __init__(
+        self, path: Path, run: Run, meta: Mapping[str, Any], start: Mapping[str, Any], snapshot: Path | None = None
+    ):
+        """Create the file, or go on with it as a checkpoint's `snapshot` left it: what came later is recorded again.
+
+        `meta` are facts of the run, `start` describes this start. The file gets its name when it can be read.
+        """
+        self.path = path
+        with explained(f"the results file {path} cannot be written"), contextlib.ExitStack() as stack:
+            remove_leftovers(path)
+            starts = earlier_starts(path) if snapshot else []
+            with replacing(path) as part:
+                if snapshot:
+                    shutil.copyfile(snapshot, part)
+                self.file = stack.enter_context(disk.File(part, "r+" if snapshot else "w", libver="earliest"))
+                if not snapshot:
+                    self.file.attrs.update(
+                        run=run.to_json(),
+                        schema=SCHEMA,
+                        dataset=short(run.dataset),
+                        partition=run.partition,
+                        method=short(run.method),
+                        budget=str(run.budget),
+                        seed=run.seed,
+                        declared=json.dumps(getattr(run, "declared", {})),
+                        state="running",
+                        rounds_done=-1,
+                        test_acc=np.nan,
+                        progress=0,  # a checksum of the two, once they change no more
+                    )
+                    self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
+                    self.file["meta"].attrs.update(numerics=run.numerics, **meta)
+                self._set(state="running", key=json.dumps(run.key()))
+                self._set(checksum=schema.seal(self.file.attrs, self.file["meta"].attrs))
+                stored = self.file["meta/starts"]
+                self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
+                stored.resize(len(self.starts) + 1, 0)
+                stored[:] = texts = [json.dumps(s) for s in [*self.starts, start]]
+                stored.attrs["checksum"] = schema.checksum(texts)
+                self.file.flush()
+            stack.pop_all()  # stays open
+
+    def copy(self, path: Path) -> None:
+        """Write the file as it is now to another one, for a checkpoint: our open file, whoever has put another one under its name."""
+        self.file.flush()
+        with open(self.file.disk.fd, "rb", closefd=False) as mine, open(path, "wb") as out:
+            mine.seek(0)
+            shutil.copyfileobj(mine, out, CHUNK)
+
+    def _set(self, **attributes: Any) -> None:
+        """Change attributes in their place: what opens the file stays where it is."""
+        for name, value in attributes.items():
+            self.file.attrs.modify(name, value)
+
+    @writes
+    def set_attributes(self, group: str, **attributes: Any) -> None:
+        """Write attributes of a group that has none yet."""
+        self.file[group].attrs.update(attributes, checksum=schema.checksum(attributes))
+
+    @writes
+    def write(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write whole arrays by their path, over what is there."""
+        for name, values in arrays.items():
+            values = np.asarray(values)
+            if name in self.file:
+                self.file[name][...] = values
+            elif values.ndim == 0 or values.size == 0:
+                self.file[name] = values
+            else:
+                rows = max(1, min(len(values), CHUNK // max(1, values[0].nbytes)))
+                self.file.create_dataset(name, data=values, chunks=(rows, *values.shape[1:]), fletcher32=True)
+
+    @writes
+    def append(self, arrays: Mapping[str, Any]) -> None:
+        """Append one row to each time axis."""
+        for name, row in arrays.items():
+            row = np.asarray(row)
+            if name not in self.file:
+                chunk = (max(1, min(32, 65536 // max(1, row.nbytes))), *row.shape)
+                self.file.create_dataset(
+                    name,
+                    (0, *row.shape),
+                    row.dtype,
+                    maxshape=(None, *row.shape),
+                    chunks=chunk,
+                    compression=1,
+                    shuffle=True,
+                    fletcher32=True,
+                )
+            stored = self.file[name]
+            stored.resize(len(stored) + 1, 0)
+            stored[-1] = row
+
+    def lacks(self, name: str) -> bool:
+        """Return whether the rounds that are there have no such array: an earlier version of dpfl_mpi began the file."""
+        return name not in self.file and "round/number" in self.file
+
+    @writes
+    def append_graph(self, graph: CollaborationGraph) -> None:
+        """Append a round's graph to /graph/chosen."""
+        if "graph/chosen/senders" not in self.file:
+            how: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
+            self.file.create_dataset("graph/chosen/senders", (0,), np.int32, maxshape=(None,), chunks=(4096,), **how)
+        senders = self.file["graph/chosen/senders"]
+        edges = len(senders)
+        self.append({"graph/chosen/indptr": graph.indptr + edges})
+        senders.resize(edges + len(graph.senders), 0)
+        if len(graph.senders):
+            senders[edges:] = graph.senders
+
+    @writes
+    def flush(self, rounds_done: int, test_acc: float) -> None:
+        """Make the round durable against a kill of the process."""
+        self._set(rounds_done=rounds_done, test_acc=test_acc)
+        self.file.flush()
+
+    @writes
+    def close(self, state: str) -> None:
+        """Close the file, marked finished or stopped."""
+        if self.file:
+            with self.file:
+                done = [self.file.attrs["rounds_done"], self.file.attrs["test_acc"]]
+                self._set(progress=schema.number(done))
+                self.file.sync()  # a file that is not whole is not called finished
+                self._set(state=state)
+
+    def abandon(self) -> None:
+        """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""
+        with contextlib.suppress(Exception):  # that reason alone is told
+            self.close("stopped")
+
+
+def earlier_starts(path: Path) -> list[dict[str, Any]]:
+    """Return the starts that a results file names, those after its last checkpoint too; none where it cannot be read."""
+    try:
+        with Result(path) as result:
+            return result.starts()
+    except UserError:
+        return []

@@ -1,0 +1,252 @@
+"""How far the greedy search is from the best subset: `python -m dpfl_mpi.studies.optimality RESULT` (needs torch, no MPI; the run needs --save_models).
+
+For each client of a run with at most 16 clients, the loss of the average over every subset of the others is computed on the client's validation
+images, from the saved models. Among these stands the best subset within the budget. The greedy search (Algorithm 2 over all others, which by
+Theorem 1 chooses as Algorithm 3 does) is then run in many orders, and what it chooses is compared: in the reward that it maximises, and in
+the test accuracy that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.validation import search_first
+from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.evaluate import source_of
+from dpfl_mpi.results import Result
+from dpfl_mpi.storage.files import check_apart, explained
+
+MOST = 16  # clients: 2^15 subsets for each
+CHUNK = 64  # averages scored at once
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found for one client; a subset is a number whose bit i is the i-th of the other clients, ascending."""
+
+    client: int
+    others: np.ndarray  # [N - 1]
+    rewards: np.ndarray  # [2^(N - 1)]: R of every subset
+    best: int  # the best subset within the budget
+    chosen: np.ndarray  # [orders]: the subsets of the greedy search
+    test_acc: dict[int, float]  # of the best, of all that were chosen, of nobody (0)
+
+
+def best_subset(rewards: np.ndarray, most: int) -> int:
+    """Return the subset of at most `most` with the largest reward; of equal ones the first."""
+    bits = np.arange(max(len(rewards) - 1, 1).bit_length())
+    sizes = (np.arange(len(rewards))[:, None] >> bits & 1).sum(1)
+    return int(np.argmax(np.where(sizes <= most, rewards, -np.inf)))
+
+
+def greedy(rewards: np.ndarray, order: np.ndarray, coins: np.ndarray, most: int) -> int:
+    """Return the subset that Algorithm 2 chooses, its candidates (bits) in this order, with a coin in [0, 1) for each."""
+    from dpfl_mpi.federation.greedy import decide
+
+    x, y = 0, len(rewards) - 1
+    for j, coin in zip(order.tolist(), coins.tolist(), strict=True):
+        if x.bit_count() >= most:
+            break
+        more, less = x | 1 << j, y & ~(1 << j)
+        a, b = max(rewards[more] - rewards[x], 0.0), max(rewards[less] - rewards[y], 0.0)
+        x, y = (more, y) if decide(a, b, coin) else (x, less)
+    return x
+
+
+class Models:
+    """The saved models of a run, and the images of its clients."""
+
+    def __init__(self, result: Result, data: Path | None):
+        """Deal the data anew.
+
+        Raises:
+            UserError: there are too many clients, no models, or other data.
+        """
+        import torch
+
+        from dpfl_mpi.federation.limits import flipped
+        from dpfl_mpi.models import make
+        from dpfl_mpi.numerics.backend import SGD, Backend
+        from dpfl_mpi.numerics.clients import Clients
+        from dpfl_mpi.numerics.ensemble import Ensemble
+        from dpfl_mpi.numerics.native import computes
+        from dpfl_mpi.numerics.native_backend import NativeBackend
+
+        run = result.run
+        self.n, self.p = len(result["client/p"]), result["client/p"]
+        if not 2 <= self.n <= MOST:
+            raise UserError(f"{result.path} has {self.n} clients; all subsets are tried of 2 to {MOST}")
+        if run.drift or run.newcomers:
+            raise UserError(
+                f"{result.path} is of a run with --drift or --newcomers, whose models are not all of the same data"
+            )
+        result.state_dict(0)  # says so where no models were saved
+        source = source_of(result, data)
+        partition = deal(run, source)
+        if partition.sha256() != result.fact("partition_sha256"):
+            raise UserError("these are not the data of the run, or this version of dpfl_mpi deals them differently")
+        module = make(run, source).module
+        ensemble = Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
+        ordered, n_search = search_first(run, source.labels["train"], partition)
+        ids = np.arange(self.n)
+        clients = Clients(source, ordered, ids, run.seed, run.augment, ensemble, flipped(run), n_search)
+        sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
+        self.backend: Any = Backend(ensemble, clients, sgd, 1)
+        if computes(module) and source.dtype == "uint8":
+            try:
+                self.backend = NativeBackend(ensemble, clients, sgd)
+            except UserError as error:
+                print(f"warning: PyTorch computes, several times slower: {error}", file=sys.stderr)
+        self.rows = ensemble.zeros(self.n)
+        self.rows[:, : ensemble.size] = torch.from_numpy(result["model/best"])
+
+    def averages(self, k: int, subsets: np.ndarray) -> Any:
+        """Return the averages of client k's model with those of each subset (equation 4), float32 `[m, W]`."""
+        import torch
+
+        others = np.delete(np.arange(self.n), k)
+        weights = np.zeros((len(subsets), self.n))
+        weights[:, others] = (subsets[:, None] >> np.arange(self.n - 1)) & 1
+        weights[:, k] = 1
+        weights *= self.p
+        weights /= weights.sum(1, keepdims=True)
+        return (torch.from_numpy(weights) @ self.rows.double()).float()
+
+    def rewards(self, k: int) -> np.ndarray:
+        """Return R of every subset, float64 `[2^(N - 1)]`."""
+        subsets = np.arange(2 ** (self.n - 1))
+        parts = [subsets[i : i + CHUNK] for i in range(0, len(subsets), CHUNK)]
+        return np.concatenate(
+            [-self.backend.validation_losses(slice(k, k + 1), self.averages(k, part)[None])[0] for part in parts]
+        )
+
+    def test_acc(self, k: int, subset: int) -> float:
+        """Return the test accuracy of the average with a subset, 0 to 1."""
+        clients = self.backend.clients
+        _, predicted, labels = self.backend.score(slice(k, k + 1), self.averages(k, np.array([subset])))
+        test = slice(int(clients.n_val[k]), int(clients.n_val[k] + clients.n_test[k]))
+        return float((predicted[0, test] == labels[0, test]).mean())
+
+    def found(self, k: int, most: int, orders: int, seed: int) -> Found:
+        """Return the best subset of client k, and what the greedy search chooses in so many orders."""
+        rewards, rng = self.rewards(k), np.random.default_rng((seed, k))
+        draws = [(rng.permutation(self.n - 1), rng.random(self.n - 1)) for _ in range(orders)]
+        chosen = np.array([greedy(rewards, order, coins, most) for order, coins in draws])
+        best = best_subset(rewards, most)
+        test = {s: self.test_acc(k, s) for s in {0, best, *chosen.tolist()}}
+        return Found(k, np.delete(np.arange(self.n), k), rewards, best, chosen, test)
+
+
+def interval(values: np.ndarray) -> str:
+    """Return "mean ± half width" of Student's 95 % interval over clients."""
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return f"{values.mean():+.4f}"
+    return f"{values.mean():+.4f} ± {stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5:.4f}"
+
+
+def agrees(found: Found) -> tuple[int, int]:
+    """Return in how many pairs of chosen subsets the one with the better reward also tests better, and how many pairs there are.
+
+    Pairs of the same reward or the same test accuracy do not count.
+    """
+    sets = np.unique(found.chosen)
+    reward, test = found.rewards[sets], np.array([found.test_acc[int(s)] for s in sets])
+    signs = np.sign(reward[:, None] - reward[None]) * np.sign(test[:, None] - test[None])
+    upper = signs[np.triu_indices(len(sets), 1)]
+    return int((upper > 0).sum()), int((upper != 0).sum())
+
+
+def report(all_found: list[Found], budget: Any, orders: int) -> str:
+    """Return the sentences that are printed."""
+    gaps = np.array([f.rewards[f.best] - f.rewards[f.chosen] for f in all_found])  # [clients, orders]
+    best = np.array([-f.rewards[f.best] for f in all_found])
+    nobody = np.array([-f.rewards[0] for f in all_found])
+    test = np.array([f.test_acc[f.best] - np.mean([f.test_acc[int(s)] for s in f.chosen]) for f in all_found])
+    better, pairs = np.sum([agrees(f) for f in all_found], axis=0)
+    sizes = [f.best.bit_count() for f in all_found], [int(s).bit_count() for f in all_found for s in f.chosen]
+    deciles = np.quantile(gaps, (0.5, 0.9))
+    return "\n".join(
+        [
+            f"{len(all_found)} clients, B_c = {budget}, {len(all_found[0].rewards)} subsets per client, {orders} orders",
+            f"validation loss     alone {nobody.mean():.4f}, best subset {best.mean():.4f}, greedy {(best.mean() + gaps.mean()):.4f}",
+            f"collaborators       best subset {np.mean(sizes[0]):.1f}, greedy {np.mean(sizes[1]):.1f}",
+            f"gap of the reward   {interval(gaps.mean(1))}, mean over orders, 95 % over clients; half of all orders within {deciles[0]:.4f}, nine of ten "
+            f"within {deciles[1]:.4f}",
+            f"best subset found   in {100 * (gaps < 1e-12).mean():.1f} % of the orders",
+            f"test accuracy       of the best subset minus that of the greedy one {interval(100 * test)} points, 95 % over clients",
+            f"better reward       tests better in {better} of {pairs} pairs of chosen subsets"
+            if pairs
+            else "better reward       no two chosen subsets differ in reward and test accuracy",
+        ]
+    )
+
+
+def write(out: Path, all_found: list[Found]) -> None:
+    """Write one row per client and order: the subset, its gap, its test accuracy; order -1 is the best subset."""
+    with explained(f"--out is {out}; it cannot be written"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["client_id", "order", "collaborators", "reward", "gap", "test_acc"])
+            for f in all_found:
+                for i, s in enumerate([f.best, *f.chosen.tolist()]):
+                    members = " ".join(str(j) for bit, j in enumerate(f.others) if s >> bit & 1)
+                    gap = f.rewards[f.best] - f.rewards[s]
+                    numbers = (float(f.rewards[s]), float(gap), f.test_acc[s])
+                    table.writerow([f.client, i - 1, members, *map(repr, numbers)])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, search, print, return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.studies.optimality", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models"
+    )
+    parser.add_argument("--data", type=Path, help="prepared data file (default: the one of the run)")
+    parser.add_argument(
+        "--orders", type=int, default=100, metavar="N", help="orders of the greedy search per client (100)"
+    )
+    parser.add_argument("--clients", type=int, metavar="N", help="only the first N clients (default: all)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of orders and coins (0)")
+    parser.add_argument("--out", type=Path, help="CSV file: every order's subset, its gap, its test accuracy")
+    args = parser.parse_args(arguments)
+    try:
+        for name in ("orders", "clients"):
+            if getattr(args, name) is not None and getattr(args, name) < 1:
+                raise UserError(f"--{name} is {getattr(args, name)}; allowed is a whole number of at least 1")
+        if args.seed < 0:
+            raise UserError(f"--seed is {args.seed}; allowed is a whole number of at least 0")
+        check_apart(args.out, Path(args.result), args.data)
+        with Result(args.result) as result:
+            models, run = Models(result, args.data), result.run
+            most = result["client/budget"] - run.budget_counts_self
+            wanted = np.flatnonzero(result.benign)[: args.clients]
+            all_found = [models.found(int(k), int(min(most[k], models.n - 1)), args.orders, args.seed) for k in wanted]
+            print(report(all_found, run.budget, args.orders))
+            if run.reach:
+                print("here a client may choose any other; in the run it reached fewer (--reach)")
+            if run.metric == "batch":
+                print("losses are means over images; the run took means over mini-batches (--metric batch)")
+            if args.out:
+                write(args.out, all_found)
+                print(args.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

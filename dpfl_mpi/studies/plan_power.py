@@ -1,0 +1,190 @@
+"""How many partitions and clients a difference takes: `python -m dpfl_mpi.studies.plan_power RESULT RESULT --difference 0.63`.
+
+The results are of two Runs, each of any number of partitions and seeds. They are compared client by client. Clients of one partition share what
+chance dealt to all of them, so a difference has two sources of chance, d_ik = delta + b_i + e_ik: b_i of partition i, e_ik of its client k.
+Their variances are estimated from the results (a random-effects analysis of variance; with one partition that of b is taken as 0, which is said).
+The power is that of a two-sided paired t-test over partition means, from the noncentral t distribution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.plugins import short
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.run import REPEATED
+
+SIZES = (16, 32, 100, 200, 500)  # clients per partition in the table, beside those of the results
+MOST = 10_000  # partitions
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What two Runs differ by: the mean difference, and its two sources of chance as standard deviations, points."""
+
+    mean: float
+    within: float  # between clients of one partition
+    between: float  # between partitions
+    partitions: int
+    clients: float  # per partition
+    half: float  # of the 95 % interval of the mean
+
+
+def kind(result: Result) -> str:
+    """Return what repetitions of a Run have in common."""
+    settings = as_dict(result.run) | {n: v for n, v in result.run.contents.items() if n != "data"}
+    return json.dumps({n: v for n, v in settings.items() if n not in REPEATED}, sort_keys=True)
+
+
+def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
+    """Return for each common partition the differences client by client, points, first Run minus second; and one result of each Run.
+
+    Seeds on one partition are averaged first, those that both have where there are any. A Run that is there twice counts once.
+
+    Raises:
+        UserError: these are not two Runs, or they have no partition in common.
+    """
+    runs: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # by settings, partition and seed
+    first: dict[str, Result] = {}
+    for r in results:
+        scores = np.where(r.benign, 100 * r["best/test_acc"], np.nan)
+        name = r.fact("data_sha256") + r.fact("partition_sha256")
+        first.setdefault(kind(r), r)
+        runs.setdefault(kind(r), {}).setdefault(name, {})[r.run.seed] = scores
+    if len(runs) != 2:
+        raise UserError(
+            f"these are results of {len(runs)} different Runs; two are compared, each with any number of seeds and partitions"
+        )
+    a, b = runs.values()
+    pairs = []
+    for name in (name for name in a if name in b):
+        common = a[name].keys() & b[name].keys()
+        means = [np.mean([x for s, x in side.items() if s in common or not common], 0) for side in (a[name], b[name])]
+        pairs.append(means[0] - means[1])
+    pairs = [d[np.isfinite(d)] for d in pairs]
+    if not pairs or min(map(len, pairs)) < 2:
+        raise UserError("the two Runs have no partition in common on which two clients or more can be compared")
+    return pairs, list(first.values())
+
+
+def names_of(both: Sequence[Result]) -> list[str]:
+    """Return what two Runs are called: method and budget, and where these are the same, what they differ in."""
+    names = [f"{short(r.run.method)}, B_c = {r.run.budget}" if r.run.others else short(r.run.method) for r in both]
+    if names[0] != names[1]:
+        return names
+    settings = [as_dict(r.run) | {n: v[:12] for n, v in r.run.contents.items()} for r in both]
+    differ = [n for n in settings[0] if n not in REPEATED and settings[0][n] != settings[1].get(n)]
+    return [
+        ", ".join([name, *(f"{n} {held.get(n)}" for n in differ)]) for name, held in zip(names, settings, strict=True)
+    ]
+
+
+def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
+    """Return the mean difference and its chance, from the differences per partition (one-way random effects, partitions weigh the same)."""
+    means = np.array([d.mean() for d in pairs])
+    m, sizes = len(pairs), np.array([len(d) for d in pairs])
+    within = sum(((d - d.mean()) ** 2).sum() for d in pairs) / (sizes.sum() - m)
+    of_mean = within * (1 / sizes).mean()  # what the clients' chance alone gives a partition's mean
+    between = max(means.var(ddof=1) - of_mean, 0.0) if m > 1 else 0.0
+    error = math.sqrt(means.var(ddof=1) / m) if m > 1 else math.sqrt(of_mean)
+    half = quantile(0.975, m - 1 if m > 1 else sizes.sum() - 1) * error
+    return Chance(float(means.mean()), math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), half)
+
+
+def quantile(q: float, df: float) -> float:
+    """Return the quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, q))
+
+
+def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
+    """Return the probability that a two-sided t-test over partition means finds the difference, points.
+
+    With one partition the test is over its clients, and what the partition itself adds is not seen.
+    """
+    from scipy.special import nctdtr
+
+    df = partitions - 1 if partitions > 1 else clients - 1
+    variance = (chance.between**2 if partitions > 1 else 0.0) + chance.within**2 / clients
+    if variance == 0:
+        return 1.0
+    shift, limit = abs(difference) / math.sqrt(variance / partitions), quantile(1 - level / 2, df)
+    missed = nctdtr(df, shift, limit) - nctdtr(df, shift, -limit)
+    return 1.0 if math.isnan(missed) else float(1 - missed)  # so far out that the distribution cannot be computed
+
+
+def needed(chance: Chance, difference: float, clients: float, wanted: float, level: float) -> int:
+    """Return the fewest partitions, at least 2, that find the difference with the power wanted; 0 where `MOST` do not suffice."""
+    low, high = 2, MOST
+    if power(chance, difference, high, clients, level) < wanted:
+        return 0
+    while low < high:
+        middle = (low + high) // 2
+        if power(chance, difference, middle, clients, level) >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def report(chance: Chance, names: Sequence[str], difference: float, wanted: float, level: float) -> str:
+    """Return the sentences and the table that are printed."""
+    several = chance.partitions > 1
+    over = "partition means" if several else "the clients of one partition"
+    lines = [
+        f"{names[0]} minus {names[1]}: {chance.mean:+.2f} ± {chance.half:.2f} points (95 %, over {over}; {chance.partitions} partitions, "
+        f"{chance.clients:.0f} clients each)",
+        f"standard deviation of a client's difference within a partition {chance.within:.2f}, "
+        + (
+            f"between partitions {chance.between:.2f}"
+            if several
+            else "between partitions unknown: one partition, taken as 0"
+        ),
+        f"power of these results for {difference:g} points: {100 * power(chance, difference, chance.partitions, chance.clients, level):.0f} %",
+        "",
+        f"To find {difference:g} points with a power of {100 * wanted:.0f} % at the level {100 * level:g} %:",
+        "  clients per partition   partitions   clients in all",
+    ]
+    for clients in sorted({*SIZES, round(chance.clients)}):
+        count = needed(chance, difference, clients, wanted, level)
+        shown = f"{count:10d}   {count * clients:14d}" if count else f"{'over ' + str(MOST):>10}"
+        lines.append(f"  {clients:21d}   {shown}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, print the plan, return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.studies.plan_power", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
+    parser.add_argument("--difference", type=float, required=True, metavar="X", help="the difference to find, points")
+    parser.add_argument("--power", type=float, default=0.8, metavar="X", help="probability of finding it (0.8)")
+    parser.add_argument("--level", type=float, default=0.05, metavar="X", help="level of the two-sided test (0.05)")
+    args = parser.parse_args(arguments)
+    try:
+        if not args.difference or not math.isfinite(args.difference):
+            raise UserError(f"--difference is {args.difference:g}; allowed is a number of points other than 0")
+        for name in ("power", "level"):
+            if not 0 < getattr(args, name) < 1:
+                raise UserError(f"--{name} is {getattr(args, name):g}; allowed is a probability above 0 and below 1")
+        pairs, both = differences([Result(path) for path in args.results])
+        print(report(chance_of(pairs), names_of(both), args.difference, args.power, args.level))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

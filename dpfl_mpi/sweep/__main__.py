@@ -1,0 +1,226 @@
+"""Many Runs: `python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits one job for each Run that has no result yet.
+
+Finished Runs are skipped, running ones left alone, stopped ones go on from their checkpoints, failed ones are named with the end of their
+log and submitted again with --retry. Instead of a file of analysis/ a grid: `--datasets cifar10 --methods dpfl,local --seeds 1,2,3`; with a
+file the same flags pick some of its Runs. Every other flag is one of `python -m dpfl_mpi` and holds for all Runs. While Runs go on here,
+and with --watch those on Slurm, a table shows how far each is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
+from dpfl_mpi.settings import Job, Resolved, Run
+from dpfl_mpi.settings.fields import changed, check, fields, to_flags
+from dpfl_mpi.settings.run import old_flags
+from dpfl_mpi.survival.signals import REQUEUE, slurm_job
+from dpfl_mpi.sweep import here
+from dpfl_mpi.sweep.flags import parser, split
+from dpfl_mpi.sweep.interrupt import ended_as_by_ctrl_c
+from dpfl_mpi.sweep.jobs import executor, minutes, submit
+from dpfl_mpi.sweep.known import ASK_S, Known, Queue, follow, recall
+from dpfl_mpi.sweep.table import Live
+from dpfl_mpi.sweep.wanted import choose, grid, only, runs_of, trials
+
+SLURM_S = 60  # that squeue and scontrol have for an answer
+ROOT_S = 15.0  # that the other ranks leave root to requeue the job
+
+
+# on Slurm ----------------------------------------------------------------------------------------------------------------
+def compute(arguments: list[str]) -> int:
+    """Compute one Run as one rank of the world that srun started: the function that is submitted. Returns 0.
+
+    Slurm's warning is heard by the Run, which installs its handlers after submitit's: those would requeue at once, and for ever. It leaves
+    with a code that says whether the same command would get further, in order or, where a round is too long, by an abort.
+    """
+    from dpfl_mpi.__main__ import main
+
+    try:
+        main(arguments, before_abort)
+    except SystemExit as end:  # it left in order: submitit would call that a failure
+        requeue(end.code)
+        raise
+    return 0
+
+
+def before_abort(code: int) -> None:
+    """Requeue the job before its ranks are aborted with 75: nothing runs after that. The other ranks leave root the time for it."""
+    requeue(code)
+    if code == REQUEUE and os.environ.get("SLURM_PROCID", "0") != "0":
+        time.sleep(ROOT_S)
+
+
+def requeue(code: object) -> None:
+    """Let Slurm start this job again where its Run left with 75: rank 0 asks. A cancelled job is no longer RUNNING."""
+    if code != REQUEUE or os.environ.get("SLURM_PROCID", "0") != "0":
+        return
+    job_id = slurm_job()
+    try:
+        ask = ["squeue", "-h", "-j", job_id, "-o", "%T"]
+        state = subprocess.run(ask, capture_output=True, text=True, timeout=SLURM_S)
+        if state.stdout.strip() == "RUNNING":
+            subprocess.run(["scontrol", "requeue", job_id], timeout=SLURM_S)
+    except (OSError, subprocess.TimeoutExpired) as error:  # the ranks must leave all the same
+        print(f"error: job {job_id} could not be requeued ({error}); --retry goes on", file=sys.stderr, flush=True)
+
+
+def again(arguments: list[str]) -> Any:
+    """Return the same submission: a job that is warned before its Run listens goes on from the Run's own checkpoint."""
+    from submitit.helpers import DelayedSubmission
+
+    return DelayedSubmission(compute, arguments)
+
+
+compute.checkpoint = again  # type: ignore[attr-defined]  # where submitit looks for it
+
+
+# everywhere --------------------------------------------------------------------------------------------------------------
+def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
+    """Print what would be submitted: the sbatch text, or the commands."""
+    if args.cluster == "slurm":
+        inner = executor(args, Path(job.results) / "sweeps" / "TIME")._executor
+        inner.parameters["map_count"] = len(todo)
+        print(inner._make_submission_file_text(inner._submitit_command_str, "dry"))
+    for k in todo:
+        line = shlex.join(to_flags(changed(k.run) | changed(dataclasses.replace(job, out=str(k.path)))))
+        print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, or 1 where a Run failed or was left out."""
+    args = argparse.Namespace(cluster="", list=True)
+    try:
+        args, rest = split(sys.argv[1:] if arguments is None else arguments, parser((__doc__ or "").split("\n\n")[0]))
+        with ended_as_by_ctrl_c():
+            return sweep(args, rest)
+    except UserError as error:
+        more = "; Slurm's partition is --slurm_partition" if str(error).startswith("--partition is ") else ""
+        print(f"error: {error}{more}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
+        again = "the same command without --fresh" if getattr(args, "fresh", False) else "the same command"
+        what = "--list says how far they are" if args.list else f"{again} goes on, with --list it says how far they are"
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            print(f"interrupted: {'' if args.list else f'{going}; '}{what}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def sweep(args: argparse.Namespace, rest: list[str]) -> int:
+    """Find, submit and report the Runs of a command line; return the exit code."""
+    job, values = asked_for(args, rest)
+    args.fresh = job.fresh  # for who interrupts it: that command again would start over
+    runs = [run for some in values.values() for run in some]
+    known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
+    for line in left_out:
+        print(line, file=sys.stderr)
+    recall(known, Path(job.results) / "sweeps")
+    queue, live = Queue(known), Live(sys.stdout)
+    again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
+    todo = [k for k in known if k.look(queue.jobs).state in again_too]
+    if args.dry_run:
+        show_text(args, job, todo)
+        return 0
+    if todo and not args.list and args.cluster == "slurm":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # submitit's own
+            submit(compute, args, job, todo, known)
+        queue = Queue(known)  # what was said before knows nothing of these jobs
+    elif todo and not args.list:
+        here.compute(args, job, todo, known, live, queue)
+    if args.watch:
+        follow(known, live, queue, ASK_S if any(k.cluster == "slurm" for k in known) else here.LOOK_S)
+    failed = report(known, live, queue)
+    for line in left_out:  # again: the first time was hours ago
+        print(f"\n{line}")
+    if args.tune:
+        print(choose(values, job, args.tune))
+    return 1 if failed or left_out else 0
+
+
+def asked_for(args: argparse.Namespace, rest: list[str]) -> tuple[Job, dict[str, list[Resolved]]]:
+    """Return how the Runs are computed, and the Runs: by the value of --tune that they have, without it all of them under "".
+
+    Raises:
+        UserError: a flag is out of range; the sentence says what is allowed.
+    """
+    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0), ("runs_per_gpu", 1)):
+        if getattr(args, flag) < least:
+            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
+    if args.cluster == "slurm" and args.runs_per_gpu > 1:
+        raise UserError(
+            "--runs_per_gpu is for Runs of this machine; Slurm shares a GPU between jobs by its own means, such as --sbatch gres=shard:1"
+        )
+    if args.time:
+        minutes(args.time)
+    given = settings(rest)
+    job = Job(**{f.name: given[f.name] for f in fields(Job)})
+    check(job)
+    base = Run(**{f.name: given[f.name] for f in fields(Run)})
+    wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
+    if args.file and base != Run():
+        wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
+    tried = trials(wanted, args.tune, settings) if args.tune else {"": wanted}
+    return job, {value: [old_flags(run, given).resolve() for run in runs] for value, runs in tried.items()}
+
+
+def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
+    """Print how far all Runs are and the log of each that failed; return whether one did."""
+    queue.ask()
+    rows = [k.look(queue.jobs) for k in known]
+    live.end(rows)
+    failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
+    for k in failed:
+        print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
+    return bool(failed)
+
+
+def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
+    """Return the Runs, each once, and a sentence on those of a file of RUNS that cannot be named: a file that they read is not there.
+
+    Raises:
+        UserError: that is so of all of them, or of one where the `whole` is wanted.
+    """
+    known: dict[str, Known] = {}
+    missing: dict[str, int] = {}
+    for run in runs:
+        try:
+            path = run.path(results)
+        except UserError as error:
+            if whole:
+                raise
+            missing[str(error)] = missing.get(str(error), 0) + 1
+        else:
+            known[path.name] = Known(run, path)
+    if not known and missing:
+        raise UserError(next(iter(missing)))
+    return list(known.values()), [f"left out {n} of {len(runs)} Runs: {why}" for why, n in missing.items()]
+
+
+def settings(rest: list[str]) -> Any:
+    """Return what these flags of `python -m dpfl_mpi` say, by name; unlike there, the Run is not whole yet."""
+    from jsonargparse import ArgumentError
+
+    from dpfl_mpi.__main__ import parser as one_run
+    from dpfl_mpi.__main__ import sentence
+
+    try:
+        return one_run().parse_args(rest)
+    except (ArgumentError, OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise UserError(sentence(str(error))) from None
+
+
+if __name__ == "__main__":
+    exit_with(main)

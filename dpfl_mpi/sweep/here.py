@@ -1,0 +1,224 @@
+"""The Runs of a sweep on this machine: mpirun for each, as many at once as there are cores and GPUs for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import visible_gpus
+from dpfl_mpi.settings import Job
+from dpfl_mpi.storage.files import explained
+from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.survival.signals import REQUEUE
+from dpfl_mpi.sweep import interrupt
+from dpfl_mpi.sweep.jobs import flags_of, minutes, new_folder
+from dpfl_mpi.sweep.known import Known, Queue, follow, recall, remember
+from dpfl_mpi.sweep.table import Live
+from dpfl_mpi.sweep.wanted import bases
+
+LOOK_S = 0.5  # between two looks at the Runs of this machine
+UNSET = "unset"  # a CUDA_VISIBLE_DEVICES that is not there: every GPU is visible
+LEAVING_S = 60.0  # that interrupted Runs have to end their round
+TAKEN = ("finished", "running", "waiting")  # states of a Run that is, or was, somebody's
+
+
+# GPUs --------------------------------------------------------------------------------------------------------------------
+class Slots:
+    """Which GPUs of this machine each Run computes on. Without any, every Run keeps the environment of the sweep.
+
+    `groups` are values of CUDA_VISIBLE_DEVICES, as many GPUs in each as a Run has.
+    """
+
+    def __init__(self, gpus: list[str], per_run: int, runs_per_gpu: int):
+        self.groups = [",".join(gpus[i : i + per_run]) for i in range(0, len(gpus) - per_run + 1, per_run)]
+        self.most = len(self.groups) * runs_per_gpu  # Runs at once; 0: GPUs are no limit
+
+    def free(self, taken: list[str]) -> str:
+        """Return the group with the fewest Runs, the first of them; `taken` holds the group of each Run that goes on."""
+        return min(self.groups, key=taken.count, default=os.environ.get("CUDA_VISIBLE_DEVICES", UNSET))
+
+
+def slots_of(args: argparse.Namespace, job: Job) -> Slots:
+    """Return the GPUs for Runs of this machine: --gpus of them per Run, --runs_per_gpu Runs on each."""
+    gpus = [] if job.device == "cpu" else visible_gpus()
+    if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
+        raise UserError(
+            f"--gpus is {args.gpus}; a Run can have 1 or more of the GPUs that are visible here ({len(gpus)})"
+        )
+    out = Slots(gpus, args.gpus or 1, args.runs_per_gpu)
+    if gpus and args.cluster == "local":
+        print(
+            f"GPUs visible here: {len(gpus)}; per Run {args.gpus or 1}, Runs on each {args.runs_per_gpu}; --device cpu uses the cores",
+            flush=True,
+        )
+    if gpus and args.runs_per_gpu > 1 and not mps_runs():
+        print(
+            "warning: Runs that share a GPU take turns on it; CUDA's MPS does not run here", file=sys.stderr, flush=True
+        )
+    return out
+
+
+def mps_runs() -> bool:
+    """Return whether a daemon of CUDA's Multi-Process Service listens here: kernels of several processes then run side by side."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+
+
+# Runs --------------------------------------------------------------------------------------------------------------------
+class Begun:
+    """A Run that this sweep has begun: its mpirun, in a session of its own.
+
+    Ctrl-C and a closed terminal are for the sweep: mpirun may end its ranks on them, but passes USR1 on.
+    """
+
+    def __init__(self, k: Known, flags: list[str], gpus: str, ranks: int, log: Path | None, limit: float):
+        self.known, self.gpus = k, gpus
+        env = os.environ | {"CUDA_VISIBLE_DEVICES": gpus}
+        if gpus == UNSET:
+            del env["CUDA_VISIBLE_DEVICES"]
+        # Open MPI binds one or two ranks to the first cores: all Runs at once would share those
+        self.command = ["mpirun", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *flags]
+        with explained("mpirun cannot be started"), contextlib.ExitStack() as stack:
+            out = stack.enter_context(open(log, "ab")) if log else None
+            self.process = subprocess.Popen(
+                self.command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        self.born = born(self.process.pid)
+        self.ends = time.monotonic() + limit
+        self.asked = False
+
+    def goes_on(self) -> bool:
+        """Return whether it computes; one that has used up its time is asked to leave."""
+        if time.monotonic() > self.ends:
+            self.leave()
+        return self.process.poll() is None
+
+    def leave(self) -> None:
+        """Ask for the end of the round and a checkpoint, once."""
+        if not self.asked:
+            self.asked = True
+            self.process.send_signal(signal.SIGUSR1)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it left in order, or is about to."""
+        return self.asked or self.process.poll() == REQUEUE
+
+
+class Computing:
+    """Runs that are computed on this machine: those that are `left` to begin, and those that have `begun`."""
+
+    def __init__(
+        self, args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
+    ):
+        self.args, self.job, self.known, self.live, self.queue = args, job, known, live, queue
+        self.slots = slots_of(args, job)
+        self.foreground = args.cluster == "debug"
+        cores = max(1, len(os.sched_getaffinity(0)) // args.ranks)
+        self.at_once = 1 if self.foreground else min(args.max_parallel or cores, self.slots.most or sys.maxsize)
+        self.limit = 60.0 * minutes(args.time) if args.time else float("inf")
+        self.base_of = bases(known)
+        self.needed = {base.path.name for base in self.base_of.values()}
+        self.left = sorted(todo, key=lambda k: k.path.name not in self.needed)
+        self.before = {k.path.name: (k.folder, k.job_id) for k in todo}
+        self.folder = new_folder(job)
+        self.begun: list[Begun] = []
+
+    def begin_all(self) -> None:
+        """Begin every Run that is left, as soon as there is room and its base is there, and wait until all have ended."""
+        while self.left:
+            self.wait(lambda: len(self.going()) >= self.at_once or not any(map(self.ready, self.left)))
+            k = next(filter(self.ready, self.left), None)
+            if k is None:
+                continue  # its base was taken up by another sweep at this moment
+            self.left.remove(k)
+            if self.may_begin(k):
+                self.begin(k)
+        self.wait(lambda: bool(self.going()))
+        self.note()
+
+    def going(self) -> list[Begun]:
+        """Return the Runs that compute."""
+        return [run for run in self.begun if run.goes_on()]
+
+    def ready(self, k: Known) -> bool:
+        """Return whether a Run's base, if it has one, is no longer computed or waited for."""
+        base = self.base_of.get(k.path.name)
+        return base is None or (
+            base not in self.left and base.look(self.queue.jobs).state not in ("running", "waiting")
+        )
+
+    def may_begin(self, k: Known) -> bool:
+        """Return whether a Run is still nobody's and its base has not failed; it is looked at again, as several sweeps may share their Runs."""
+        recall(self.known, self.folder.parent)
+        if k.look(self.queue.jobs).state in TAKEN or (k.folder, k.job_id) != self.before[k.path.name]:
+            return False  # by another sweep
+        base = self.base_of.get(k.path.name)
+        if base and base.look(self.queue.jobs).state == "failed":
+            print(f"{k.path.stem} is not begun: {base.path.stem}, which it goes on from, failed", flush=True)
+            return False
+        return True
+
+    def begin(self, k: Known) -> None:
+        """Begin a Run; in the foreground, stay until it has ended."""
+        if self.foreground:
+            print(f"--- {k.path.stem}", flush=True)
+        log = None if self.foreground else self.folder / f"{k.path.stem}.log"
+        gpus = self.slots.free([run.gpus for run in self.going()])
+        run = Begun(k, flags_of(k, self.job, k.path.name in self.needed), gpus, self.args.ranks, log, self.limit)
+        self.begun.append(run)
+        self.note()
+        if self.foreground and (code := run.process.wait()):
+            said = f"{shlex.join(run.command)} ended with exit code {code}"
+            print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
+
+    def wait(self, busy: Callable[[], bool]) -> None:
+        """Return once `busy` is false; meanwhile the table of all Runs is kept up to date, in the foreground there is none."""
+        if not self.foreground:
+            return follow(self.known, self.live, self.queue, LOOK_S, busy)
+        while busy():
+            interrupt.check()
+            self.queue.pause(LOOK_S)
+
+    def note(self) -> None:
+        """Write down which process computes which Run, for other sweeps and the next call."""
+        named = {run.known.path.name: run for run in self.begun}
+        pids = {name: str(run.process.pid) for name, run in named.items()}
+        since = {name: run.born for name, run in named.items()}
+        remember(self.folder, pids, self.args.cluster, since, [name for name, run in named.items() if run.stopped])
+        recall(self.known, self.folder.parent)
+
+    def leave(self) -> None:
+        """Ask every Run for a checkpoint, and wait a minute at most until they have left: nobody would look after them."""
+        for run in self.going():
+            run.leave()
+        with contextlib.suppress(UserError):  # it may be this that failed
+            self.note()
+        end = time.monotonic() + LEAVING_S
+        while any(Lock(run.known.path).taken() or run.goes_on() for run in self.begun) and time.monotonic() < end:
+            time.sleep(LOOK_S / 5)
+        with contextlib.suppress(UserError):
+            self.note()
+
+
+def compute(
+    args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
+) -> None:
+    """Compute the Runs `todo` of all that are `known`. A base comes before the Runs that go on from its models, which wait for it.
+
+    Where an error ends the sweep, as where somebody interrupts it, the Runs that it began keep a checkpoint and leave.
+    """
+    computing = Computing(args, job, todo, known, live, queue)
+    try:
+        computing.begin_all()
+    except BaseException:  # also where nobody reads the table any more
+        computing.leave()
+        raise

@@ -1,0 +1,146 @@
+"""Submitting the Runs of a sweep to Slurm, by submitit."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import Job
+from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.storage.files import explained
+from dpfl_mpi.sweep.flags import MINUTES
+from dpfl_mpi.sweep.known import Known, queued, recall, remember
+from dpfl_mpi.sweep.wanted import bases
+
+WARNING_S = 120  # before the end of a job, or half of a shorter one
+GRACE_S = 100.0  # of them for the round to end, unless told; the rest is for leaving
+# A killed start leaves MPICH's shared memory under the name of its job and step, on which MPI_Init of another one fails. The steps of a
+# requeued job are numbered from 0 again: empty ones come first, so that the Run's own has another number than the times before.
+STEPS = (
+    "for i in $(seq $((${SLURM_RESTART_COUNT:-0} % 10))); do srun --mpi=none -N 1 -n 1 --ntasks-per-node=1 true; done"
+)
+SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced where it is there
+
+
+def executor(args: argparse.Namespace, folder: Path, more: dict[str, Any] | None = None) -> Any:
+    """Return submitit's executor with the resources of the command line, and `more` options of sbatch.
+
+    That of --dry_run needs no Slurm: submitit, which looks for srun, is told that it is there.
+    """
+    import submitit
+
+    there = mock.patch.object(submitit.SlurmExecutor, "affinity", return_value=1)
+    try:
+        with there if args.dry_run else contextlib.nullcontext():
+            out = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10000)
+    except RuntimeError as error:
+        raise UserError(f"--cluster is slurm: {error}") from None
+    extra: dict[str, Any] = {"requeue": True}
+    for item in args.sbatch:
+        name, _, value = item.partition("=")
+        extra[name.lstrip("-")] = value if value else True
+    limit = minutes(args.time or str(MINUTES))
+    site = [f". {shlex.quote(str(SITE.resolve()))}"] if SITE.is_file() else []
+    out.update_parameters(
+        name="dpfl",
+        timeout_min=limit,
+        nodes=args.nodes,
+        tasks_per_node=args.ranks,
+        cpus_per_task=args.cpus,
+        slurm_partition=args.slurm_partition,
+        slurm_account=args.slurm_account,
+        slurm_gpus_per_node=args.gpus,
+        slurm_array_parallelism=args.max_parallel or 256,
+        slurm_srun_args=[f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"],
+        slurm_setup=[*site, f"export OMP_NUM_THREADS={args.cpus}", STEPS],
+        slurm_signal_delay_s=min(WARNING_S, limit * 60 // 2),
+        slurm_additional_parameters=extra | (more or {}),
+    )
+    return out
+
+
+def minutes(text: str) -> int:
+    """Return a time limit in minutes, at least 1: a number of them, or H:MM:SS, or D-H:MM:SS."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    right = len(parts) == 3 or (len(parts) == 1 and not days)
+    if not right or not all(p.isascii() and p.isdigit() for p in [*parts, days or "0"]):
+        raise UserError(f"--time is {text}; allowed is a number of minutes, H:MM:SS or D-H:MM:SS")
+    hours, mins, seconds = (0, *map(int, parts), 0) if len(parts) == 1 else map(int, parts)
+    total = int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
+    if not total:
+        raise UserError(f"--time is {text}; a Run needs at least a minute")
+    return total
+
+
+def new_folder(job: Job) -> Path:
+    """Return a new folder for the logs of a submission."""
+    sweeps = Path(job.results) / "sweeps"
+    with explained(f"--results is {job.results}; nothing can be written there"):
+        sweeps.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
+
+
+def flags_of(k: Known, job: Job, keep_models: bool) -> list[str]:
+    """Return the command line of a Run; the models of one that others go on from are kept."""
+    how = dataclasses.replace(job, quiet=False, out=str(k.path.resolve()), save_models=job.save_models or keep_models)
+    return to_flags(changed(k.run) | changed(how))
+
+
+@contextlib.contextmanager
+def taken_by_slurm(before: int) -> Iterator[None]:
+    """Raise `UserError` with sbatch's last line where it refuses the jobs that are submitted inside, after so many that it took."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what sbatch said
+            yield
+    except (OSError, RuntimeError) as error:  # submitit's errors are of RuntimeError
+        lines = str(error).strip().splitlines() or ["sbatch does not say why"]
+        others = f"; the {before} before stay submitted" if before else ""
+        raise UserError(f"Slurm refuses the jobs: {lines[-1].removeprefix('sbatch: error: ')}{others}") from None
+
+
+def submit(
+    compute: Callable[[list[str]], int], args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]
+) -> None:
+    """Submit `compute` for each of these Runs: one array, and after it, one by one, the Runs that go on from another's models.
+
+    Such a job waits until its base has ended well. Slurm cancels it where the base fails.
+    """
+    if "%" in str(Path(job.results).resolve()):
+        raise UserError(
+            f"--results is {job.results}; Slurm replaces % in the names of logs, so its whole path must have none on a cluster"
+        )
+    queue = queued(known)
+    after = {name: base for name, base in bases(known).items() if base in todo or base.alive(queue)}
+    needed = {base.path.name for base in bases(known).values()}
+    folder = new_folder(job)
+    first = [k for k in todo if k.path.name not in after]
+    if job.grace == Job.grace:
+        job = dataclasses.replace(job, grace=GRACE_S)
+    lines = [flags_of(k, job, k.path.name in needed) for k in first]
+    with taken_by_slurm(0):
+        array = executor(args, folder).map_array(compute, lines) if first else []
+    jobs = {k.path.name: j.job_id for k, j in zip(first, array, strict=True)}
+    remember(folder, jobs, "slurm")
+    for k in (k for k in todo if k.path.name in after):
+        base = after[k.path.name]
+        wait = {"dependency": f"afterok:{jobs.get(base.path.name, base.job_id)}", "kill_on_invalid_dep": "yes"}
+        with taken_by_slurm(len(jobs)):
+            jobs[k.path.name] = executor(args, folder, wait).submit(compute, flags_of(k, job, False)).job_id
+        remember(folder, jobs, "slurm")
+    recall(known, folder.parent)
+    numbers = list(dict.fromkeys(number.split("_")[0] for number in jobs.values()))
+    # submitit makes one job no array
+    what = f"{len(array)} jobs as array {numbers[0]}" if len(array) > 1 else f"job {numbers[0]}"
+    later = len(jobs) - len(array) if array else len(jobs) - 1
+    print(f"submitted {what}{f' and {later} that wait for others' if later else ''}; logs in {folder}", flush=True)

@@ -1,0 +1,159 @@
+"""Which Runs a sweep wants: those of a file, of a grid, of values to be tuned; and which of them goes on from which."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import admit, find
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings.fields import fields
+from dpfl_mpi.settings.files import is_file
+from dpfl_mpi.sweep.flags import GRID
+from dpfl_mpi.sweep.known import Known
+
+
+def runs_of(file: Path) -> list[Run]:
+    """Return the Runs that a file of analysis/ names in its RUNS."""
+    if not is_file(str(file)):
+        raise UserError(f"{file}: there is no such file")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is no file of Python with a list RUNS")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))  # a figure may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{file} fails: {type(error).__name__}: {error}") from None
+    finally:
+        sys.path.pop(0)
+    runs = getattr(module, "RUNS", None)
+    if not isinstance(runs, list) or not all(isinstance(run, Run) for run in runs):
+        raise UserError(f"{file} has no list RUNS of Run(...)")
+    return runs
+
+
+def axes(args: argparse.Namespace) -> dict[str, list[Any]]:
+    """Return the values of --seeds, --methods, --datasets and --budgets that are given, by the field of Run."""
+    out = {field: words(getattr(args, flag)) for flag, field in GRID.items() if getattr(args, flag)}
+    if "seed" in out:
+        out["seed"] = [whole("--seeds", s) for s in out["seed"]]
+    return out
+
+
+def grid(args: argparse.Namespace, base: Run) -> list[Run]:
+    """Return the Runs of --seeds, --methods, --datasets and --budgets, all combinations, over the fields of `base`."""
+    wanted = axes(args)
+    return [
+        dataclasses.replace(base, **dict(zip(wanted, point, strict=True)))
+        for point in itertools.product(*wanted.values())
+    ]
+
+
+def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
+    """Return the Runs of a file that have one of the values of each of --seeds, --methods, --datasets and --budgets.
+
+    A method that reads no budget has every budget.
+
+    Raises:
+        UserError: no Run of the file has a value, or their combination.
+    """
+    flags = {field: flag for flag, field in GRID.items()}
+    for field, values in axes(args).items():
+        has = {value: [run for run in runs if same(run, field, value)] for value in values}
+        for value in (value for value, found in has.items() if not found):
+            there = sorted({str(getattr(run, field) or run.resolve().budget) for run in runs})
+            raise UserError(f"--{flags[field]} has {value}; the Runs of {args.file} have {', '.join(there)}")
+        runs = [run for run in runs if any(run in found for found in has.values())]
+    return runs
+
+
+def same(run: Run, field: str, value: Any) -> bool:
+    """Return whether a Run has this value of a field; a budget is compared as the number that it comes to."""
+    if field != "budget":
+        return bool(getattr(run, field) == value)
+    return dataclasses.replace(run, budget=value).resolve().budget == run.resolve().budget
+
+
+def words(text: str) -> list[Any]:
+    """Return the parts of a comma-separated list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def whole(flag: str, text: str) -> int:
+    """Return a whole number."""
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{flag} has {text}; allowed are whole numbers, separated by commas")
+    return int(text)
+
+
+def trials(runs: list[Run], tune: str, read: Callable[[list[str]], Any]) -> dict[str, list[Run]]:
+    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run.
+
+    `read` returns what flags of a Run say, by name.
+    """
+    name, _, values = tune.partition("=")
+    method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
+    if not (method and field and values):
+        raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
+    admit("method", method)
+    options = {f.name for f in dataclasses.fields(find("method", method).options)}
+    if field not in options | {f.name for f in fields(Run)}:
+        raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
+    out: dict[str, list[Run]] = {}
+    for value in words(values):
+        flag = f"--options.{field}" if field in options else f"--{field}"
+        given = read([flag, value])
+        for run in runs:
+            change: dict[str, Any] = (
+                {"options": (run.options or {}) | given["options"]} if field in options else {field: given[field]}
+            )
+            out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
+    return out
+
+
+def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
+    """Return the tuning table and its choice: the largest validation accuracy, mean over clients and trials. The test set is not read."""
+    name = tune.partition("=")[0]
+    means: dict[str, float] = {}
+    for value, runs in values.items():
+        scores = []
+        for run in runs:
+            path = run.path(job.results)
+            if not path.exists():
+                return "the tuning is not finished: submit it, then run the same command again"
+            with Result(path) as result:
+                if not result.finished:
+                    return "the tuning is not finished: run the same command again when it is"
+                scores.append(float(np.nanmean(result["best/val_acc"][result.benign])))
+        means[value] = float(np.mean(scores))
+    scored = {value: mean for value, mean in means.items() if mean == mean}  # nan: nobody was scored
+    best = max(scored, key=lambda value: scored[value], default="")
+    shown = {value: f"{100 * mean:.2f} %" for value, mean in means.items()}
+    equal = [value for value in scored if value != best and shown[value] == shown[best]]
+    tie = f" (a tie to two digits with {', '.join(equal)}; of equal accuracies the first is taken)" if equal else ""
+    lines = [f"{name}  validation accuracy, mean over {len(next(iter(values.values())))} runs"]
+    lines += [f"  {value:>10s}  {percent}" for value, percent in shown.items()]
+    return "\n".join([*lines, f"best by validation: {name}={best}{tie}"])
+
+
+def bases(known: list[Known]) -> dict[str, Known]:
+    """Return the base of each fine-tuned Run whose base is in the sweep, too, by the name of the tuned one's result.
+
+    The base is the same Run with --finetune_epochs 0. With its models kept, the tuned Run starts from them: the rounds are computed once.
+    """
+    of = {k.path: k for k in known}
+    tuned = [k for k in known if k.run.finetune_epochs]
+    found = {k.path.name: of.get(k.run.untuned().path(k.path.parent)) for k in tuned}
+    return {name: base for name, base in found.items() if base}

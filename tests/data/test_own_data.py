@@ -1,0 +1,524 @@
+"""Anyone's own samples: what they are taken for, PFLlib's and FL-bench's folders read without executing their pickles, and what follows for a Run."""
+
+import io
+import os
+import pickle
+import pickletools
+import random
+import zipfile
+
+import numpy as np
+import pytest
+from launch import run_here
+from making import folder, tar
+from test_prepare import refused, stage
+
+from dpfl_mpi import describe
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.source import check, in_file, made_by, open_source
+from dpfl_mpi.datasets import flbench, pfllib
+from dpfl_mpi.datasets._pickled import unpickled
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import admit
+from dpfl_mpi.settings import Run
+
+
+def test_alpha_of_own_data_is_theirs(tmp_path):
+    """The paper's Dir(0.1) is for data that say no alpha, and for the shipped ones."""
+    (tmp_path / "mine.py").write_text(
+        "PAPER = {'partition': 'dirichlet', 'dirichlet_alpha': 5.0}\ndef load():\n    pass\n"
+    )
+    (tmp_path / "none.py").write_text("PAPER = {'partition': 'dirichlet'}\ndef load():\n    pass\n")
+    alphas = [
+        Run(dataset=d, partition="dirichlet").resolve().dirichlet_alpha
+        for d in (str(tmp_path / "mine.py"), str(tmp_path / "none.py"), "digits")
+    ]
+    assert alphas == [5.0, 0.1, 0.1]
+
+
+def test_what_own_samples_are(tmp_path):
+    """Images, vectors and tokens by type and axes; labels by name; the constant column of a vector is not divided by a rounding error."""
+    y = np.arange(40) % 4
+    levels = np.arange(40 * 30).reshape(40, 6, 5) % 256
+    for x in (levels.astype(np.uint8), levels, levels / 255, (levels / 255).astype(np.float32)):
+        out = arrays_of(x, y)
+        assert out.train_images.dtype == np.uint8 and out.train_images.shape == (32, 6, 5, 1)
+        assert np.array_equal(np.sort(np.r_[out.train_images, out.test_images].ravel()), np.sort(levels.ravel()))
+    vectors = np.stack([np.linspace(-2.6, 241.9, 40), np.full(40, 0.1)], 1)
+    out = arrays_of(vectors, np.array(["cat", "ant"])[y % 2])
+    assert out.train_images.dtype == np.float32 and out.class_names == ("ant", "cat") and out.train_labels.max() == 1
+    assert out.std[1] == 1.0 and out.std[0] == pytest.approx(out.train_images[:, 0].std(), rel=1e-5)
+    assert {float(out.train_images[:, 0].min()), float(out.test_images[:, 0].min())} >= {np.float32(-2.6)}
+    tokens = arrays_of(np.full((40, 3), 2**31 - 1), y - 7.0)
+    assert tokens.vocabulary == 2**31 and tokens.mean == () and tokens.class_names == ("-7", "-6", "-5", "-4")
+    assert tokens.train_images.dtype == np.int32 and int(tokens.train_images[0, 0]) == 2**31 - 1
+    alone = arrays_of(vectors, np.r_[np.zeros(38), 1, 1], client=np.r_[np.zeros(35), np.ones(5)])
+    assert 1 in alone.train_labels  # a class is never in the test part alone
+
+
+def test_defaults_of_own_data_follow_from_the_file(tmp_path):
+    """A small run without crops and flips; the model for the samples; all of the data's own clients, one of which is too small."""
+    owner = np.repeat(np.arange(7), [10, 10, 10, 10, 10, 10, 2])
+    x, y = np.arange(62 * 4).reshape(62, 4), np.arange(62) % 2
+    models = {}
+    for name, samples in {"t": x, "v": x + 0.5, "s": np.zeros((62, 8, 8)), "i": np.zeros((62, 16, 16))}.items():
+        np.savez(tmp_path / "a.npz", x=samples, y=y, **({"client": owner} if name == "t" else {}))
+        stage("arrays", tmp_path / "a.npz", tmp_path / f"{name}.h5")
+        models[name] = Run(dataset="arrays", data=str(tmp_path / f"{name}.h5")).resolve()
+    assert {name: run.model for name, run in models.items()} == {"t": "text", "v": "mlp", "s": "mlp", "i": "cnn"}
+    assert {(run.rounds, run.augment, run.batch_size) for run in models.values()} == {(20, False, 16)}
+    assert (models["t"].partition, models["t"].clients, models["t"].budget) == ("natural", 6, 2)  # 0.25 x 6, halves up
+    assert (models["v"].partition, models["v"].clients, models["v"].budget) == ("pathological", 20, 5)
+    run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
+    assert run.resolve().clients == 6  # of two samples none is left to test
+    assert Run(dataset="arrays", data=str(tmp_path / "t.h5"), partition="dirichlet").resolve().clients == 20
+
+
+def test_clients_are_counted_by_number(tmp_path):
+    """Ten comes after two; texts by alphabet; floats that are whole are numbers."""
+    y = np.arange(36) % 2
+    for numbers in (np.arange(36) // 3, np.arange(36) // 3 * 1.0):
+        out = arrays_of(np.zeros((36, 3)), y, client=numbers)
+        assert out.client_names == tuple(map(str, range(12)))
+        assert np.array_equal(np.bincount(out.train_clients), np.full(12, 2))
+        assert np.array_equal(out.train_clients, np.sort(out.train_clients))
+    named = arrays_of(np.zeros((36, 3)), y, client=np.array(["é", "b", "a"])[np.arange(36) % 3])
+    assert named.client_names == ("a", "b", "é")
+    named = arrays_of(
+        np.zeros((36, 3)), y, client=np.array([b"a", "é".encode()])[y]
+    )  # bytes, as HDF5 and npz may have them
+    assert named.client_names == ("a", "é")
+    with pytest.raises(
+        UserError, match=r"client holds a value that is missing or infinite; allowed are numbers or names"
+    ):
+        arrays_of(np.zeros((36, 3)), y, client=np.where(y == 1, np.nan, 1.0))
+
+
+def test_a_name_that_is_not_read_is_an_error(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2, clients=np.arange(9) % 3)
+    sentence = "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_test"
+    refused(tmp_path, "arrays", tmp_path / "a.npz", sentence)
+
+
+def test_what_the_file_says_of_a_run_holds(tmp_path):
+    """PAPER of one's own file comes before what follows from the prepared data."""
+    text = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n\nPAPER = {}\n\n\ndef read(source):\n    y = np.arange(60) % 3\n    return arrays_of(np.zeros((60, 16, 16)), y, client=np.arange(60) % 5)\n"
+    found = []
+    for i, paper in enumerate(
+        ({}, {"partition": "pathological", "clients": 3, "model": "resnet"}, {"partition": "dirichlet"})
+    ):
+        path = tmp_path / f"mine{i}.py"
+        path.write_text(text.replace("PAPER = {}", f"PAPER = {paper}"))
+        (tmp_path / "source").touch()
+        admit("dataset", str(path))
+        stage(str(path), tmp_path / "source", tmp_path / f"{i}.h5")
+        run = Run(dataset=str(path), data=str(tmp_path / f"{i}.h5")).resolve()
+        found.append((run.partition, run.clients, run.model))
+    assert found == [("natural", 5, "cnn"), ("pathological", 3, "resnet"), ("dirichlet", 20, "cnn")]
+
+
+@pytest.mark.parametrize(
+    ("paper", "warned"),
+    [
+        ({"clients": 3}, True),
+        ({"clients": 5, "partition": "natural"}, False),
+        ({"clients": 3, "partition": "pathological"}, False),
+    ],
+)
+def test_clients_that_load_names_and_the_run_does_not_read_are_told(tmp_path, capsys, paper, warned):
+    """A load() is called too late for its clients to be the default, as those of a prepared file are."""
+    path = tmp_path / "sites.py"
+    path.write_text(
+        "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n\n\ndef load():\n    y = np.arange(120) % 3\n"
+        f"    return arrays_of(np.eye(3)[y], y, client=np.arange(120) % 5)\n\n\nPAPER = {paper}\n"
+    )
+    sentence = "the data name the client of each sample, which --partition pathological does not read; --partition natural does"
+    assert describe.main(["--dataset", str(path), "--no-measure"]) == 0
+    assert (sentence in capsys.readouterr().out) == warned
+    run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0}, quiet=False)
+    assert (f"warning: {sentence}" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(
+    ("paper", "sentence"),
+    [
+        ({"clients": "5"}, "has clients '5'; allowed is a whole number of at least 1"),
+        ({"clients": 5.0}, "has clients 5.0; allowed is a whole number of at least 1"),
+        ({"lr": 0}, "has lr 0; allowed is a number above 0"),
+        ({"augment": 1}, "has augment 1; allowed is true or false"),
+        ({"partition": None}, "has partition None; allowed is a text"),
+        (["clients"], "is a list; it must be a dict of settings"),
+    ],
+)
+def test_a_value_of_paper_that_no_run_takes_is_named(tmp_path, paper, sentence):
+    path = tmp_path / "mine.py"
+    path.write_text(f"PAPER = {paper}\n\n\ndef load():\n    pass\n")
+    with pytest.raises(UserError) as error:
+        Run(dataset=str(path)).resolve()
+    assert str(error.value) == f"PAPER of the data set mine {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("return {}['x']", "KeyError: 'x' ({helper}, line 2)"),
+        ("return np.zeros(3).reshape(2, 2)", "ValueError: cannot reshape array of size 3 into shape (2,2) ({helper}, line 2)"),
+        ("raise SystemExit(3)", "SystemExit: 3 ({helper}, line 2)"),
+    ],
+)  # fmt: skip
+def test_an_error_of_own_code_names_its_line(tmp_path, line, sentence):
+    """The innermost line of one's own, also in a helper; of `load` and of `read`. Too little memory is another matter."""
+    helper, path = tmp_path / "helper.py", tmp_path / "mine.py"
+    for function, argument in (("load", ""), ("read", "source")):
+        helper.write_text(f"import numpy as np; make = lambda: arrays()\ndef arrays(): {line}\n")
+        path.write_text(f"import helper\n\n\ndef {function}({argument}):\n    return helper.make()\n")
+        admit("dataset", str(path))
+        with pytest.raises(UserError) as error:
+            made_by(str(path), function, *([tmp_path] if argument else []))
+        assert str(error.value) == f"{function} of the data set mine fails: {sentence.format(helper=helper)}"
+    with pytest.raises(UserError, match=r"^read of the data set mine fails: "):
+        stage(str(path), tmp_path, tmp_path / "a.h5")
+    helper.write_text("def make(): raise MemoryError\n")
+    admit("dataset", str(path))
+    with pytest.raises(MemoryError):
+        made_by(str(path), "read", tmp_path)
+
+
+def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypatch):
+    """With the --source that these data need, and never in the place of a file that is there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def read(source):\n    pass\n")
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+
+    def advised(ask, name, data=None):
+        with pytest.raises(UserError) as error:
+            ask(Run(dataset=name, data=data).resolve())
+        return str(error.value).rpartition(": ")[2]
+
+    prepare = "`python -m dpfl_mpi.prepare"
+    for name in ("arrays", "image_folder", "pfllib", "flbench", "femnist"):
+        assert advised(open_source, name) == f"make it with {prepare} {name} --source PATH --out data/{name}.h5`"
+        assert advised(Run.key, name, "no.h5") == f"make it with {prepare} {name} --source PATH --out no.h5`"
+    assert advised(open_source, "cinic10") == f"make it with {prepare} cinic10 --out data/cinic10.h5`"
+    assert advised(open_source, "mine.py", "no.h5") == f"make it with {prepare} mine.py --source PATH --out no.h5`"
+    assert advised(open_source, "arrays", "a.npz") == f"prepare one with {prepare} DATASET --source PATH`"
+    assert advised(open_source, "cinic10", "a.npz") == f"prepare one with {prepare} cinic10`"
+
+
+def test_few_samples_need_fewer_clients(tmp_path, capsys):
+    """What the page says of scikit-learn's wine."""
+    from sklearn.datasets import load_wine
+
+    wine = load_wine()
+    np.savez(tmp_path / "wine.npz", x=wine.data, y=wine.target)
+    stage("arrays", tmp_path / "wine.npz", tmp_path / "wine.h5")
+    command = ["--dataset", "arrays", "--data", str(tmp_path / "wine.h5"), "--no-measure"]
+    assert describe.main(command) == 2
+    assert "client 4 would hold no test sample" in capsys.readouterr().err
+    assert describe.main([*command, "--clients", "10"]) == 0
+
+
+def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
+    """Two files that differ in nothing else are two data sets; many numbers and many classes have room; a damaged one is seen."""
+    import dataclasses
+
+    import h5py
+
+    from dpfl_mpi.data.source import content_sha256
+    from dpfl_mpi.prepare import write
+
+    wide = arrays_of(
+        np.random.default_rng(0).normal(size=(6000, 9000)).astype(np.float32)[:, :9000], np.arange(6000) % 1500
+    )
+    other = dataclasses.replace(wide, std=tuple(2 * s for s in wide.std))
+    renamed = dataclasses.replace(wide, class_names=tuple(f"class {name}" for name in wide.class_names))
+    hashes = {write(arrays, "mine", tmp_path / f"{i}.h5", own=True) for i, arrays in enumerate((wide, other, renamed))}
+    assert len(hashes) == 3
+    source = in_file(tmp_path / "2.h5", "mine")
+    assert (
+        source.class_names == renamed.class_names
+        and source.std == wide.std
+        and source.sha256 == content_sha256(tmp_path / "2.h5")
+    )
+    with h5py.File(tmp_path / "2.h5", "r+") as file:
+        file["std"][0] *= 2
+    assert content_sha256(tmp_path / "2.h5") != source.sha256
+
+
+def test_prepare_sees_that_the_code_was_edited(tmp_path):
+    text = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n\n\ndef read(source):\n    return arrays_of(np.zeros((60, 3)), np.arange(60) % 3)\n"
+    (tmp_path / "source").touch()
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    admit("dataset", str(path))
+    stage(str(path), tmp_path / "source", tmp_path / "a.h5")
+    assert "is there already" in stage(str(path), tmp_path / "source", tmp_path / "a.h5")
+    path.write_text(text.replace("% 3", "% 4"))
+    admit("dataset", str(path))
+    with pytest.raises(
+        UserError,
+        match=r"was made by .*mine.py before it was edited; choose another --out, or overwrite it with --force",
+    ):
+        stage(str(path), tmp_path / "source", tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_image_in_colour_keeps_the_colour(tmp_path, first):
+    """Whichever of a folder's images is read first: a grey one has its value in all three channels."""
+    from PIL import Image
+
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            for i in range(3):
+                where = tmp_path / "images" / split / name / f"{i}.png"
+                if i == first:
+                    Image.fromarray(np.full((8, 8, 3), (200, 10, 60), np.uint8)).save(where)
+                else:
+                    Image.fromarray(np.full((8, 8), 70 + i, np.uint8)).save(where)
+    stage("image_folder", tmp_path / "images", tmp_path / "a.h5")
+    source = in_file(tmp_path / "a.h5", "image_folder")
+    assert source.shape == (8, 8, 3)
+    pixels = source.images("train", np.arange(6))[:, 0, 0].tolist()
+    assert pixels == 2 * [[200, 10, 60] if i == first else 3 * [70 + i] for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        ({"train_images": np.zeros((4, 3))}, "train_images are float64 [4, 3]; allowed are uint8 or float32"),
+        ({"test_images": np.zeros((2, 5), np.float32)}, "of one shape in both parts"),
+        ({"train_labels": np.array([0, 1, 2, 0])}, "from 0 to 1: class_names has 2 names"),
+        ({"train_clients": np.zeros(4, np.int64)}, "must both be there or neither"),
+        ({"train_images": np.full((4, 3), np.nan, np.float32)}, "hold a number that is missing or infinite"),
+        ({"std": (1.0, 0.0, 1.0)}, "mean and std must have 3 numbers each, std above 0"),
+    ],
+)
+def test_what_a_file_returns_is_checked(edit, text):
+    import dataclasses
+
+    good = arrays_of(np.arange(18.0).reshape(6, 3), np.arange(6) % 2, test=np.arange(6) > 3)
+    assert check(good, "load of mine") is good
+    with pytest.raises(UserError, match=r"^load of mine: ") as error:
+        check(dataclasses.replace(good, **edit), "load of mine")
+    assert text in str(error.value)
+    with pytest.raises(UserError, match="load of mine returned a tuple; it must return Arrays"):
+        check((1, 2), "load of mine")
+
+
+# pickles ------------------------------------------------------------------------------------------------------------------
+DATA = {
+    "x": np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32),
+    "y": np.arange(5),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "big": np.arange(3, dtype=">i4"),
+    "names": np.array(["a", "bc"]),
+    "list": [1, -2, 2**40, 1.5, True, None, "text", b"bytes", (1, (2, 3, 4, 5)), {}, {"k": np.float32(2.5)}],
+}
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return np.array_equal(a, b) and np.asarray(a).dtype.newbyteorder("=") == np.asarray(b).dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_data_in_a_pickle_is_read_as_pickle_reads_it(protocol):
+    shared = DATA | {"again": DATA["list"], "x again": DATA["x"]}
+    got = unpickled(io.BytesIO(pickle.dumps(shared, protocol)), "file")
+    assert same(got, pickle.loads(pickle.dumps(shared, protocol)))
+
+
+class Hostile:
+    """Runs a command when Python's own pickle reads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def hostile(path):
+    """Return pickles that would write a file, or that name what is no data."""
+    call = pickle.dumps({"x": Hostile(path)}, 4)
+    return {
+        "os.system": call,
+        "protocol 0": pickle.dumps(Hostile(path), 0),
+        "a class": pickle.dumps(np.random.default_rng, 4),
+        "eval": b'cbuiltins\neval\n(S\'open("%s", "w")\'\ntR.' % str(path).encode(),
+        "instance": b"(S'touch %s'\nios\nsystem\n." % str(path).encode(),
+        "object": b"(cos\nsystem\nS'touch %s'\no." % str(path).encode(),
+        "new object": b"\x80\x02cos\nsystem\n(S'x'\nt\x81.",
+        "persistent": b"Pid\n.",
+        "extension": b"\x82\x01.",
+        "numpy's own loader": b"cnumpy\nload\n(S'x'\ntR.",
+        "a name alone": b"cnumpy\ndtype\n.",
+        "state of a dict": b"\x80\x02}X\x01\x00\x00\x00ab.",
+    }
+
+
+@pytest.mark.parametrize("name", hostile("x"))
+def test_a_hostile_pickle_is_refused_and_not_run(name, tmp_path):
+    path = tmp_path / "touched"
+    with pytest.raises(UserError, match=r"^file holds a .*pickle.*\(nothing (of it )?was executed\)$"):
+        unpickled(io.BytesIO(hostile(path)[name]), "file")
+    assert not path.exists()
+    if name == "os.system":  # the file is what it is said to be
+        pickle.loads(hostile(path)[name])
+        assert path.exists()
+
+
+def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
+    """Bytes of a good pickle replaced at random: never another exception, never a hang; nested lists that double do not grow."""
+    good = pickle.dumps({k: DATA[k] for k in ("x", "names", "list")}, 4)
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(3000):
+        bad = bytearray(good)
+        bad[rng.randrange(len(bad))] = rng.randrange(256)
+        try:
+            unpickled(io.BytesIO(bytes(bad)), "file")
+            seen.add("data")
+        except UserError as error:
+            seen.add(str(error).split(" with ")[0])
+    assert seen == {"data", "file holds a pickle", "file holds a damaged pickle (nothing of it was executed)"}
+    doubled = b"\x80\x04](" + b"".join(b"]\x94(h%ch%ce" % (i, i) if i else b"]\x94" for i in range(1)) + b"e."
+    assert unpickled(io.BytesIO(doubled), "file") == [[]]
+    laughs = [1]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    assert isinstance(unpickled(io.BytesIO(pickle.dumps(laughs, 4)), "file"), list)
+    assert pickletools  # genops alone is used of it
+
+
+# PFLlib -------------------------------------------------------------------------------------------------------------------
+def npz(value):
+    """Return the bytes that `np.savez_compressed(file, data=value)` writes."""
+    out = io.BytesIO()
+    np.savez_compressed(out, data=value)
+    return out.getvalue()
+
+
+def pfllib_files(make, clients=4, each=12):
+    """Return {train/K.npz: bytes, test/K.npz: bytes}: PFLlib's split of each client by itself, three quarters to train."""
+    return {
+        f"{part}/{k}.npz": npz({"x": make(k, m), "y": np.arange(m) % 3})
+        for k in range(clients)
+        for part, m in (("train", each * 3 // 4), ("test", each // 4))
+    }
+
+
+def image(k, m):
+    return np.random.default_rng([k, m]).normal(size=(m, 3, 4, 5)).astype(np.float32)
+
+
+def test_pfllib_images(tmp_path):
+    files = pfllib_files(image) | {"config.json": b"{}", "rawdata/x": b""}
+    out = pfllib.read(folder(tmp_path / "MNIST", files))
+    assert out.train_images.shape == (36, 4, 5, 3) and out.test_images.shape == (12, 4, 5, 3)
+    assert out.client_names == ("0", "1", "2", "3") and np.bincount(out.train_clients).tolist() == [9] * 4
+    mine = out.train_images[out.train_clients == 2]
+    assert np.array_equal(mine, image(2, 9).transpose(0, 2, 3, 1))
+    again = pfllib.read(tar(tmp_path / "m.tar.gz", {f"dataset/MNIST/{k}": v for k, v in files.items()}))
+    assert np.array_equal(again.train_images, out.train_images)
+    assert "36 training and 12 test images of 4x5x3, 3 classes, 4 clients" in stage(
+        "pfllib", tmp_path / "MNIST", tmp_path / "p.h5"
+    )
+    run = Run(dataset="pfllib", data=str(tmp_path / "p.h5")).resolve()
+    assert (run.partition, run.clients, run.model) == ("natural", 4, "mlp")
+    assert open_source(run).dtype == "float32"
+
+
+def test_pfllib_texts_are_filled_up(tmp_path):
+    def text(k, m):  # as generate_AGNews.py: an array of objects [M, 2], tokens and their number
+        return np.array([([1 + k] * (3 + k), 3 + k) for _ in range(m)], dtype=object)
+
+    source = folder(tmp_path / "AGNews", pfllib_files(text))
+    out = pfllib.read(source)
+    assert out.train_images.dtype == np.int32 and out.train_images.shape == (36, 6) and out.vocabulary == 5
+    assert out.train_images[0].tolist() == [1, 1, 1, 0, 0, 0] and out.train_images[-1].tolist() == [4] * 6
+    stage("pfllib", source, tmp_path / "t.h5")
+    assert in_file(tmp_path / "t.h5", "pfllib").vocabulary == 5
+    assert Run(dataset="pfllib", data=str(tmp_path / "t.h5")).resolve().model == "text"
+
+
+def test_pfllib_refusals(tmp_path):
+    files = pfllib_files(image)
+    path = tmp_path / "touched"
+    bad = files | {"train/1.npz": npz(np.array({"x": Hostile(path)}, object))}
+    refused(tmp_path, "pfllib", folder(tmp_path / "a", bad), "holds a pickle with the name posix.system")
+    assert not path.exists()
+    refused(
+        tmp_path,
+        "pfllib",
+        folder(tmp_path / "b", {k: v for k, v in files.items() if k != "test/2.npz"}),
+        "client 2 has no file",
+    )
+    refused(tmp_path, "pfllib", folder(tmp_path / "c", {"x": b""}), "there is no train/0.npz")
+    refused(tmp_path, "pfllib", folder(tmp_path / "d", files | {"train/1.npz": b"PK"}), "train/1.npz is truncated")
+    short = files | {"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}
+    refused(tmp_path, "pfllib", folder(tmp_path / "e", short), "holds 3 samples and labels of (4,)")
+    other = files | {"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}
+    refused(tmp_path, "pfllib", folder(tmp_path / "f", other), "test/3.npz has samples of")
+    plain = io.BytesIO()
+    np.savez(plain, data=np.zeros(3))
+    refused(
+        tmp_path,
+        "pfllib",
+        folder(tmp_path / "g", files | {"train/1.npz": plain.getvalue()}),
+        "holds an array of float64",
+    )
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("../data.npy", b"")
+    refused(
+        tmp_path, "pfllib", folder(tmp_path / "h", files | {"train/1.npz": out.getvalue()}), "leads out of the archive"
+    )
+
+
+# FL-bench -----------------------------------------------------------------------------------------------------------------
+def flbench_files(indices, x=None):
+    """Return data.npy, targets.npy and partition.pkl of 20 samples."""
+
+    def npy(array):
+        out = io.BytesIO()
+        np.save(out, array)
+        return out.getvalue()
+
+    held = {"separation": {"train": [0, 1], "test": [0, 1], "total": 2}, "data_indices": indices}
+    x = np.arange(60.0).reshape(20, 3) if x is None else x
+    return {"data.npy": npy(x), "targets.npy": npy(np.arange(20) % 2), "partition.pkl": pickle.dumps(held)}
+
+
+def test_flbench(tmp_path):
+    indices = [
+        {"train": np.array([4, 5, 6]), "val": np.array([7]), "test": np.array([0, 1])},
+        {"train": [8, 9, 10, 11], "val": [], "test": [12, 2]},
+    ]
+    out = flbench.read(folder(tmp_path / "synthetic", flbench_files(indices)))
+    assert (
+        out.train_images[:, 0].tolist() == [12, 15, 18, 21, 24, 27, 30, 33]
+        and out.train_clients.tolist() == [0] * 4 + [1] * 4
+    )
+    assert out.test_images[:, 0].tolist() == [0, 3, 36, 6] and out.test_labels.tolist() == [0, 1, 0, 0]
+    for bad, text in (
+        ([{"train": [0, 20], "test": [1]}], "gives client 0 indices beyond 0 to 19"),
+        ([{"train": [0, 1], "test": [1]}], "deals a sample twice"),
+        ([{"train": [0, 1]}], "has no train and test of client 0"),
+        ([[1, 2]], "has no train and test of client 0"),
+    ):
+        refused(tmp_path, "flbench", folder(tmp_path / "bad", flbench_files(bad)), text)
+    files = flbench_files(indices)
+    refused(
+        tmp_path,
+        "flbench",
+        folder(tmp_path / "c", {"partition.pkl": files["partition.pkl"]}),
+        "holds no data.npy, which FL-bench makes",
+    )
+    files["partition.pkl"] = pickle.dumps(Hostile(tmp_path / "touched"))
+    refused(tmp_path, "flbench", folder(tmp_path / "d", files), "nothing was executed")
+    assert not (tmp_path / "touched").exists()

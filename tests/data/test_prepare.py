@@ -1,0 +1,549 @@
+"""Staging: every source form is read, a second run is instant, and whatever is malformed is one sentence that leaves nothing behind."""
+
+import functools
+import hashlib
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from making import folder, images, leaf, png, real, records, tar, zipped
+
+from dpfl_mpi.data.source import in_file, open_source, read_rows
+from dpfl_mpi.datasets import arrays as own
+from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.prepare import default_out, main, prepare
+from dpfl_mpi.settings import Run
+
+NAMES = cifar10.CLASSES
+
+
+def stage(dataset, source, out, **options):
+    """Return the sentence of `prepare` with the data set's default options."""
+    defaults = {"femnist": {"classes": "all", "min_samples": 0}, "cifar100": {"labels": "fine"}}.get(dataset, {})
+    return prepare(dataset, source, out, defaults | options)
+
+
+def refused(tmp_path, dataset, source, text, **options):
+    """Check that a source is refused with one sentence that holds `text`, and that nothing is left where it would have gone."""
+    out = tmp_path / "out" / "x.h5"
+    with pytest.raises(UserError) as error:
+        stage(dataset, source, out, **options)
+    sentence = str(error.value)
+    assert text in sentence and "\n" not in sentence and "Traceback" not in sentence
+    assert not out.parent.exists() or not list(out.parent.iterdir())
+
+
+# every form of every data set -------------------------------------------------------------------------------------------
+
+
+def test_folder_tar_and_zip_are_the_same_data(tmp_path):
+    files = images(("train", "valid", "test"), NAMES)
+    hidden = {"train/cat/._0.png": b"no image", ".DS_Store": b"", "README": b"text"}
+    sources = [
+        folder(tmp_path / "folder", files | hidden),
+        tar(tmp_path / "a.tar.gz", {f"./CINIC-10/{k}": v for k, v in reversed(files.items())}),
+        tar(tmp_path / "a.tar", files | hidden, "w"),
+        zipped(tmp_path / "a.zip", files | hidden),
+    ]
+    found = []
+    for i, source in enumerate(sources):
+        out = tmp_path / f"{i}.h5"
+        assert "60 training and 30 test images of 32x32x3, 10 classes" in stage("cinic10", source, out)
+        with h5py.File(out) as file:
+            found.append(str(file.attrs["sha256"]))
+    assert len(set(found)) == 1
+
+
+def test_cinic_joins_train_and_valid(tmp_path):
+    files = images(("train", "valid", "test"), NAMES, each=2)
+    files["valid/cat/9.png"] = png(np.full((32, 32), 7, np.uint8))  # some of CINIC-10's images are grey
+    out = cinic10.read(folder(tmp_path / "c", files))
+    assert len(out.train_labels) == 41 and len(out.test_labels) == 20
+    assert np.bincount(out.train_labels).tolist() == [4, 4, 4, 5, 4, 4, 4, 4, 4, 4]
+    assert (out.train_images == 7).all((1, 2, 3)).sum() == 1
+    assert out.mean == pytest.approx((0.4789, 0.4723, 0.4305), abs=1e-4)
+
+
+def test_cifar10_binary(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "A_FILE", 20)
+    files = {
+        f"cifar-10-batches-bin/{n}": records(20, np.arange(20) % 10, i)
+        for i, n in enumerate((*cifar10.TRAIN, *cifar10.TEST))
+    }
+    archive, unpacked = tar(tmp_path / "c.tar.gz", files), folder(tmp_path / "c", files)
+    one, two = cifar10.read(archive), cifar10.read(unpacked)
+    assert one.train_images.shape == (100, 32, 32, 3) and one.test_labels.tolist() == [*range(10), *range(10)]
+    assert np.array_equal(one.train_images, two.train_images)
+    row = np.frombuffer(files["cifar-10-batches-bin/data_batch_1.bin"], np.uint8)[1:3073].reshape(3, 32, 32)
+    assert np.array_equal(one.train_images[0], row.transpose(1, 2, 0))
+    files["cifar-10-batches-bin/test_batch.bin"] = files["cifar-10-batches-bin/test_batch.bin"][:-5]
+    refused(tmp_path, "cifar10", tar(tmp_path / "short.tar.gz", files), "test_batch.bin has 61455 bytes, not 61460")
+    del files["cifar-10-batches-bin/test_batch.bin"]
+    refused(tmp_path, "cifar10", tar(tmp_path / "lacks.tar.gz", files), "has no test_batch.bin")
+    files["cifar-10-batches-bin/test_batch.bin"] = records(20, np.full(20, 11))
+    refused(tmp_path, "cifar10", tar(tmp_path / "label.tar.gz", files), "holds the label 11; allowed are 0 to 9")
+    python = tar(tmp_path / "python.tar.gz", {"cifar-10-batches-py/data_batch_1": b"\x80\x04."})
+    refused(tmp_path, "cifar10", python, "holds pickles and is not read")
+
+
+@pytest.mark.parametrize("labels", ["fine", "coarse"])
+def test_cifar100_binary(tmp_path, monkeypatch, labels):
+    monkeypatch.setattr(cifar100, "IMAGES", {"train.bin": 200, "test.bin": 100})
+    both = np.stack([np.arange(200) % 20, np.arange(200) % 100], 1)
+    names = {f"c/{labels}_label_names.txt": "\n".join(f"n{i}" for i in range(100 if labels == "fine" else 20)).encode()}
+    files = {"c/train.bin": records(200, both, header=2), "c/test.bin": records(100, both[:100], header=2)}
+    out = cifar100.read(tar(tmp_path / "c.tar.gz", files | names), labels)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UserError, match=r"--labels is coarse, and .*/images holds images by class"):
+        cifar100.read(tmp_path / "images", "coarse")
+    assert out.train_labels.max() == (99 if labels == "fine" else 19) and out.class_names[3] == "n3"
+    assert out.train_images.shape == (200, 32, 32, 3) and len(out.class_names) == out.train_labels.max() + 1
+    assert default_out(cifar100, {"labels": labels}).name == (
+        "cifar100.h5" if labels == "fine" else "cifar100-coarse.h5"
+    )
+
+
+def test_femnist_shards(tmp_path):
+    out = femnist.read(folder(tmp_path / "leaf", leaf()))
+    assert out.train_images.shape == (6 * 16, 28, 28, 1) and len(out.test_labels) == 6 * 4  # the copies are gone
+    assert (
+        out.client_names == tuple(f"f{k:02}" for k in range(6)) and np.bincount(out.train_clients).tolist() == [16] * 6
+    )
+    assert len(out.class_names) == 62 and out.class_names[36:38] == ("a", "b")
+    again = femnist.read(tar(tmp_path / "leaf.tar.gz", {f"data/{k}": v for k, v in leaf().items()}))
+    assert np.array_equal(out.train_images, again.train_images)
+
+
+@pytest.mark.parametrize(("classes", "count", "first"), [("digits", 10, "0"), ("letters", 52, "A"), ("a-j", 10, "a")])
+def test_femnist_classes(tmp_path, classes, count, first):
+    source = folder(tmp_path / "leaf", leaf(each=200))
+    out, whole = femnist.read(source, classes), femnist.read(source)
+    low = whole.class_names.index(first)
+    assert len(out.class_names) == count and out.class_names[0] == first
+    kept = (whole.train_labels >= low) & (whole.train_labels < low + count)
+    assert np.array_equal(out.train_labels, whole.train_labels[kept] - low)
+    assert np.array_equal(out.train_images, whole.train_images[kept])
+    smaller = femnist.read(source, classes, min_samples=int(np.bincount(out.train_clients).max()) + 1)
+    assert 0 < len(smaller.client_names) <= len(out.client_names)
+
+
+def test_femnist_from_nist(tmp_path):
+    rng = np.random.default_rng(0)
+    files = {
+        f"by_class/{code:x}/{part}_{code:x}/{part}_{i}.png": png(rng.integers(0, 256, (128, 128), np.uint8))
+        for code in range(ord("a"), ord("k"))
+        for part in ("train", "hsf_4")
+        for i in range(3)
+    }
+    out = femnist.read(zipped(tmp_path / "by_class.zip", files), "a-j")
+    assert out.train_images.shape == (30, 28, 28, 1) and len(out.test_labels) == 0
+    assert np.bincount(out.train_labels).tolist() == [3] * 10 and "by_class" in out.note
+    assert stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j").startswith(str(tmp_path))
+    refused(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
+
+
+def test_own_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((50, 6, 5)).astype(np.float32), np.arange(50) % 5
+    np.savez(tmp_path / "a.npz", x=x, y=y, client=np.array(["ann", "bob"])[np.arange(50) % 2])
+    out = own.read(tmp_path / "a.npz")
+    assert out.train_images.shape == (40, 6, 5, 1) and out.client_names == ("ann", "bob")
+    assert out.train_images.dtype == np.float32 and np.array_equal(
+        np.unique(out.train_images), np.unique(x[np.isin(x, out.train_images)])
+    )
+    assert np.bincount(out.test_clients).tolist() == [5, 5]  # a fifth of each client's
+    stage("arrays", tmp_path / "a.npz", tmp_path / "a.h5")
+    source = in_file(tmp_path / "a.h5", "arrays")
+    assert open_source(Run(dataset="arrays", data=str(tmp_path / "a.h5"))).sha256 == source.sha256  # as a run opens it
+    assert source.clients["train"].tolist() == out.train_clients.tolist()
+    test = np.arange(50) < 10
+    x = np.rint(x * 255).astype(np.uint8)
+    np.savez(tmp_path / "b.npz", x=x, y=y, test=test)
+    np.savez(tmp_path / "c.npz", x=x[~test], y=y[~test], x_test=x[test], y_test=y[test])
+    b, c = own.read(tmp_path / "b.npz"), own.read(tmp_path / "c.npz")
+    assert np.array_equal(b.train_images, c.train_images) and np.array_equal(b.test_images, c.test_images)
+    many = np.repeat(np.arange(1, 301), 5)  # more classes than a byte counts; none is 0
+    np.savez(tmp_path / "v.npz", x=np.arange(1500.0).reshape(1500, 1) - 2.6, y=many)
+    stage("arrays", tmp_path / "v.npz", tmp_path / "v.h5")
+    vectors = in_file(tmp_path / "v.h5", "arrays")
+    assert vectors.shape == (1,) and vectors.labels["train"].max() == 299 and vectors.class_names[-1] == "300"
+    assert vectors.images("train", np.arange(4)).tolist() == own.read(tmp_path / "v.npz").train_images[:4].tolist()
+
+
+# twice, killed, downloaded ----------------------------------------------------------------------------------------------
+
+
+def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
+    source = folder(tmp_path / "i", images(("train", "test"), ("a", "b")))
+    out = tmp_path / "i.h5"
+    stage("image_folder", source, out)
+    made = out.stat().st_mtime_ns
+    assert "is there already" in stage("image_folder", source, out)
+    folder(source, {"train/a/more.png": images(("t",), ("c",), 1)["t/c/0.png"]})
+    with pytest.raises(UserError, match="made from another source; choose another --out, or overwrite it with --force"):
+        stage("image_folder", source, out)
+    assert out.stat().st_mtime_ns == made
+    assert "7 training" in prepare("image_folder", source, out, {}, force=True)
+    archive = tar(tmp_path / "a.tar", images(("train", "test"), ("a", "b")), "w")
+    stage("image_folder", archive, tmp_path / "b.h5")
+    os.utime(archive, (1, 1))  # another time, the same bytes
+    assert "is there already" in stage("image_folder", archive, tmp_path / "b.h5")
+    leaves = folder(tmp_path / "leaf", leaf())
+    stage("femnist", leaves, tmp_path / "f.h5")
+    with pytest.raises(UserError, match="made with the options"):
+        stage("femnist", leaves, tmp_path / "f.h5", classes="digits")
+    (tmp_path / "notes.h5").write_text("mine")
+    with pytest.raises(UserError, match="not a readable file of dpfl_mpi"):
+        stage("femnist", leaves, tmp_path / "notes.h5")
+    assert (tmp_path / "notes.h5").read_text() == "mine"
+
+
+def test_the_source_is_never_replaced_by_what_is_made_of_it(tmp_path):
+    source = tmp_path / "mine.npz"
+    np.savez(source, x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    before = source.read_bytes()
+    with pytest.raises(UserError, match="which is read here and would be lost; name another file"):
+        prepare("arrays", source, source, {}, force=True)
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_run_leaves_nothing_half_done(tmp_path, how):
+    source = folder(tmp_path / "i", images(("train", "test"), ("a",), each=2))
+    out = tmp_path / "out" / "i.h5"
+    code = (
+        "import dpfl_mpi.prepare as p, time, runpy, sys, h5py\n"
+        "whole = p.read_back\n"
+        "p.read_back = lambda *a: (print('written', flush=True), time.sleep(60))\n"
+        "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"p.main(['image_folder', '--source', {str(source)!r}, '--out', {str(out)!r}])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        assert run.stdout.readline() == b"written\n"
+        run.send_signal(how)
+        run.wait(30)
+    assert not out.exists()
+    assert len(list(out.parent.iterdir())) == (0 if how == signal.SIGTERM else 1)
+    assert "2 training" in stage("image_folder", source, out)
+    assert [p.name for p in out.parent.iterdir()] == ["i.h5"]
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serve a folder on this machine."""
+    (tmp_path / "web").mkdir()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "web")
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield tmp_path / "web", f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+
+
+def test_download_is_checked_and_kept(tmp_path, server, monkeypatch, capsys):
+    web, url = server
+    archive = tar(web / "c.tar.gz", images(("train", "valid", "test"), NAMES, each=1))
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    out = tmp_path / "data" / "c.h5"
+    monkeypatch.setattr(cinic10, "DOWNLOAD", (f"{url}/c.tar.gz", "md5:" + "0" * 32, 1))
+    with pytest.raises(UserError, match="came with another checksum than md5:0000"):
+        stage("cinic10", None, out)
+    assert [p.name for p in out.parent.rglob("*")] == ["downloads"]
+    monkeypatch.setattr(cinic10, "DOWNLOAD", (f"{url}/c.tar.gz", f"md5:{md5}", 1))
+    assert "20 training" in stage("cinic10", None, out)
+    assert sorted(p.name for p in out.parent.rglob("*")) == ["c.h5", "c.tar.gz", "downloads"]
+    archive.unlink()
+    assert "is there already" in stage("cinic10", None, out)
+    assert "20 training" in prepare("cinic10", None, out, {}, force=True)  # from the archive that was kept
+    monkeypatch.setattr(cinic10, "DOWNLOAD", ("http://127.0.0.1:9/c.tar.gz", f"md5:{'1' * 32}", 1))
+    with pytest.raises(UserError, match="compute nodes often have no network: run this on the login node"):
+        stage("cinic10", None, tmp_path / "other" / "c.h5")
+    assert not any(p.is_file() for p in (tmp_path / "other").rglob("*"))
+    capsys.readouterr()
+
+
+def test_what_cannot_be_downloaded_says_how_to_get_it(tmp_path):
+    for dataset, text in (("femnist", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample"), ("arrays", "your own arrays")):
+        refused(tmp_path, dataset, None, text)
+
+
+# malformed input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2", "w"])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_truncated_archive(tmp_path, mode, share):
+    whole = tar(tmp_path / "whole", images(("train", "valid", "test"), NAMES, each=1), mode).read_bytes()
+    (tmp_path / "cut").write_bytes(whole[: int(len(whole) * share)])
+    refused(tmp_path, "cinic10", tmp_path / "cut", "truncated or not a tar or zip archive")
+
+
+def test_tar_cut_between_two_files(tmp_path):
+    files = images(("train", "test"), ("a", "b"), each=1)
+    tar(tmp_path / "whole", files, "w")
+    first = [len(data) for data in files.values()]
+    end = sum(512 + -(-n // 512) * 512 for n in first)
+    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:end])
+    refused(tmp_path, "image_folder", tmp_path / "cut", "truncated")
+
+
+def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((20, 3)))
+    np.savez(tmp_path / "whole.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+    for name in ("x.npy", "cut.npz"):
+        refused(
+            tmp_path, "arrays", tmp_path / name, f"{name} is no npz file, or a truncated one; allowed is what np.savez"
+        )
+
+
+def test_truncated_zip_and_npz(tmp_path):
+    whole = zipped(tmp_path / "whole", images(("train", "test"), ("a",))).read_bytes()
+    (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])
+    refused(tmp_path, "image_folder", tmp_path / "cut", "truncated")
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.zeros(9, int))
+    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-40])
+    refused(tmp_path, "arrays", tmp_path / "b.npz", "truncated")
+
+
+@pytest.mark.parametrize(
+    "name", ["../train/a/0.png", "/train/a/0.png", "train/a/../../../0.png", "C:\\train\\a\\0.png"]
+)
+@pytest.mark.parametrize("make", [tar, zipped])
+def test_path_traversal(tmp_path, name, make):
+    files = images(("train", "test"), ("a",), each=1)
+    refused(tmp_path, "image_folder", make(tmp_path / "bad", files | {name: b"x"}), "leads out of the archive")
+    assert not (tmp_path.parent / "0.png").exists()
+
+
+def test_missing_and_foreign_classes(tmp_path):
+    files = images(("train", "valid", "test"), NAMES, each=1)
+    lacks = {k: v for k, v in files.items() if not k.startswith("valid/ship")}
+    refused(tmp_path, "cinic10", folder(tmp_path / "a", lacks), "valid holds no image of the class ship")
+    refused(
+        tmp_path,
+        "cinic10",
+        folder(tmp_path / "b", files | {"test/boat/0.png": files["test/ship/0.png"]}),
+        "the class boat",
+    )
+    refused(tmp_path, "cinic10", folder(tmp_path / "c", {"x.txt": b""}), "train holds no image of the class airplane")
+    refused(tmp_path, "image_folder", folder(tmp_path / "d", {"x.txt": b""}), "train holds no image")
+    odd = images(("train",), ("a", "b")) | images(("test",), ("a",))
+    refused(tmp_path, "image_folder", folder(tmp_path / "e", odd), "test holds no image of the class b")
+    more = images(("train",), ("a", "b")) | images(("test",), "abcdefghi")
+    sentence = "test holds other classes (c, d, e, f, g and 2 more); expected test/CLASS/*.png for every class of a, b"
+    refused(tmp_path, "image_folder", folder(tmp_path / "f", more), sentence)
+
+
+def test_images_of_another_size_or_none(tmp_path):
+    files = images(("train", "test"), ("a", "b"))
+    refused(
+        tmp_path,
+        "image_folder",
+        folder(tmp_path / "a", files | images(("test",), ("b",), 1, (16, 8))),
+        "is 16x8, the first image 32x32",
+    )
+    refused(
+        tmp_path,
+        "image_folder",
+        folder(tmp_path / "b", files | {"train/a/1.png": b"no"}),
+        "train/a/1.png is not a readable image",
+    )
+    cut = files | {"train/a/1.png": files["train/a/1.png"][:300]}
+    refused(tmp_path, "image_folder", folder(tmp_path / "c", cut), "train/a/1.png is not a readable image")
+    small = images(("train", "valid", "test"), NAMES, 1, (28, 28))
+    refused(tmp_path, "cinic10", folder(tmp_path / "d", small), "holds images of 28x28; CINIC-10 has 32x32")
+
+
+def test_too_large(tmp_path, monkeypatch):
+    from dpfl_mpi.datasets import _files
+
+    files = images(("train", "test"), ("a",), each=2)
+    monkeypatch.setattr(_files.entries, "__defaults__", (100,))
+    for source in (folder(tmp_path / "f", files), tar(tmp_path / "t", files), zipped(tmp_path / "z", files)):
+        refused(tmp_path, "image_folder", source, "allowed are 100")
+    monkeypatch.undo()
+    monkeypatch.setattr(_files, "MEMBERS", 3)
+    refused(tmp_path, "image_folder", tar(tmp_path / "t2", files), "more than 3 files")
+
+
+def changed(edit, name="train/b.json"):
+    """Return LEAF shards of which one was edited as JSON."""
+    files = leaf()
+    data = json.loads(files[name])
+    edit(data)
+    return files | {name: json.dumps(data).encode()}
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda d: d["user_data"].pop("f02"), "f02 is in one of users and user_data only"),
+        (lambda d: d["users"].remove("f02"), "f02 is in one of users and user_data only"),
+        (lambda d: d.pop("users"), "not a LEAF shard"),
+        (lambda d: d["user_data"]["f02"].pop("y"), "writer f02 has no lists of numbers x and y"),
+        (lambda d: d["user_data"]["f02"]["x"][3].pop(), "writer f02 has an image of 783 values; allowed are 784"),
+        (lambda d: d["user_data"]["f02"]["y"].__setitem__(3, 62), "writer f02 has the label 62; allowed are 0 to 61"),
+        (lambda d: d["user_data"]["f02"]["y"].__setitem__(3, -1), "the label -1"),
+        (lambda d: d["user_data"]["f02"]["y"].__setitem__(3, 1.5), "the label 1.5"),
+        (lambda d: d["user_data"]["f02"]["y"].__setitem__(3, "a"), "no lists of numbers"),
+        (lambda d: d["user_data"]["f02"]["y"].pop(), "17 images but 16 labels"),
+        (lambda d: d["user_data"]["f02"]["x"][3].__setitem__(3, 2.0), "a pixel outside 0 to 1"),
+        (lambda d: d["user_data"]["f02"]["x"][3].__setitem__(3, None), "pixel"),
+        (lambda d: d["num_samples"].__setitem__(1, 5), "num_samples says 5"),
+    ],
+)
+def test_malformed_shards(tmp_path, edit, text):
+    refused(tmp_path, "femnist", folder(tmp_path / "leaf", changed(edit)), text)
+
+
+def test_truncated_and_missing_shards(tmp_path):
+    files = leaf()
+    short = files | {"train/a.json": files["train/a.json"][:-50]}
+    refused(tmp_path, "femnist", folder(tmp_path / "a", short), "truncated or not a LEAF shard")
+    only = {k: v for k, v in files.items() if k.startswith("train")}
+    refused(tmp_path, "femnist", folder(tmp_path / "b", only), "holds no test/*.json")
+    refused(tmp_path, "femnist", folder(tmp_path / "c", files), "no writer has 1000 images", min_samples=1000)
+
+
+@pytest.mark.parametrize("gap", [0, 5, 10**6])
+def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
+    monkeypatch.setattr("dpfl_mpi.data.source.GAP", gap)
+    x = np.random.default_rng(0).integers(0, 256, (9000, 2, 3, 1), dtype=np.uint8)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["train/images"] = x
+    for rows in (
+        np.arange(9000),
+        np.random.default_rng(1).permutation(9000)[:40],
+        np.array([8999, 0, 4096, 4095, 17, 17]),
+        np.array([], np.int64),
+        np.r_[4000:4200, 8000:8100],
+    ):
+        assert np.array_equal(read_rows(tmp_path / "x.h5", "train", rows), x[rows])
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"y": None}, "x and y are needed"),
+        ({"y": np.arange(9)}, "one number or name per sample is needed, (10,)"),
+        ({"y": np.arange(10) / 2}, "fractions; labels are classes, numbers or names (regression is not supported"),
+        ({"y": np.where(np.arange(10) > 8, np.nan, 1.0)}, "y holds a label that is missing or infinite; allowed are"),
+        ({"y": np.zeros(10)}, "y holds one class, 0; at least 2 are needed"),
+        ({"x": np.full((10, 4), np.nan)}, "finite"),
+        ({"x": np.full((10, 4), 1e39)}, "beyond float32"),
+        ({"x": np.zeros(10)}, "allowed are [M, H, W, C]"),
+        (
+            {"x": np.full((10, 4), -1)},
+            "goes from -1 to -1; whole numbers are tokens from 0 to 2147483647: save other numbers as floats",
+        ),
+        ({"x": np.full((10, 4), 2**31)}, "goes from 2147483648"),
+        ({"x": np.full((10, 4, 4), 256)}, "whole numbers of an image are 0 to 255"),
+        ({"x": np.full((10, 4), "a")}, "<U1; allowed are uint8 (images)"),
+        ({"y": np.array([{}] * 10, object)}, "pickled objects, which are never read"),
+        (
+            {"x": np.zeros((10, 3, 32, 24), np.uint8)},
+            "(10, 3, 32, 24), which looks like channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)",
+        ),
+        ({"x": np.zeros((10, 1, 28, 28))}, "channels first"),
+        ({"test": np.arange(10) % 3}, "test holds 2; allowed are true and false, or 0 and 1: 1 is the test part"),
+        ({"test": np.where(np.arange(10) > 7, "test", "train")}, "test holds train; allowed are true and false"),
+        ({"test": np.linspace(0, 1, 10)}, "test holds 0.1111111111111111; allowed"),
+        ({"test": np.full(10, np.nan)}, "test holds nan; allowed"),
+        ({"test": np.zeros(10, int)}, "10 training and 0 test samples"),
+        ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
+        (
+            {"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])},
+            "the test labels hold 5, which no training label is",
+        ),
+        ({"client": np.arange(3)}, "client is int64 of (3,)"),
+    ],
+)
+def test_malformed_arrays(tmp_path, fields, text):
+    whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
+    np.savez(tmp_path / "a.npz", **{k: v for k, v in whole.items() if v is not None})
+    refused(tmp_path, "arrays", tmp_path / "a.npz", text)
+
+
+def test_flags_and_images_that_are_no_mistake(tmp_path):
+    """0 and 1 of any type are flags; one row of nine channels is a series, as PFLlib's HAR; the shape is printed."""
+    x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
+    for kind in (bool, int, np.uint8, float):
+        np.savez(tmp_path / "a.npz", x=x, y=y, test=(np.arange(20) > 14).astype(kind))
+        said = stage("arrays", tmp_path / "a.npz", tmp_path / f"{kind.__name__}.h5")
+        assert "15 training and 5 test images of 1x128x9, 2 classes" in said
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 32, 24, 3), np.uint8), y=y)
+    assert "images of 32x24x3, 2 classes" in stage("arrays", tmp_path / "a.npz", tmp_path / "b.h5")
+
+
+def test_folders_that_are_not_read_are_named(tmp_path, capsys):
+    """Validation images beside train and test, and images that lie too deep or too high; what is no image is no loss."""
+    files = images(("train", "test"), ("a", "b"))
+    stage("image_folder", folder(tmp_path / "whole", files | {"notes/a/x.txt": b"", "README": b""}), tmp_path / "a.h5")
+    assert capsys.readouterr().err == ""
+    more = images(("val",), ("a", "b"), each=2) | {"train/a/x/0.png": files["train/a/0.png"]}
+    stage("image_folder", folder(tmp_path / "i", files | more | {"b/0.png": files["test/b/0.png"]}), tmp_path / "b.h5")
+    sentence = "the images of b, train/a, val are not read (6); read are train/CLASS/*, test/CLASS/*"
+    assert capsys.readouterr().err == f"warning: {tmp_path / 'i'}: {sentence}\n"
+    with h5py.File(tmp_path / "a.h5") as one, h5py.File(tmp_path / "b.h5") as two:
+        assert one.attrs["sha256"] == two.attrs["sha256"]
+
+
+def test_command_line_prints_one_sentence(tmp_path, capsys):
+    assert main(["cinic10", "--source", str(tmp_path / "none"), "--out", str(tmp_path / "x.h5")]) == 2
+    assert capsys.readouterr().err == f"error: --source is {tmp_path / 'none'}; there is no such file or folder\n"
+    source = folder(tmp_path / "leaf", leaf())
+    assert main(["femnist", "--source", str(source), "--classes", "letters", "--out", str(tmp_path / "x.h5")]) == 0
+    assert "52 classes, 6 clients" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["femnist", "--classes", "greek"])
+    assert "greek" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["femnist", "--source", str(source), "--out", str(tmp_path / "file" / "x.h5")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# the real files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+def test_real_cinic_sample(tmp_path):
+    out = cinic10.read(real("cinic10-sample.tar"))
+    assert np.bincount(out.train_labels).tolist() == [150] * 10 and np.bincount(out.test_labels).tolist() == [50] * 10
+    assert np.abs(out.train_images.mean((0, 1, 2)) / 255 - out.mean).max() < 0.03  # its publisher's mean
+
+
+@pytest.mark.data
+def test_real_leaf_shards(tmp_path):
+    source, tool = real("femnist.npz"), real("../tools/leaf_json.py")
+    subprocess.run(
+        [sys.executable, tool, source, tmp_path / "leaf", "--writers", "40"], check=True, capture_output=True
+    )
+    start = time.perf_counter()
+    out = femnist.read(tmp_path / "leaf")
+    with np.load(source) as data:
+        kept = np.isin(data["writers"], out.client_names) & ~data["dup"]
+        assert len(out.client_names) == 40
+        for number, (x, y, names) in enumerate(
+            (
+                (out.train_images, out.train_labels, out.train_clients),
+                (out.test_images, out.test_labels, out.test_clients),
+            )
+        ):
+            mine = kept & (data["split"] == number)
+            order = np.argsort(data["writers"][mine], kind="stable")
+            assert np.array_equal(x[..., 0], data["images"][mine][order])
+            assert np.array_equal(y, data["labels"][mine][order])
+            assert [out.client_names[i] for i in names] == data["writers"][mine][order].tolist()
+    assert time.perf_counter() - start < 120
+    assert Path(tmp_path / "leaf").is_dir()

@@ -1,0 +1,368 @@
+"""The pages on code of one's own: the complete file that each shows runs, and each mistake of its table says what stands there."""
+
+import ast
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import own
+import pytest
+import torch
+from launch import ROOT, mpirun, run_here
+
+from dpfl_mpi import api, plugins
+from dpfl_mpi.datasets._pickled import unpickled
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.methods import Method
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
+RETURN = '    return {"client": {"w": w}, "shared": {"chosen": chosen}}\n'
+# what is written instead of what in the file of own-method.md, or which option is given
+MISTAKES = {
+    "no such file": ("", ""),
+    "without its colon": ("def round(fed, state, t):", "def round(fed, state, t)"),
+    "opinion": ("import option", "import opinion"),
+    "called `step`": ("def round", "def step"),
+    "`def round(fed, state)`": ("state, t)", "state)"),
+    "star": ('topology="graph"', 'topology="star"'),
+    "without `option`": ('option(0.5, "share of its own model that a client keeps", low=0, high=1)', "0.5"),
+    "kept": {"kept": 0.7},
+    "keep 2": {"keep": 2},
+    "`init` without `fed.evaluate`": ("    w = fed.common_row()\n    fed.evaluate(w)\n", "    w = fed.common_row()\n"),
+    "without `return`": (RETURN, ""),
+    "`round` without `fed.evaluate`": ("tau_train)\n    fed.evaluate(w)\n", "tau_train)\n"),
+    "round` returns": (RETURN, RETURN.replace('"w": w', "")),
+    "others[k]": ("[: fed.others[k]]", ""),
+    "tau_train / 2": ("epochs=fed.run.tau_train", "epochs=fed.run.tau_train / 2"),
+    ".T.contiguous().T": (RETURN, RETURN.replace('"w": w', '"w": w.T.contiguous().T')),
+    "double": (RETURN, RETURN.replace('"w": w', '"w": w.double()')),
+    "0 to 5": ("fed.reachable(k), 0)[: fed.others[k]]", "fed.reachable(k), 0)[:1] * 0 + 5"),
+    "its own sender": ("[: fed.others[k]] for", "[:1] * 0 + k for"),
+    "a list in place": ("fed.collect([fed", "([fed"),
+    "randn_like": ("    mean = ", "    import torch\n\n    w = w + 0.1 * torch.randn_like(w)\n    mean = "),
+    "w[0]": (RETURN, RETURN.replace('"w": w', '"w": w[0]')),
+    "names": (RETURN, RETURN.replace('"chosen": chosen', '"names": ["a"]')),
+    "0 in fed.ids": (
+        "tau_train)\n    fed.evaluate(w)\n",
+        "tau_train)\n    if 0 in fed.ids:\n        fed.mean(w)\n    fed.evaluate(w)\n",
+    ),
+    "fed.ids[0]": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
+}
+
+
+def table(page):
+    """Return (mistake, sentence) of the rows of a page's table of mistakes."""
+    text = (ROOT / "docs" / page).read_text().partition("## What a mistake says")[2]
+    return re.findall(r"^\| (?!mistake)([^|-].*?) \| `(.*)` \|$", text, re.M)
+
+
+def test_the_method_of_the_page_runs(tmp_path):
+    """From a folder of its own; its graph has B_c - 1 senders per client, and at keep = 1 it is every client alone."""
+    (tmp_path / "gossip.py").write_text(own.example("own-method.md"))
+    method = {"method": str(tmp_path / "gossip.py")}
+    with (
+        Result(run_here(tmp_path / "a.h5", FIELDS | method)) as gossip,
+        Result(run_here(tmp_path / "b.h5", FIELDS | method | {"options": {"keep": 1}})) as alone,
+        Result(
+            run_here(tmp_path / "c.h5", {n: v for n, v in FIELDS.items() if n != "budget"} | {"method": "local"})
+        ) as local,
+    ):
+        assert gossip.graph(1).sum(1).tolist() == gossip.graph(2).sum(1).tolist() == [2] * 5
+        assert gossip["traffic/models_received"].tolist() == [[0] * 5, [2] * 5, [2] * 5]
+        assert (alone["round/test_acc"] == local["round/test_acc"]).all()
+        assert (gossip["round/test_loss"][1] == alone["round/test_loss"][1]).all()  # scored before it mixes
+        assert (gossip["round/test_loss"][2] != alone["round/test_loss"][2]).any()
+
+
+def test_every_mistake_of_the_page_is_made_here():
+    assert len(table("own-method.md")) == len(MISTAKES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_says_what_the_page_says(tmp_path, mistake):
+    ((_, sentence),) = [row for row in table("own-method.md") if mistake in row[0]]
+    path = tmp_path / "gossip.py"
+    text, change = own.example("own-method.md"), MISTAKES[mistake]
+    options = change if isinstance(change, dict) else None
+    if options is None:
+        assert change[0] in text
+        text = text.replace(*change)
+    if change != ("", ""):
+        path.write_text(text)
+    rounds = 2 if mistake in ("double", ".T.contiguous().T") else 1
+    fields = FIELDS | {"method": str(path), "rounds": rounds, "options": options}
+    if "fed.ids" in mistake:
+        done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items() if v is not None), cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("error: ")) == (2, 1) and sentence in done.stderr
+        return
+    with pytest.raises(UserError) as refused:
+        run_here(tmp_path / "a.h5", fields)
+    assert sentence in str(refused.value).replace(str(path), "gossip.py")
+
+
+def test_the_switches_of_the_page_have_their_defaults():
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| ", (ROOT / "docs" / "own-method.md").read_text(), re.M)
+    functions = {"init", "round", "finetune_gradient", "newcomer", "options"}
+    switches = {
+        f.name: f.default for f in dataclasses.fields(Method) if f.name not in functions | {"title", "citation"}
+    }
+    assert {name: ast.literal_eval(default) for name, default in rows} == switches
+
+
+def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
+    (tmp_path / "gossip.py").write_text(text := own.example("own-method.md"))
+    (tmp_path / "before.py").write_text(text.replace("searches=False,", "searches=False, preprocesses=True,"))
+    plain, before = (Run(method=str(tmp_path / f"{n}.py"), tau_init=3).resolve() for n in ("gossip", "before"))
+    assert (plain.tau_init, before.tau_init) == (0, 3) and plain.rounds == 22
+    assert plain.key() == Run(method=plain.method).resolve().key()
+    assert Run(method=before.method).resolve().rounds == 20
+
+
+def written(tmp_path, text, instead):
+    """Write the file of own-method.md with another text in one place, and return the Run's fields."""
+    file = own.example("own-method.md")
+    assert file.count(text) == 1
+    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
+    return FIELDS | {"method": str(tmp_path / "gossip.py"), "rounds": 1}
+
+
+AVERAGE = "    mean = fed.average(w, chosen)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "error"),
+    [
+        (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
+        (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Federation.average() got an unexpected keyword"),
+        ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
+    ],
+    ids=["verb", "keyword", "option"],
+)
+def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
+    """As the page says: one traceback, the line and the error at its end, exit code 1."""
+    fields = written(tmp_path, text, instead)
+    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
+    end = done.stderr.partition("gossip.py")[2]
+    assert instead.strip() in end.splitlines()[1] and f"\n{error}" in end
+
+
+EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "places"),
+    [
+        (AVERAGE, "    mean = fed.average(w, chosen) if 0 in fed.ids else w\n", {"fed.average", "the end of round"}),
+        (AVERAGE, EVERY + AVERAGE, {"fed.average", "the next pass of fed.every_row"}),
+        ("    fed.evaluate(w)\n    return", "    0 in fed.ids and fed.bggc(w)\n    fed.evaluate(w)\n    return", {"fed.bggc", "fed.evaluate"}),
+    ],
+    ids=["left out", "broken off", "one more"],
+)  # fmt: skip
+def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, places):
+    """They waited for each other for ever."""
+    fields = written(tmp_path, text, instead)
+    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
+    assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", done.stderr).groups()) == places
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "sentence"),
+    [
+        ("fed.collect([fed", "fed.collect([{1, 2} if k == 3 else fed", "given a set for client 3; it takes for each of this rank's clients the numbers of"),
+        ("fed.collect([fed", "fed.collect([[0.5] if k == 3 else fed", "given a list for client 3; it takes for each of this rank's clients the"),
+        ("for k in fed.ids", "for k in fed.ids[1:]", "fed.collect was given senders for 4 clients; this rank has 5"),
+        (RETURN, RETURN.replace('"w": w', '"w": w * float("nan")'), "--on_divergence exclude, or mend what gossip computes beside the verbs"),
+    ],
+    ids=["set", "half a client", "too few", "not a number"],
+)  # fmt: skip
+def test_other_mistakes_are_sentences_too(tmp_path, text, instead, sentence):
+    fields = written(tmp_path, text, instead) | {"rounds": 2}
+    with pytest.raises(UserError) as refused:
+        run_here(tmp_path / "a.h5", fields)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_that_nobody_counts_are_told(tmp_path, capsys, counted):
+    note = "    fed.note_received(4)\n" * counted
+    fields = written(tmp_path, AVERAGE, "    mean = sum(row for _, row in fed.every_row(w)) / fed.n\n" + note)
+    with Result(run_here(tmp_path / "a.h5", fields)) as result:
+        assert result["traffic/models_received"][1].tolist() == [4 * counted] * 5
+    warned = (
+        "warning: round of the method gossip calls fed.every_row and counts no models received"
+        in capsys.readouterr().err
+    )
+    assert warned is not counted
+
+
+def test_nothing_runs_after_an_abort(tmp_path):
+    """A mistake of one rank's is told once, with its line; a launcher may need a moment to end the ranks."""
+    (tmp_path / "gossip.py").write_text(
+        own.example("own-method.md").replace("    mean = ", "    1 / (4 not in fed.ids)\n    mean = ")
+    )
+    fields = FIELDS | {"method": "gossip.py", "rounds": 1}
+    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1 and "ZeroDivisionError" in done.stderr
+
+
+def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
+    """From a folder of its own, by nothing but the path of `_common`; its numbers are checked by hand; one sentence for a wrong `draw`."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "analysis"))
+    for method in ("local", "fedavg"):
+        run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
+    file = tmp_path / "nine_in_ten.py"
+    file.write_text(own.example("own-figure.md"))
+
+    def drawn(*words):
+        done = subprocess.run([sys.executable, file, *words], cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    assert drawn("local.h5", "fedavg.h5")[0] == 0
+    rows = (tmp_path / "figures" / "nine_in_ten.csv").read_text().splitlines()
+    assert (tmp_path / "figures" / "nine_in_ten.pdf").is_file() and len(rows) == 1 + 2 * 5
+    with Result(tmp_path / "local.h5") as local:
+        best = sorted(100 * local["best/test_acc"])
+        setting, method, seed, samples, shown = rows[1].split(",")
+        assert (setting, method, seed, samples) == ("Digits Patho(5)", "Local", "42", str(local["client/n_train"][0]))
+        assert float(shown) == pytest.approx(100 * local["best/test_acc"][0])
+    said = drawn("local.h5")[1].splitlines()
+    assert [c.strip() for c in said[0].split("|")[1:-1]] == ["setting", "method", "nine in ten reach, %"]
+    between = 0.6 * best[0] + 0.4 * best[1]  # of the places 0 to 4 of five clients, place 0.4
+    assert said[2].split("|")[-2].strip() == f"{between:.2f}"
+    for scale in (1, 2):
+        mine = own.folder(tmp_path / str(scale), helper=f"SCALE = {scale}\n") / "mine.py"
+        run_here(tmp_path / f"{scale}.h5", FIELDS | {"method": str(mine), "budget": None})
+    rows = [line.split("|")[2].strip() for line in drawn("1.h5", "2.h5")[1].splitlines() if "Mine" in line]
+    assert len(set(rows)) == 2 and all(row.startswith("Mine, method mine [") for row in rows)
+    code, _, said = drawn()
+    assert code == 2 and f"all of them at once: python -m dpfl_mpi.sweep {file}" in said
+    file.write_text(file.read_text().replace("return Drawing", "Drawing"))
+    assert drawn("local.h5")[::2] == (2, "error: draw returned a NoneType; it must return a Drawing\n")
+
+
+# your own model -------------------------------------------------------------------------------------------------------------
+BUILD = "def build(shape, classes, layers, dropout):\n    return Net(shape[2], classes, layers, dropout)"
+LAST = "        self.head = nn.Linear(widths[-1], classes)\n"
+NET = {
+    "called `make`": ("def build(", "def make("),
+    "beside `Options`": (BUILD, "def build(shape, classes):\n    return Net(shape[2], classes, 2, 0.2)"),
+    "without `return`": ("    return Net(", "    Net("),
+    'HEAD = "last"': ('HEAD = "head"', 'HEAD = "last"'),
+    "no `HEAD`": ('HEAD = "head"', 'TAIL = "head"'),
+    "BatchNorm2d": ("nn.GroupNorm(4, b)", "nn.BatchNorm2d(b)"),
+    "AlphaDropout": ("nn.Dropout(dropout)", "nn.AlphaDropout(dropout)"),
+    "x.mean(0)": ("self.body(x).mean", "self.body(x - x.mean(0)).mean"),
+    "nn.Linear(9": ("nn.Linear(widths[-1], classes)", "nn.Linear(9, classes)"),
+    "classes + 1": ("nn.Linear(widths[-1], classes)", "nn.Linear(widths[-1], classes + 1)"),
+    "requires_grad_": (LAST, f"{LAST}        self.head.bias.requires_grad_(False)\n"),
+    "does not use": (LAST, f"{LAST}        self.aux = nn.Linear(3, 3)\n"),
+    "detach": ("self.body(x).mean", "self.body(x).detach().mean"),
+    "self.scale": (LAST, f"{LAST}        self.scale = 2 * self.head.weight\n"),
+    "depth": {"depth": 3},
+}
+
+
+def test_the_model_of_the_page_runs(tmp_path):
+    """A GroupNorm network leaves chance: its norms start at 1; FedRep keeps its head; an option is another Run."""
+    path = tmp_path / "net.py"
+    path.write_text(own.example("own-model.md"))
+    fields = FIELDS | {"model": str(path), "classes_per_client": 2, "lr": 0.05, "tau_train": 3}
+    with api.Result(run_here(tmp_path / "a.h5", fields | {"method": "fedrep"}, save_models=True)) as result:
+        assert result.run.model == str(path) and result["best/test_acc"].mean() > 0.75  # each client has two classes
+        images = np.full((3, 8, 8, 1), 7, np.uint8)  # NumPy's or PyTorch's
+        outputs = result.model(1)(images)  # the process that ran it need not name the file again
+        assert outputs.shape == (3, 10) and torch.equal(outputs, result.model(1)(torch.from_numpy(images)))
+    plugins.ADMITTED.clear()
+    with api.Result(tmp_path / "a.h5") as result:
+        with pytest.raises(
+            UserError, match=r"code of its own; name it with --model .*, in Python model\(k, code=...\)"
+        ):
+            result.model(1)
+        assert torch.equal(outputs, result.model(1, code=str(path))(images))
+    with Result(
+        run_here(tmp_path / "b.h5", fields | {"rounds": 0, "tau_init": 0, "model_options": {"layers": 3}})
+    ) as deep:
+        assert deep.file["meta"].attrs["parameters"] == (
+            (9 + 1 + 2) * 16 + (16 * 9 + 1 + 2) * 32 + (32 * 9 + 1 + 2) * 64 + 65 * 10
+        )
+
+
+@pytest.mark.parametrize("mistake", NET)
+def test_a_mistake_in_a_model_says_what_the_page_says(tmp_path, mistake):
+    assert len(table("own-model.md")) == len(NET)
+    ((_, sentence),) = [row for row in table("own-model.md") if mistake in row[0]]
+    path, text, change = tmp_path / "net.py", own.example("own-model.md"), NET[mistake]
+    options = change if isinstance(change, dict) else None
+    if options is None:
+        assert change[0] in text
+        text = text.replace(*change)
+    path.write_text(text)
+    fields = FIELDS | {"model": str(path), "model_options": options, "method": "local", "rounds": 0}
+    if mistake == "no `HEAD`":
+        fields |= {"method": "fedrep", "rounds": 1}
+    with pytest.raises(UserError) as refused:
+        run_here(tmp_path / "a.h5", fields)
+    assert sentence in str(refused.value)
+
+
+# your own data --------------------------------------------------------------------------------------------------------------
+TOPICS = {
+    "neither": ("def load", "def lode"),
+    "def load(path)": ("def load()", "def load(path)"),
+    '"client": 6': ('"clients": 6', '"client": 6'),
+    '"clients": "6"': ('"clients": 6', '"clients": "6"'),
+    "inside `load()`": ("in TOPICS]", "in TOPIX]"),
+    "without `return`": ("    return arrays_of", "    arrays_of"),
+    "`y` is shorter": ("np.array(y)", "np.array(y)[:10]"),
+    "a NaN in `x`": ("np.array(x)", "np.array(x) * np.nan"),
+    "below 0": ("np.array(x)", "np.array(x) * 0 - 1"),
+    "a NaN in `y`": ("np.array(y)", "np.arange(len(y)) * np.nan"),
+    "0.5, 1.7": ("np.array(y)", "np.arange(len(y)) / 2"),
+    "--model mlp": {"model": "mlp"},
+    "--attack": {"attack": "backdoor:0.2"},
+    "--augment": {"augment": True},
+    "`client` holds": ("np.array(client)", "np.array(client) * np.nan"),
+    "--data FILE": {"data": "FILE"},
+    "a pickle": None,
+}
+
+
+@pytest.mark.parametrize("mistake", TOPICS)
+def test_a_mistake_in_data_says_what_the_page_says(tmp_path, mistake):
+    assert len(table("own-data.md")) == len(TOPICS)
+    ((_, sentence),) = [row for row in table("own-data.md") if mistake in row[0]]
+    path, text, change = tmp_path / "topics.py", own.example("own-data.md"), TOPICS[mistake]
+    with pytest.raises(UserError) as refused:
+        if change is None:
+            unpickled(io.BytesIO(b"cposix\nsystem\n(S'true'\ntR."), "partition.pkl")
+        options = change if isinstance(change, dict) else {}
+        if not options:
+            assert change[0] in text
+            text = text.replace(*change)
+        path.write_text(text)
+        run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0, "method": "local"} | options)
+    assert sentence in str(refused.value).replace(str(path), "topics.py")
+
+
+def test_the_data_of_the_page_run(tmp_path):
+    """Its own six clients and the text model by default; every passage is somebody's."""
+    path = tmp_path / "topics.py"
+    path.write_text(own.example("own-data.md"))
+    with Result(run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0, "tau_init": 1})) as result:
+        assert (result.run.clients, result.run.partition, result.run.model, result.run.rounds) == (
+            6,
+            "natural",
+            "text",
+            0,
+        )
+        assert result["client/of_data"].tolist() == list(range(6))
+        assert result["client/class_counts"].sum() > 600 and (result["client/class_counts"] > 0).all()
+        assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"

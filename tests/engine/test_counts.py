@@ -1,0 +1,141 @@
+"""Counts of clients, models and bytes: shares that floats miss, models that are sent once, arrays that are not held at once."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from launch import federation, run_here
+from mpi4py import MPI
+
+from dpfl_mpi import streams
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import limits
+from dpfl_mpi.federation.drift import Drift
+from dpfl_mpi.graph import CollaborationGraph, rewired
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.numerics import backend
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import run as config
+from dpfl_mpi.settings.texts import nearest, of_clients
+
+SMALL = {"clients": 9, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
+
+
+@pytest.mark.parametrize(("share", "clients", "count"), [(0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2)])
+def test_a_half_is_rounded_up(share, clients, count):
+    """In floats 0.29 * 50 is 14.499999999999998, and rounded down."""
+    all_of = limits.limits_of(Run(**SMALL).resolve(), World(MPI.COMM_SELF))
+    some = dataclasses.replace(all_of, participation=share, others=np.zeros(clients))
+    assert nearest(share, clients) == count == some.present(1).sum()
+
+
+def test_a_half_that_floats_lost_is_another_run():
+    """0.29 of 50 was 14, and is 15; half of 5 was 3 before, too."""
+    versions = [Run(clients=n, participation=p).resolve().numerics for n, p in ((50, 0.29), (5, 0.5))]
+    versions += [Run(method="pens", rounds=50, options={"first_step": p}).resolve().numerics for p in (0.29, 0.2)]
+    assert versions == [config.NUMERICS + 1, config.NUMERICS] * 2
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "count"), [(0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1.0, 7, 7)]
+)
+def test_a_share_is_that_of_the_decimal(share, clients, count):
+    """In floats 0.29 * 100 is 28.999999999999996."""
+    assert of_clients(share, clients) == count
+    run = Run(clients=clients, flip_share=share).resolve()
+    assert limits.flipped(run).sum() == count
+    if share > 0:
+        assert Drift(Run(clients=clients, rounds=5, drift=f"{share}:2").resolve(), 10).drifted.sum() == count
+    fewer = int(share * clients) < count  # these Runs alone have other numbers than before, and so another name
+    assert run.numerics == config.NUMERICS + fewer
+
+
+def test_one_after_the_other_sends_each_model_once(tmp_path):
+    """A random graph of B_c - 1 = 3: the average of all at once and that of one after the other receive as many models."""
+    for averaging in ("synchronous", "serial"):
+        fields = SMALL | {"method": "random_graph", "averaging": averaging}
+        with Result(run_here(tmp_path / f"{averaging}.h5", fields)) as result:
+            assert (result["traffic/models_received"][1:] == 3).all()
+
+
+def test_rewiring_in_parts_draws_what_it_drew_at_once():
+    """Against the plain loop over all 20 tries per edge, drawn in one call."""
+    rng = np.random.default_rng(5)
+    graph = CollaborationGraph.from_lists(
+        rng.choice(np.delete(np.arange(30), k), k % 6, replace=False) for k in range(30)
+    )
+    receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
+    draws, edges = np.random.default_rng(1), set(zip(receivers, senders, strict=True))
+    for a, b in draws.integers(0, len(senders), (20 * len(senders), 2)).tolist():
+        one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
+        if one[0] != one[1] and two[0] != two[1] and one not in edges and two not in edges:
+            edges = edges - {(receivers[a], senders[a]), (receivers[b], senders[b])} | {one, two}
+            senders[a], senders[b] = senders[b], senders[a]
+    found = rewired(graph, np.random.default_rng(1))
+    assert set(zip(found.receivers().tolist(), found.senders.tolist(), strict=True)) == edges
+
+
+def test_who_is_near_row_by_row():
+    """Against all distances at once."""
+    run = Run(clients=40, reach="geometric:0.4").resolve()
+    place = streams.stream(run.seed, streams.REACH, 0, 0).random((40, 2))
+    near = ((place[:, None] - place[None]) ** 2).sum(2) <= 0.4**2
+    np.fill_diagonal(near, False)
+    assert np.array_equal(limits.reach_graph(run).matrix(), near)
+
+
+def test_a_memory_is_prepared_in_parts(monkeypatch):
+    """kNN-Per's memory of many large images: seven at once, the last part smaller."""
+    with contextlib.closing(federation(SMALL, kernels="torch")) as fed:
+        w = fed.common_row()
+        whole, labels = fed.memory(0, w[:1], 30)
+        monkeypatch.setattr(backend, "PREPARED", 7 * 64)
+        parts, again = fed.memory(0, w[:1], 30)
+        assert len(whole) == 30 and torch.equal(labels, again)
+        torch.testing.assert_close(parts, whole)
+
+
+def test_what_a_method_does_not_read_gives_its_run_no_other_name():
+    assert Run(method="pens", omega_period=5).slug() == Run(method="pens").slug()
+    for method in ("fedavg", "local"):
+        assert Run(method=method, averaging="serial").slug() == Run(method=method).slug()
+    assert Run(method="random_graph", averaging="serial").slug() != Run(method="random_graph").slug()
+
+
+def test_a_layer_that_is_not_there_is_refused_at_once_by_its_option():
+    with contextlib.closing(federation(SMALL | {"method": "fedala", "options": {"layers": "foo"}})) as fed:
+        from dpfl_mpi.methods import fedala
+
+        with pytest.raises(UserError, match=r"--options.layers is foo; allowed are head, none, all, or of the layers"):
+            fedala.init(fed)
+
+
+def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
+    """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
+    from dpfl_mpi.engine import build
+
+    for limit in (18_000, 17_999):
+        monkeypatch.setattr(build, "node_memory", lambda shared, limit=limit: (limit, "a test"))
+        if limit == 18_000:
+            federation(SMALL).close()
+            continue
+        with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
+            federation(SMALL)
+
+
+def test_a_plan_counts_confusion_matrices():
+    """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes; rank 0 writes all nine, at 20 bytes."""
+    from dpfl_mpi.data.recipes import deal
+    from dpfl_mpi.data.source import open_source
+    from dpfl_mpi.engine import needs
+    from dpfl_mpi.settings import Job
+
+    run = Run(**SMALL).resolve()
+    source = open_source(run)
+    plan = needs.needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 3, 1)
+    assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
+    without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
+    assert (plan.memory - without).tolist() == plan.confusion.tolist()

@@ -1,0 +1,102 @@
+"""A golden curve: a small run whose accuracies, losses and graphs are kept as text.
+
+A change that is no change of numbers leaves the files alone. A change that means to alter numbers raises `config.NUMERICS`, says so in
+CHANGELOG.md, and writes the files anew: `PYTHONPATH=. python tests/engine/test_golden.py`.
+
+The native kernels give the bits of one file, digits-native.txt, in every form and on every processor. PyTorch's numbers are the same to
+the bit where all that the second line of a file names is the same: the processor's vendor, family, model and stepping, the vector
+extensions that torch uses, and torch. Elsewhere the accuracies must agree to 1e-6 and the losses to 1e-4.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from launch import run_here
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.native import forms
+
+FOLDER = Path(__file__).parent / "golden"
+NATIVE = FOLDER / "digits-native.txt"
+FILES = sorted(FOLDER.glob("digits-*.txt"))
+FIELDS = {"clients": 8, "rounds": 4, "tau_init": 3, "tau_train": 1, "budget": 4, "seed": 42}
+HEAD = (
+    "# round, mean val_acc, mean test_acc, mean train_loss, val_loss, test_loss, senders of client 0; of client 1; ..."
+)
+
+
+def compute(path: Path, kernels: str) -> tuple[dict, list[str]]:
+    """Return the start that computed the curve, and a line per round: accuracies of all clients, mean losses, edges."""
+    from dpfl_mpi.results import Result
+
+    with Result(run_here(path, FIELDS, kernels=kernels)) as result:
+        lines = []
+        for t in range(FIELDS["rounds"] + 1):
+            columns = [f"{result['round/val_acc'][t].mean():.17g}", f"{result['round/test_acc'][t].mean():.17g}"]
+            columns += [f"{result[f'round/{name}'][t].mean():.17g}" for name in ("train_loss", "val_loss", "test_loss")]
+            edges = ";".join(",".join(map(str, result.chosen(t).of(k))) for k in range(FIELDS["clients"]))
+            lines.append(" ".join([str(t), *columns, edges]))
+        return result.starts()[0], lines
+
+
+def type_of(start: dict) -> str:
+    """Return what the last bits depend on, in one line."""
+    facts = ", ".join(f"{name} {fact}" for name, fact in start["processor"].items())
+    return f"# {facts}, torch {start['versions']['torch']}"
+
+
+def write() -> None:
+    """Compute the curve and write the file of the native kernels, and PyTorch's of this processor."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, native = compute(Path(folder) / "native.h5", "native")
+        start, lines = compute(Path(folder) / "torch.h5", "torch")
+    NATIVE.write_text("\n".join([HEAD, "# native kernels, any processor", *native]) + "\n")
+    names = (start["processor"][name] for name in ("vendor", "family", "model", "stepping", "capability"))
+    (FOLDER / f"digits-{'-'.join(names)}.txt").write_text("\n".join([HEAD, type_of(start), *lines]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory):
+    start, lines = compute(tmp_path_factory.mktemp("golden") / "run.h5", "torch")
+    return type_of(start), lines
+
+
+def built() -> list[str]:
+    """Return the forms of the native kernels, none where they were not built."""
+    try:
+        return forms()
+    except UserError:
+        return []
+
+
+@pytest.mark.parametrize("form", built())
+def test_golden_curve_of_the_native_kernels_to_the_bit(form, tmp_path):
+    _, lines = compute(tmp_path / "run.h5", form)
+    assert lines == NATIVE.read_text().splitlines()[2:]
+
+
+def test_golden_curve_to_the_bit(curve):
+    here, lines = curve
+    kept = {head: old for _, head, *old in (path.read_text().splitlines() for path in FILES)}
+    if here not in kept:
+        pytest.skip(f"compared with tolerances only: tests/engine/golden has no file for {here[2:]}")
+    assert lines == kept[here]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_golden_curve_of_any_processor(curve, path):
+    for new, old in zip(curve[1], path.read_text().splitlines()[2:], strict=True):
+        t, val, test, *losses, edges = new.split(" ")
+        t_old, val_old, test_old, *losses_old, edges_old = old.split(" ")
+        assert (t, edges) == (t_old, edges_old)
+        assert [float(val), float(test)] == pytest.approx([float(val_old), float(test_old)], abs=1e-6)
+        assert [*map(float, losses)] == pytest.approx([*map(float, losses_old)], rel=1e-4)
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    sys.exit(write())

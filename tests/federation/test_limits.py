@@ -1,0 +1,561 @@
+"""The paper's other experiments and its limitations lifted: budgets per client, reach, participation, label flip, fine-tuning, the motivating example."""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from launch import federation, mpirun, run_here, run_mpi
+from mpi4py import MPI
+
+from dpfl_mpi.data.recipes import make
+from dpfl_mpi.engine import finetune
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import greedy, limits
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import dpfl
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.plugins import names
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+N = 9
+SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
+
+
+def run(**fields):
+    return Run(**(SMALL | fields)).resolve()
+
+
+def write(path: Path, lines) -> str:
+    path.write_text("\n".join(" ".join(map(str, line)) for line in lines) + "\n")
+    return str(path)
+
+
+def limits_of(resolved):
+    return limits.limits_of(resolved, World(MPI.COMM_SELF))
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    with Result(a) as one, Result(b) as two:
+        return Result.differences(one, two)
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory):
+    """The result of DPFL without any limit but the budget."""
+    return run_here(tmp_path_factory.mktemp("default") / "run.h5", SMALL)
+
+
+# names -------------------------------------------------------------------------------------------------------------------
+NEW = {
+    "finetune_epochs": 0, "reach": None, "participation": 1.0, "available": None, "flip_share": 0.0, "flipped_run_ggc": True,
+    "optimizer": "sgd", "beta1": 0.9, "beta2": 0.999, "adam_eps": 1e-8,
+    "lr_schedule": "constant", "lr_step": 30, "lr_gamma": 0.1, "lr_final": 0.0,
+}  # fmt: skip
+
+
+def test_new_fields_orphan_no_result():
+    """At their defaults they are not part of a result's name, nor is a switch without what it switches."""
+    for method in names("method"):
+        key = Run(method=method).key()
+        assert not set(NEW) & set(key)
+        assert Run(method=method, **NEW).slug() == Run(method=method).slug()
+    assert Run(flipped_run_ggc=False).slug() == Run().slug()
+    assert Run(method="fedavg", reach="sites:2", budget=9).slug() == Run(method="fedavg").slug()
+    old = json.loads(Run().resolve().to_json())
+    assert Run.from_json(json.dumps({n: v for n, v in old.items() if n not in NEW})).slug() == Run().slug()
+
+
+def test_files_count_by_content(tmp_path):
+    a, b, c = (write(tmp_path / name, lines) for name, lines in (("a", [[3]] * N), ("b", [[3]] * N), ("c", [[2]] * N)))
+    for name in ("budget", "reach", "available"):
+        key = {path: run(**{name: path}).key()[name] for path in (a, b, c)}
+        assert key[a] == key[b] != key[c]
+        assert len(key[a]) == 64
+    assert "-Bfile-" in run(budget=a).slug()
+    assert "-Buniform-2-20-" in run(budget="uniform:2:20").slug()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"budget": "uniform:5:2"}, "allowed is a whole number of at least 1"),
+        ({"budget": "uniform:0:2"}, "allowed is a whole number of at least 1"),
+        ({"budget": "/nowhere"}, "uniform:LOW:HIGH, or a file"),
+        ({"reach": "geometric:0"}, "allowed are geometric:R with R above 0"),
+        ({"reach": "sites:10"}, "sites:S with S from 1 to 9"),
+        ({"reach": "groups:0,9"}, "groups of clients 0 to 8"),
+        ({"reach": "/nowhere"}, "a file of lines 'receiver sender'"),
+        ({"participation": 0}, "allowed is a share above 0"),
+        ({"participation": 1.5}, "allowed is a share above 0"),
+        ({"available": "/nowhere"}, "there is no such file"),
+        ({"flip_share": -0.1}, "allowed is a share from 0 to 1"),
+        ({"finetune_epochs": -1}, "allowed is a whole number of at least 0"),
+        ({"method": "knnper", "finetune_epochs": 2}, "knnper is scored by more than its model"),
+    ],
+)
+def test_mistakes_are_sentences(fields, sentence):
+    with pytest.raises(UserError, match=sentence) as mistake:
+        run(**fields)
+    assert "\n" not in str(mistake.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("budget", "3 4", "must hold 9 numbers"),
+        ("budget", "0 " * N, "whole and at least 1"),
+        ("reach", "0 1 2", "lines of two client numbers from 0 to 8"),
+        ("reach", "0 9", "lines of two client numbers from 0 to 8"),
+        ("available", "1 1 1", "at least 2 lines"),
+        ("available", ("1 " * N + "\n") + ("0 " * N), "round 2 has no client"),
+        ("available", "2 " * N + "\n" + "1 " * N, "zeros or ones"),
+    ],
+)
+def test_bad_files_are_sentences(name, text, sentence, tmp_path):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        getattr(limits, {"budget": "others", "reach": "reach_graph", "available": "availability"}[name])(
+            run(**{name: str(tmp_path / "file")})
+        )
+    (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(UserError, match="not a readable text file"):
+        limits.read(str(tmp_path / "file"), name)
+
+
+def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
+    flags = [f"--{name}={value}" for name, value in SMALL.items() if name != "budget"]
+    done = mpirun(2, "-m", "dpfl_mpi", *flags, "--budget", write(tmp_path / "b", [[1, 2]]), "--results", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1 and "must hold 9 numbers" in done.stderr and "Traceback" not in done.stderr
+
+
+# budgets -----------------------------------------------------------------------------------------------------------------
+def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
+    path = write(tmp_path / "b", [[1], [2], [3], ["inf"], [100], [4], [5], [6], [7]])
+    assert limits.others(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
+    assert limits.others(run(budget=path, budget_counts_self=False)).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
+    assert limits.others(run()).tolist() == [3] * N
+    assert limits.others(run(budget="inf")).tolist() == [N - 1] * N
+    drawn = limits.others(run(clients=300, budget="uniform:2:20")) + 1
+    assert drawn.min() == 2 and drawn.max() == 20 and 10 < drawn.mean() < 12
+    assert (limits.others(run(clients=300, budget="uniform:2:20", seed=1)) + 1 != drawn).any()
+
+
+def test_budgets_of_one_number_are_that_number(default, tmp_path):
+    """A file of equal budgets, and a draw without choice, are to the bit the one budget."""
+    for i, budget in enumerate((write(tmp_path / "b", [[4]] * N), "uniform:4:4")):
+        assert differences(run_here(tmp_path / f"{i}.h5", SMALL | {"budget": budget}), default) == []
+
+
+# reach -------------------------------------------------------------------------------------------------------------------
+def test_lines_of_more_than_two_clients_are_no_edges(tmp_path):
+    """Lists of neighbours were read as pairs, across the ends of lines."""
+    (tmp_path / "reach").write_text("0 1 2 3\n1 0 2 3\n")
+    with pytest.raises(UserError, match="must hold lines of two client numbers from 0 to 8: receiver sender"):
+        limits.reach_graph(run(reach=str(tmp_path / "reach")))
+
+
+def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
+    assert limits.reach_graph(run()) is None
+    near = limits.reach_graph(run(clients=40, reach="geometric:0.4")).matrix()
+    assert np.array_equal(near, near.T) and not near.diagonal().any() and 0.2 < near.mean() < 0.6
+    assert limits.reach_graph(run(clients=40, reach="geometric:1.5")).matrix().sum() == 40 * 39
+    sites = limits.reach_graph(run(reach="sites:2"))
+    assert sorted(sites.degrees().tolist()) == [3] * 4 + [4] * 5
+    assert np.array_equal(limits.reach_graph(run(reach="groups:0,1;4,2,3")).degrees(), [1, 1, 2, 2, 2, 0, 0, 0, 0])
+    directed = limits.reach_graph(run(reach=write(tmp_path / "edges", [(3, 0), (3, 5), (2, 2), (0, 3)])))
+    assert [directed.of(k).tolist() for k in range(4)] == [[3], [], [], [0, 5]]
+
+
+def sum_over(fed, w, k, members):
+    """The fixed-point sum of p_i w_i, in Python's own integers, of the first weights."""
+    total = [0] * 5
+    for j in members:
+        row, p = w[fed.row_of[j], :5].double().tolist(), float(fed.p[j])
+        total = [t + round(v * (p * 2.0**50)) for t, v in zip(total, row, strict=True)]
+    return [t / 2.0**50 for t in total]
+
+
+@pytest.mark.parametrize("kind", ["geometric:0.6", "sites:3", "groups:0,1,2,3;5,6"])
+def test_first_phase_sums_over_the_reachable(kind):
+    with contextlib.closing(federation(SMALL | {"reach": kind})) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        sums, p = fed.sums.over_reachable(w)
+        near = limits.reach_graph(fed.run)
+        for k in range(N):
+            members = sorted({k, *near.of(k).tolist()})
+            assert sums[fed.row_of[k], :5].tolist() == sum_over(fed, w, k, members)
+            assert p[fed.row_of[k]] == pytest.approx(fed.p[members].sum(), rel=1e-15)
+            assert fed.notes["models_received"][fed.row_of[k]] == len(members) - 1
+
+
+def test_reaching_everyone_is_the_default(default, tmp_path):
+    """Through the sweep, yet to the bit the same numbers."""
+    path = run_here(tmp_path / "run.h5", SMALL | {"reach": "geometric:2"})
+    assert differences(path, default) == ["graph/reach/indptr", "graph/reach/senders"]
+
+
+def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
+    """Not even where every candidate is wanted; the file records both; and neither exchange nor average can be made to."""
+    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
+    fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        near = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"]).matrix()
+        assert np.array_equal(near, limits.reach_graph(Run(**fields).resolve()).matrix())
+        assert np.array_equal(result["client/budget"], limits.others(Run(**fields).resolve()) + 1)
+        for t in range(3):
+            chosen = result.graph(t)
+            assert chosen.any() and not (chosen & ~near).any()
+            assert np.array_equal(chosen.sum(1), np.minimum(near.sum(1), result["client/budget"] - 1))
+    with contextlib.closing(federation(fields)) as fed:
+        k = int(np.flatnonzero(~near.all(1))[0])
+        stranger = np.flatnonzero(~near[k] & (np.arange(N) != k))[:1]
+        outside = CollaborationGraph.from_lists(stranger if i == k else [] for i in range(N))
+        with pytest.raises(UserError, match="outside the --reach"):
+            fed.exchange(fed.common_row(), outside)
+        crowd = np.flatnonzero(near[k])
+        fed.others[k] = len(crowd) - 1
+        with pytest.raises(
+            UserError, match=r"the graph of fed.average gives client \d+ \d+ senders; its budget allows"
+        ):
+            fed.average(fed.common_row(), CollaborationGraph.from_lists(crowd if i == k else [] for i in range(N)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_theorem_1_with_reach_and_budgets(seed):
+    """Searching all reachable models at once and in batches of the budget choose the same."""
+    with contextlib.closing(
+        federation(SMALL | {"reach": "geometric:0.7", "budget": "uniform:1:5", "seed": seed})
+    ) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        together = fed.ggc(w, fed.exchange(w, limits.reach_graph(fed.run)))
+        batched = fed.bggc(w)
+        assert np.array_equal(together.matrix(), batched.matrix()) and batched.degrees().any()
+
+
+def test_ranks_with_all_limits(tmp_path):
+    """One, two and three ranks: the same bits with every limit at once, also where the window makes many passes."""
+    fields = SMALL | {
+        "reach": "geometric:0.8", "budget": "uniform:2:6", "participation": 0.6, "flip_share": 0.3, "flipped_run_ggc": False, "finetune_epochs": 1,
+    }  # fmt: skip
+    flags = {n: v for n, v in fields.items() if n != "flipped_run_ggc"} | {"no-flipped_run_ggc": True}
+    one = run_here(tmp_path / "1.h5", fields)
+    assert differences(run_mpi(2, tmp_path / "2.h5", flags), one) == []
+    assert differences(run_mpi(3, tmp_path / "3.h5", flags, window_gb=1e-4), one) == []
+
+
+# participation -----------------------------------------------------------------------------------------------------------
+def test_who_takes_part_by_share_and_by_file(tmp_path):
+    half = run(participation=0.5, rounds=50)
+    rounds = [limits_of(half).present(t) for t in range(51)]
+    assert rounds[0].all() and all(here.sum() == 5 for here in rounds[1:])
+    assert len({here.tobytes() for here in rounds}) > 40
+    assert limits_of(run(participation=0.01)).present(1).sum() == 1
+    there = np.array([[1, 0] * 4 + [0], [0] * 8 + [1]])
+    both = run(available=write(tmp_path / "a", there), participation=0.5)
+    assert np.array_equal(limits.availability(both), there)
+    for t in (1, 2):
+        here = limits_of(both).present(t)
+        assert here.sum() == (2 if t == 1 else 1) and not (here & (there[t - 1] == 0)).any()
+
+
+def test_everyone_present_is_the_default(default, tmp_path):
+    for i, fields in enumerate(({"participation": 1.0}, {"available": write(tmp_path / "a", np.ones((2, N), int))})):
+        assert differences(run_here(tmp_path / f"{i}.h5", SMALL | fields), default) == []
+
+
+@pytest.mark.parametrize("block", [0, 4])
+def test_absent_clients(block, tmp_path):
+    """They neither train nor send nor receive, Omega stays, and what they last chose stays theirs."""
+    absent = [2, 5]
+    there = [[int(k not in absent) for k in range(N)], [1] * N]
+    fields = SMALL | {"available": write(tmp_path / "a", there), "ggc_period": 1, "budget": "inf"}
+    with contextlib.closing(federation(fields, block=block)) as fed:
+        before = dpfl.init(fed)
+        w, omega = before["client"]["w"].clone(), before["shared"]["omega"]
+        momentum = fed.training.momentum["w"].clone()
+        fed.begin_round(1)
+        after = dpfl.round(fed, before, 1)
+        away, here = fed.row_of[absent], fed.row_of[[k for k in range(N) if k not in absent]]
+        assert torch.equal(after["client"]["w"][away], w[away])
+        assert torch.equal(fed.training.momentum["w"][away], momentum[away])
+        assert not torch.equal(after["client"]["w"][here], w[here])
+        assert (fed.training.epochs[away] == 1).all() and (fed.training.epochs[here] == 2).all()
+        assert np.isnan(fed.notes["val_acc"][away]).all() and np.isfinite(fed.notes["val_acc"][here]).all()
+        assert (fed.notes["models_received"][away] == 0).all()
+        assert after["shared"]["omega"] is omega
+        chosen = after["shared"]["chosen"]
+        for k in range(N):
+            if k in absent:
+                assert np.array_equal(chosen.of(k), omega.of(k))
+            else:
+                assert not set(absent) & set(chosen.of(k).tolist())
+        fed.begin_round(2)
+        dpfl.round(fed, after, 2)
+        assert (fed.training.epochs[away] == 2).all()
+
+
+def test_a_mean_is_over_those_present(tmp_path):
+    with contextlib.closing(federation(SMALL | {"method": "fedavg", "participation": 0.4})) as fed:
+        fed.begin_round(1)
+        w = fed.local_opt(fed.common_row(), 1)
+        here = np.flatnonzero(fed.members.present)
+        expected = sum(fed.p[k] / fed.p[here].sum() * w[fed.row_of[k]].double() for k in here)
+        assert torch.allclose(fed.mean(w).double(), expected, atol=1e-7)
+        assert len(here) == 4 and (fed.notes["models_received"][fed.row_of[here]] == 2).all()
+        assert fed.notes["models_received"].sum() == 8
+
+
+def test_blocks_with_absent_clients_train_as_single_ones():
+    rows = []
+    for block in (1, 4):
+        with contextlib.closing(federation(SMALL | {"method": "local", "participation": 0.5}, block=block)) as fed:
+            fed.begin_round(1)
+            rows.append(fed.local_opt(fed.common_row(), 2))
+    assert torch.allclose(rows[0], rows[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [m for m in names("method") if m not in ("dpfl", "fedbn", "replay")])
+def test_every_method_takes_absent_clients(method, tmp_path):
+    fields = SMALL | {"method": method, "participation": 0.5, "rounds": 3}
+    fields |= {"tau_train": 2} if method == "fedrep" else {}  # an epoch for the head and one for the base
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        scored = np.isfinite(result["round/val_acc"])
+        assert scored[0].all() and (scored[1:].sum(1) == 5).all()
+        assert np.isfinite(result["best/test_acc"]).all()
+
+
+# label flip --------------------------------------------------------------------------------------------------------------
+def test_flipped_labels():
+    with (
+        contextlib.closing(federation(SMALL)) as honest,
+        contextlib.closing(federation(SMALL | {"flip_share": 0.4})) as fed,
+    ):
+        assert fed.flipped.sum() == 3  # floor(0.4 * 9)
+        for k in range(N):
+            i = int(fed.row_of[k])
+            rows = slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
+            a, b = honest.clients.y[rows], fed.clients.y[rows]
+            first, n, m = int(fed.clients.scored[i]), int(fed.clients.n_val[i]), int(fed.clients.n_test[i])
+            val, test = slice(first, first + n), slice(first + n, first + n + m)
+            expected = (lambda y: 9 - y) if fed.flipped[k] else (lambda y: y)
+            assert torch.equal(b, expected(a))
+            assert torch.equal(fed.clients.score_y[val], expected(honest.clients.score_y[val]))
+            assert torch.equal(fed.clients.score_y[test], honest.clients.score_y[test])
+
+
+def test_flipped_clients_that_do_not_choose_still_serve(tmp_path, monkeypatch):
+    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
+    fields = SMALL | {"flip_share": 0.4, "flipped_run_ggc": False, "budget": "inf"}
+    with (
+        Result(run_here(tmp_path / "run.h5", fields)) as result,
+        Result(run_here(tmp_path / "all.h5", fields | {"flipped_run_ggc": True})) as everyone,
+    ):
+        flipped = result["client/flipped"]
+        assert flipped.sum() == 3 and np.array_equal(result.benign, ~flipped)
+        for t in range(3):
+            assert not result.graph(t)[flipped].any()  # they take none
+            assert result.graph(t)[np.ix_(~flipped, flipped)].all()  # and are taken
+        assert (result["traffic/models_received"][:, flipped] == 0).all()
+        assert everyone.graph(1)[flipped].any()
+        assert result.file.attrs["test_acc"] == result["best/test_acc"][~flipped].mean()
+
+
+# fine-tuning -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "dpfl"])
+def test_finetuning_from_the_base_run_is_finetuning(method, tmp_path):
+    """With the base Run's models, on two ranks, and with its rounds computed again: the same bits."""
+    fields = SMALL | {"method": method, "participation": 0.7}
+    tuned = Run(**fields, finetune_epochs=3).resolve()
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    again = run_here(
+        tmp_path / "again" / "run.h5", fields | {"finetune_epochs": 3}, results=str(tmp_path / "elsewhere")
+    )
+    path = run_mpi(2, tuned.path(tmp_path), fields | {"finetune_epochs": 3}, results=tmp_path)
+    assert differences(path, again) == []
+    with Result(path) as result, Result(base) as before:
+        assert np.array_equal(result["round/test_acc"], before["round/test_acc"], equal_nan=True)
+        assert result["finetune/test_acc"].shape == (4, N)
+        assert np.array_equal(result["finetune/test_acc"][0], before["best/test_acc"])
+        val, test, best = result["finetune/val_acc"][1:], result["finetune/test_acc"][1:], result["best/val_acc"]
+        assert np.array_equal(val.max(0), best)
+        latest = 2 - np.argmax(val[::-1], 0)
+        assert np.array_equal(result["best/round"], fields["rounds"] + 1 + latest)
+        assert np.array_equal(test[latest, np.arange(N)], result["best/test_acc"])
+        assert np.array_equal(result["last/test_acc"], test[-1])
+        assert np.array_equal(result["client/epochs"], before["client/epochs"] + 3)
+        assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
+
+
+IN_BLOCKS = """
+import json, os, sys
+from mpi4py import MPI
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.engine import finetune, train
+from dpfl_mpi.mpi.world import World
+share, largest = World.share, 0
+def noted(world, make):
+    global largest
+    out = share(world, make)
+    largest = max([largest, *(values.size for values in out.values() if values.ndim == 2 and values.dtype == "float32")])
+    return out
+World.share, finetune.BLOCK = noted, int(sys.argv[3])
+train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+os.write(1, f"{largest}\\n".encode())
+"""
+
+
+def test_the_models_of_a_base_come_in_blocks(tmp_path):
+    """Blocks of two of nine rows, and of one, however small the limit: no rank is sent more at once, and the bits are the same."""
+    fields = {"method": "fedavg", **SMALL}
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    with Result(base) as result:
+        size = result["model/best"].shape[1]
+        assert np.array_equal(result.part("model/best", slice(7, 9)), result["model/best"][7:9])
+    tuned = fields | {"finetune_epochs": 1}
+    whole = run_here(tmp_path / "whole.h5", tuned, results=str(tmp_path))
+    for ranks, limit, rows in ((2, 2 * 4 * size + 5, 2), (1, 1, 1)):
+        job = {"out": str(tmp_path / f"{ranks}.h5"), "results": str(tmp_path), "quiet": True}
+        done = mpirun(ranks, "-c", IN_BLOCKS, json.dumps(tuned), json.dumps(job), limit)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split() == [str(rows * size)] * ranks
+        assert differences(whole, tmp_path / f"{ranks}.h5") == []
+
+
+def test_finetuning_trains_again_where_the_bases_last_models_are_damaged(tmp_path, monkeypatch, capfd):
+    """Nothing of the base is in the result then: the record of its rounds is copied once all blocks have been read."""
+    monkeypatch.setattr(finetune, "BLOCK", 1)
+    fields = {"method": "local", **SMALL}
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    whole = run_here(tmp_path / "whole.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    assert capfd.readouterr().err == ""
+    with Result(base) as result:
+        last = result["model/best"][-1].tobytes()
+    content = base.read_bytes()
+    at = content.index(last)
+    base.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    again = run_here(tmp_path / "again.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    assert "cannot be read: its rounds are computed here" in capfd.readouterr().err
+    assert differences(whole, again) == []
+
+
+def test_finetuning_says_why_it_trains_again(tmp_path):
+    fields = {"method": "fedavg", **SMALL}
+    run_mpi(1, Run(**fields).resolve().path(tmp_path), fields, results=tmp_path)
+    words = [f"--{n}={v}" for n, v in fields.items()]
+    done = mpirun(1, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path, "--finetune_epochs", 1, *words)
+    assert done.returncode == 0 and "holds no models (--save_models): its rounds are computed here" in done.stderr
+
+
+def test_finetuning_trains_again_where_the_base_is_torn(tmp_path):
+    fields = {"method": "local", **SMALL}
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    whole = run_here(tmp_path / "whole.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    base.write_bytes(base.read_bytes()[:4000])
+    torn = run_here(tmp_path / "torn.h5", fields | {"finetune_epochs": 1}, results=str(tmp_path))
+    assert differences(whole, torn) == []
+
+
+def test_epochs_of_tuning_are_told_where_nobody_is_left_to_tune(tmp_path):
+    """They were counted back from the end: below 0, and the finished result was taken for a damaged one."""
+    fields = SMALL | {"rounds": 1, "lr": 1e6, "on_divergence": "exclude", "finetune_epochs": 5}
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        assert (result["client/diverged_round"] >= 0).all()
+        first = result["round/epochs"][-1]
+        assert result["finetune/epochs"].tolist() == [first + e for e in range(6)]
+
+
+def test_finetune_prox_pulls_back():
+    """A strong proximal term keeps the tuned row near its start; without it the row leaves."""
+    import importlib
+
+    module = importlib.import_module("dpfl_mpi.methods.fedprox")
+    moved = {}
+    for prox in (True, False):
+        fields = SMALL | {"method": "fedprox", "finetune_epochs": 2, "options": {"mu": 50.0, "finetune_prox": prox}}
+        with contextlib.closing(federation(fields | {"momentum": 0.0})) as fed:
+            start = fed.common_row()
+            w = fed.local_opt(start.clone(), 2, module.finetune_gradient(fed, start))
+            moved[prox] = float((w - start).norm())
+    assert moved[True] < 0.5 * moved[False]
+
+
+# the motivating example --------------------------------------------------------------------------------------------------
+def test_motivation_has_the_papers_counts(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = {
+        "train": rng.permutation(np.repeat(np.arange(10), 700)),
+        "test": rng.permutation(np.repeat(np.arange(10), 100)),
+    }
+    resolved = Run(dataset="cifar10", partition="motivation").resolve()
+    assert resolved.clients == 3
+    partition = make(resolved, labels, 10)
+    expected = np.zeros((3, 10), int)
+    expected[0, [0, 4, 6, 8]] = 50
+    expected[1, [0, 6, 1, 3]] = 300, 300, 200, 200
+    expected[2, [4, 8, 5, 7]] = 300, 300, 200, 200
+    assert np.array_equal(partition.class_counts, expected)
+    pools = [np.concatenate([partition.of("train", k), partition.of("val", k)]) for k in range(3)]
+    assert len(np.unique(np.concatenate(pools))) == 200 + 1000 + 1000
+    tests = np.array([np.bincount(labels["test"][partition.of("test", k)], minlength=10) for k in range(3)])
+    assert np.array_equal(tests[0] > 0, expected[0] > 0) and (tests[0, [0, 4, 6, 8]] == 100).all()
+    assert tests[1, [0, 6, 1, 3]].tolist() == [100, 100, 66, 66]
+    with pytest.raises(UserError, match=r"needs 350 samples of class 0; the data have 1\d\d"):
+        run_here(tmp_path / "unused.h5", {"partition": "motivation"})
+
+
+def test_motivation_sets_are_runs(tmp_path):
+    """{1}, {1,2}, {1,3}, {1,2,3} differ in reach alone, and client 1 alone is Local to the bit: the seeds are paired."""
+    base = {"clients": 3, "tau_init": 1, "tau_train": 1, "rounds": 2, "budget": "inf"}
+    sets = {"1": "groups:0", "12": "groups:0,1", "13": "groups:0,2", "123": "groups:0,1,2"}
+    paths = {
+        name: run_here(tmp_path / f"{name}.h5", base | {"method": "random_graph", "reach": groups})
+        for name, groups in sets.items()
+    }
+    assert len({Run(**base, method="random_graph", reach=g).slug() for g in sets.values()}) == 4
+    with contextlib.ExitStack() as stack:
+        results = {name: stack.enter_context(Result(path)) for name, path in paths.items()}
+        local = stack.enter_context(Result(run_here(tmp_path / "local.h5", base | {"method": "local", "rounds": 3})))
+        for name, senders in (("1", []), ("12", [1]), ("13", [2]), ("123", [1, 2])):
+            assert results[name].chosen(1).of(0).tolist() == senders
+        assert np.array_equal(results["1"]["round/test_loss"], local["round/test_loss"][1:])
+        assert len({r["round/test_loss"][-1, 0] for r in results.values()}) == 4
+    assert dataclasses.replace(Run(), reach="groups:0,1").resolve().reach == "groups:0,1"
+
+
+# ablations ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("off", ["reuse", "skip"])
+def test_rounds_between_two_choices_reuse_the_last_one_or_skip(off, tmp_path):
+    """Off rounds average over the last choice (Omega before the first), or train alone; only GGC rounds evaluate rewards."""
+    fields = SMALL | {"rounds": 5, "ggc_period": 2, "ggc_off_rounds": off}
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        evaluated, received = result["graph/evaluations"].sum(1), result["traffic/models_received"].sum(1)
+        assert (evaluated[[1, 3, 5]] == 0).all() and (evaluated[[0, 2, 4]] > 0).all()
+        omega = result.omega()
+        assert received[2] == received[4] == len(omega.senders)
+        if off == "skip":
+            assert (received[[1, 3, 5]] == 0).all()
+        else:
+            assert [received[t] for t in (1, 3, 5)] == [result.graph(t).sum() for t in (1, 3, 5)]
+            assert np.array_equal(result.graph(1), omega.matrix())
+            assert np.array_equal(result.graph(3), result.graph(2)) and np.array_equal(result.graph(5), result.graph(4))
+
+
+# preprocessing ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tau_init", [1, 5, 10])
+def test_epochs_before_the_first_graph(tau_init, tmp_path):
+    """Row 0 is the common row after tau_init epochs of every client, as Local trains them; rounds add tau_train."""
+    fields = SMALL | {"tau_init": tau_init, "tau_train": 2, "rounds": 1}
+    path = run_here(tmp_path / "dpfl.h5", fields)
+    alone = run_here(tmp_path / "local.h5", SMALL | {"method": "local", "tau_train": tau_init, "rounds": 1})
+    with Result(path) as a, Result(alone) as b:
+        assert a["round/epochs"].tolist() == [tau_init, tau_init + 2]
+        one_epoch = sum(-(-n // a.run.batch_size) for n in a["client/n_train"])
+        assert a["round/gradient_steps"].tolist() == [tau_init * one_epoch, (tau_init + 2) * one_epoch]
+        assert np.array_equal(a["round/val_loss"][0], b["round/val_loss"][1])
+        assert a.graph(0).any()

@@ -1,0 +1,169 @@
+"""What a method of one's own receives is what was sent, on whichever ranks the clients are; or one sentence says that it is gone."""
+
+import contextlib
+import itertools
+import json
+
+import pytest
+import torch
+from launch import federation, mpirun, run_here, run_mpi
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.results import Result
+
+FIELDS = {"clients": 5, "rounds": 2, "budget": 4, "tau_train": 1}
+METHOD = """
+import torch
+from dpfl_mpi.methods import Method
+METHOD = Method(searches=False)
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {}}
+
+def round(fed, state, t):
+    w = fed.local_opt(state["client"]["w"], 1)
+    chosen = fed.collect([[(k + i) % fed.n for i in (1, 2, 3)] for k in fed.ids])
+    DO
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {"chosen": chosen}}
+"""
+TRAINED_ON = """received = fed.exchange(w, chosen)
+    fed.local_opt(w, 1)
+    w = fed.average(w, chosen, received)
+    kept = [row for _, row in fed.every_row(w)]
+    fed.local_opt(w, 1)
+    w = torch.stack([(row + sum(kept)) / 6 for row in w]) if len(w) else w"""
+GONE = {
+    "exchange": "a = fed.exchange(w, chosen); b = fed.exchange(w * 0, chosen); w = fed.average(w, chosen, a)",
+    "average": "a = fed.exchange(w, chosen); v = fed.average(w * 0, chosen); w = fed.average(w, chosen, a)",
+    "every_row": "a = fed.exchange(w, chosen); v = [row for _, row in fed.every_row(w * 0)]; w = fed.average(w, chosen, a)",
+    "narrow": "a = fed.exchange(w, chosen); fed.narrow(chosen); w = fed.average(w, chosen, a)",
+    "inside": "w = sum(fed.average(w, chosen) for _ in fed.every_row(w))",
+}
+
+
+@pytest.fixture
+def method(tmp_path):
+    """Return the function that writes a method whose rounds do this, and returns its path."""
+
+    def write(do):
+        (tmp_path / "mine.py").write_text(METHOD.replace("DO", do))
+        return str(tmp_path / "mine.py")
+
+    return write
+
+
+def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
+    """The same bits on one rank, on two, on more than there are clients, and in passes of a narrow window."""
+    fields = FIELDS | {"method": method(TRAINED_ON)}
+    alone, put = run_here(tmp_path / "1.h5", fields), {}
+    for ranks, job in ((2, {}), (2, {"window_gb": 3.7e-5}), (7, {})):
+        with Result(alone) as a, Result(run_mpi(ranks, tmp_path / f"{ranks}{len(job)}.h5", fields, **job)) as b:
+            assert Result.differences(a, b) == []
+            put[ranks, len(job)] = int(b["traffic/bytes_rma"].sum())
+    assert put[2, 1] > put[2, 0]  # a sender that two clients of a rank want is sent to it in more than one pass
+
+
+def test_what_is_averaged_is_what_was_sent():
+    """The sum of equation 4 written out: the senders as they were at the exchange, oneself as now."""
+    with contextlib.closing(federation(FIELDS)) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        graph = CollaborationGraph.from_lists([[1, 2], [0], [], [0, 1, 2], [3]])
+        before, received = w.clone(), fed.exchange(w, graph)
+        after = fed.local_opt(w, 1).clone()
+        assert not torch.equal(before, after)
+        mean = fed.average(w, graph, received)
+        for k, senders in enumerate(([1, 2], [0], [], [0, 1, 2], [3])):
+            rows = [after[fed.row_of[k]], *(before[fed.row_of[j]] for j in senders)]
+            p = torch.from_numpy(fed.p[[k, *senders]])
+            expected = (torch.stack(rows).double() * p[:, None]).sum(0) / p.sum()
+            assert torch.allclose(mean[fed.row_of[k]], expected.float(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_what_is_no_longer_here_is_refused(method, tmp_path, what):
+    fields = FIELDS | {"method": method(GONE[what])}
+    with pytest.raises(
+        UserError, match=r"^the models that a fed.exchange or fed.every_row received are used after the next"
+    ):
+        run_here(tmp_path / "run.h5", fields)
+
+
+@pytest.mark.parametrize(("what", "ranks"), [("exchange", 2), ("every_row", 7), ("inside", 2)])
+def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path, what, ranks):
+    flags = [f"--{name}={value}" for name, value in (FIELDS | {"method": method(GONE[what])}).items()]
+    done = mpirun(ranks, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "only those of the last sending are here" in lines[0]
+
+
+IN_PASSES = """
+import json, os, sys
+from mpi4py import MPI
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.engine import train
+from dpfl_mpi.mpi import placement, window
+from dpfl_mpi.mpi.world import World
+slots, init = [], window.Inbox.__init__
+window.Inbox.__init__ = lambda box, *a, **how: (slots.append(int(a[2])), init(box, *a, **how))[1]
+placement.MOST_ROWS = int(sys.argv[3])
+train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+os.write(1, (json.dumps(slots) + "\\n").encode())
+"""
+
+
+@pytest.mark.parametrize("name", ["pfedgraph", "cobo"])
+def test_every_row_comes_in_passes_of_one_window(name, tmp_path):
+    """At most MOST_ROWS rows at a time, through a window that is made once; order and numbers are those of one pass."""
+    fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": name}
+    alone = run_here(tmp_path / "1.h5", fields)
+    for ranks, every in ((3, 2), (2, 256)):
+        job = {"out": str(tmp_path / f"{ranks}.h5"), "quiet": True}
+        done = mpirun(ranks, "-c", IN_PASSES, json.dumps(fields), json.dumps(job), every)
+        assert (done.returncode, done.stderr) == (0, "")
+        slots = [json.loads(line) for line in done.stdout.splitlines()]
+        assert sorted(slots) == ([[2]] * 3 if every == 2 else [[3], [4]])
+        with Result(alone) as a, Result(job["out"]) as b:
+            assert Result.differences(a, b) == []
+
+
+AS_ON_A_GPU = """
+import json, sys
+from mpi4py import MPI
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.engine import train
+from dpfl_mpi.federation import mail
+from dpfl_mpi.mpi.world import World
+init = mail.MailRoom.__init__
+def separate(room, *given):
+    init(room, *given)
+    room.sent = room.staging.clone()
+mail.MailRoom.__init__ = separate
+train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+"""
+
+
+def test_rows_that_are_kept_on_a_gpu_are_put_from_the_host(method, tmp_path):
+    """There the rows for local receivers and those for other ranks are two tensors: here two of the CPU."""
+    fields = FIELDS | {"method": method(TRAINED_ON)}
+    job = {"out": str(tmp_path / "2.h5"), "quiet": True}
+    done = mpirun(2, "-c", AS_ON_A_GPU, json.dumps(fields), json.dumps(job))
+    assert (done.returncode, done.stderr) == (0, "")
+    with Result(run_here(tmp_path / "1.h5", fields)) as a, Result(job["out"]) as b:
+        assert Result.differences(a, b) == []
+
+
+def test_kept_rows_are_copies():
+    """A row of `every_row` stays as it was, whatever is sent or trained later."""
+    with contextlib.closing(federation(FIELDS)) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        before = w[fed.row_of].clone()
+        kept = [row for _, row in fed.every_row(w)]
+        w.zero_()
+        assert all(torch.equal(a, b) for a, b in itertools.zip_longest(kept, before))
+        fed.exchange(w, CollaborationGraph.empty(5))
+        assert all(torch.equal(a, b) for a, b in itertools.zip_longest(kept, before))

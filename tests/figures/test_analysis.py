@@ -1,0 +1,689 @@
+"""Figures and tables on their numbers, worked out by hand for `tiny_result`; every file of analysis/ runs without torch and MPI."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+import tiny_result
+
+from dpfl_mpi.errors import NO_READER, UserError
+from dpfl_mpi.plugins import shipped
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+HERE = Path(__file__).resolve().parents[2]
+ANALYSIS = HERE / "analysis"
+FILES = sorted(p.stem for p in ANALYSIS.glob("*.py") if not p.stem.startswith("_"))
+pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
+sys.path.insert(0, str(ANALYSIS))  # the files import one another by name, as `python analysis/FILE.py` does
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    from matplotlib import pyplot
+
+    pyplot.close("all")
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The paths of tiny results: dpfl and local for two seeds, and one each for the flip and the motivation."""
+    folder = tmp_path_factory.mktemp("tiny")
+    out = {(m, s): tiny_result.make(folder / f"{m}{s}.h5", m, s) for m in ("dpfl", "local") for s in (42, 52)}
+    out["flip"] = tiny_result.make(folder / "flip.h5", flipped=[False, True, False, True])
+    out["random"] = tiny_result.make(folder / "random.h5", budget=2)
+    out["unsearched"] = tiny_result.make(folder / "unsearched.h5", "random_graph", best=(0.5, 0.5, 0.5, 0.5))
+    three = {"clients": 3, "partition": "motivation"}
+    both = [[[1, 2], [0, 2], [0, 1]]] * 3
+    out["alone"] = tiny_result.make(folder / "alone.h5", "local", best=(0.5, 0.9, 0.9), **three)
+    out["pair"] = tiny_result.make(
+        folder / "pair.h5",
+        "random_graph",
+        best=(0.4, 0.9, 0.9),
+        graphs=[[[1], [0], []]] * 3,
+        reach="groups:0,1;2",
+        **three,
+    )
+    out["all"] = tiny_result.make(folder / "all.h5", "random_graph", best=(0.7, 0.9, 0.9), graphs=both, **three)
+    return out
+
+
+def open_all(made, *names):
+    return [Result(made[n]) for n in names]
+
+
+def four(made):
+    return open_all(made, ("dpfl", 42), ("dpfl", 52), ("local", 42), ("local", 52))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_runs_and_draw(name):
+    file = module(name)
+    assert file.__doc__ and callable(file.draw)
+    assert all(isinstance(run, Run) for run in file.RUNS)
+
+
+BLOCK = """
+import importlib.abc, runpy, sys
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "mpi4py", "sklearn"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Block())
+sys.path.insert(0, sys.argv[2])
+for file, *arguments in eval(sys.argv[1]):
+    sys.argv = [file, *arguments]
+    try:
+        runpy.run_path(file, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def test_every_file_runs_with_neither_torch_nor_mpi(made, tmp_path):
+    usual = [str(made[n]) for n in (("dpfl", 42), ("dpfl", 52), ("local", 42), ("local", 52))]
+    special = {"label_flip": [str(made["flip"])], "motivation": [str(made["alone"])]}
+    calls = []
+    for name in FILES:
+        if name == "report":
+            try:
+                import plotly  # noqa: F401
+            except ImportError:
+                continue
+        calls.append([str(ANALYSIS / f"{name}.py"), *special.get(name, usual), "--out", str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCK, repr(calls), str(ANALYSIS)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    for call in calls:
+        name = Path(call[0]).stem
+        endings = (
+            {"csv", "html"}
+            if name == "report"
+            else {"csv", "md", "tex"}
+            if name.endswith("table")
+            else {"csv", "pdf", "png"}
+        )
+        assert {p.suffix[1:] for p in tmp_path.glob(f"{name}.*")} == endings
+        assert all(str(p) in done.stdout for p in tmp_path.glob(f"{name}.*"))
+
+
+def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(made, tmp_path, monkeypatch, capsys):
+    common = module("_common")
+    results = tmp_path / "results"
+    runs = [
+        Run(clients=4, classes_per_client=3, rounds=2, budget=3),
+        Run(clients=4, classes_per_client=3, rounds=2, budget=3, seed=7),
+        Run(dataset="nothing"),
+    ]
+    tiny_result.make(runs[0].path(results))
+    found, missing = common.gather(runs, results)
+    assert [r.path for r in found] == [runs[0].path(results)]
+    assert missing[0] == (
+        f"missing: mpirun -n 8 python -m dpfl_mpi --classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7 --results={results}"
+    )
+    assert missing[1].startswith(
+        "not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is nothing"
+    )
+    monkeypatch.setattr(sys, "argv", ["sparsity", "--results", str(results), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as end:
+        common.main("sparsity", "", runs, module("sparsity").draw)
+    assert end.value.code == 0
+    said = capsys.readouterr()
+    assert missing[0] in said.err and str(tmp_path / "out" / "sparsity.pdf") in said.out
+
+
+def test_runs_whose_data_are_not_there_are_counted_by_file(tmp_path, monkeypatch, capsys):
+    """One of the usual place, one that is named: nobody can compute them here, so no command is offered. Few are still named each."""
+    common = module("_common")
+    monkeypatch.chdir(tmp_path)
+    named = {"dataset": "femnist", "data": "data/ten.h5", "partition": "fedrep"}
+    runs = [Run(dataset="cifar10", seed=s) for s in range(6)] + [Run(**named, seed=s) for s in range(7)]
+    made = "there is no such file: make it with `python -m dpfl_mpi.prepare"
+    why = f"(--data is data/cifar10.h5; {made} cifar10 --out data/cifar10.h5`)"
+    counted = [
+        f"not available here: 6 of 13 Runs {why}",
+        f"not available here: 7 of 13 Runs (--data is data/ten.h5; {made} femnist --source PATH --out data/ten.h5`)",
+    ]
+    assert common.gather(runs, "results") == ([], counted)
+    few = [f"not available here: {common.command(run)} {why}" for run in runs[1:6]]
+    assert common.gather(runs[1:6], "results") == ([], few)
+    monkeypatch.setattr(sys, "argv", ["sparsity"])
+    with pytest.raises(SystemExit) as end:
+        common.main("sparsity", "", runs, module("sparsity").draw)
+    nothing = "error: there is nothing to draw: no result of this figure has a recorded round yet"
+    assert end.value.code == 2 and capsys.readouterr().err.splitlines() == [*counted, nothing]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar10.h5").touch()  # there it is computed
+    assert common.gather(runs[:2], "results")[1] == [f"missing: {common.command(run)}" for run in runs[:2]]
+
+
+def test_a_reader_that_has_left_ends_a_figure_without_a_word(made, tmp_path):
+    read, write = os.pipe()
+    os.close(read)  # `| head -1`, once it has its line
+    words = [sys.executable, str(ANALYSIS / "accuracy_table.py"), str(made["dpfl", 42])]
+    done = subprocess.run(words, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, timeout=120)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (NO_READER, b"") and (tmp_path / "figures/accuracy_table.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["nothing.h5"], "error: nothing.h5: there is no such result file"),
+        ([], "error: there is nothing to draw"),
+        (["FILE", "--out", "FILE"], "where nothing can be written"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, arguments, sentence):
+    file = str(made["dpfl", 42])
+    done = subprocess.run(
+        [sys.executable, str(ANALYSIS / "sparsity.py"), *(file if a == "FILE" else a for a in arguments)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+
+
+WITHOUT = """
+import runpy, sys
+sys.modules[sys.argv[1]] = None
+sys.path.insert(0, sys.argv[2])
+name, sys.argv = sys.argv[3], sys.argv[3:]
+runpy.run_path(name, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("library, file", [("matplotlib", "graph_evolution"), ("networkx", "report")])
+def test_a_missing_library_is_one_sentence(tmp_path, library, file):
+    words = [sys.executable, "-c", WITHOUT, library, str(ANALYSIS), str(ANALYSIS / f"{file}.py"), "x.h5"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: the figures need {library}: pip install {library}\n"
+
+
+def test_rounds_and_budgets_of_the_graph_figure(made, capsys):
+    evolution = module("graph_evolution")
+    [result] = open_all(made, ("dpfl", 42))
+    assert evolution.rounds_to_show(result, None, several=False) == [0, 1, 2]
+    assert evolution.rounds_to_show(result, evolution.round_list("0,last"), several=False) == [0, 2]
+    with pytest.raises(UserError, match=r"--rounds has 3, but .* ends with round 2"):
+        evolution.rounds_to_show(result, [3], several=False)
+    with pytest.raises(UserError, match="--budgets is 5; none of the results has one of these"):
+        evolution.draw([result], budgets="5")
+    drawing = evolution.draw(open_all(made, ("dpfl", 42), "random"), budgets="3,2")
+    assert list(dict.fromkeys(drawing.data["budget"])) == ["3", "2"]
+
+
+def test_the_graph_figure_shows_the_matrix_in_class_order(made):
+    evolution = module("graph_evolution")
+    [result] = open_all(made, ("dpfl", 42))
+    # by most frequent class, then the second: client 0 (class 0 alone), 2 (class 0, then 1), 1, 3
+    expected = [
+        [3, 2, 1, 0],  # client 0 took 2; 1 is in Omega
+        [2, 3, 0, 1],  # client 2 took 0; 3 is in Omega
+        [1, 0, 3, 0],  # client 1 took nobody; 0 is in Omega
+        [0, 0, 0, 3],
+    ]
+    figure = evolution.draw([result]).figure
+    shown = [a.images[0].get_array() for a in figure.axes if a.images]
+    assert len(shown) == 3 and np.asarray(shown[1]).tolist() == expected
+    assert [a.get_title() for a in figure.axes][1] == "round 1\nsparsity 62.5 %"
+
+
+def test_graph_figures_by_hand(made):
+    data = module("graph_evolution").draw(open_all(made, ("dpfl", 42))).data
+    assert data["edges"].tolist() == [5, 2, 3]
+    assert data["sparsity"].tolist() == [1 - 9 / 16, 1 - 6 / 16, 1 - 7 / 16]
+    assert data["one_way_edges"].tolist() == pytest.approx([1 / 5, 0, 1 / 3])
+    assert data["one_way_pairs"].tolist() == pytest.approx([1 / 6, 0, 1 / 6])
+    assert data["edges_sharing_a_class"].tolist() == pytest.approx(
+        [2 / 5, 1, 2 / 3]
+    )  # clients 0 and 2, and 1 and 2, share one
+    assert data["pairs_sharing_a_class"].tolist() == pytest.approx([4 / 12] * 3)
+
+
+def test_sparsity_and_asymmetry_over_rounds(made):
+    results = open_all(made, ("dpfl", 42), ("dpfl", 52))  # the same graphs: the band is empty
+    data = module("sparsity").draw(results).data
+    assert data["value"].tolist() == pytest.approx([0.4375, 0.625, 0.5625]) and set(data["n"]) == {2}
+    data = module("asymmetry").draw(results).data
+    assert data["value"].tolist() == pytest.approx([1 / 5, 0, 1 / 3, 1 / 6, 0, 1 / 6])
+    with pytest.raises(UserError, match="none of these results has a collaboration graph"):
+        module("sparsity").draw(open_all(made, ("local", 42)))
+
+
+def test_the_accuracy_table_by_hand(made):
+    drawing = module("accuracy_table").draw(four(made))
+    dpfl, local = (drawing.data.set_index("method").loc[m] for m in ("DPFL (B_c = 0.75N)", "Local"))
+    assert dpfl["mean"] == pytest.approx(72.5) and dpfl["std"] == pytest.approx(5 / 2**0.5) and dpfl["n"] == 2
+    assert local["mean"] == pytest.approx(65) and local["std"] == pytest.approx(0)
+    # client by client: 20 0 20 -20 and 30 10 10 -10; partition means 5 and 10, of which t(1) = 12.706
+    assert dpfl["vs_local"] == pytest.approx(7.5)
+    assert dpfl["vs_local_half_interval"] == pytest.approx(12.7062 * 2.5)
+    assert dpfl["below_local_percent"] == pytest.approx(25)
+    assert dpfl["worst_decile"] == pytest.approx(45)  # of four clients the lowest: 40 and 50
+    assert dpfl["client_std"] == pytest.approx((500**0.5 + 275**0.5) / 2)
+    assert dpfl["bold"] and local["bold"]  # 7.5 +- 14: the best does not beat Local
+    lines = drawing.text.splitlines()
+    assert lines[0].split() == ["|", "method", "|", "Digits", "Patho(3)", "|"] and lines[2].split() == [
+        "|",
+        "Local",
+        "|",
+        "**65.00",
+        "±",
+        "0.00",
+        "(2)**",
+        "|",
+    ]
+    assert len({len(line) for line in lines[:4]}) == 1  # legible as it is
+    assert r"DPFL ($B_c = 0.75N$) & \textbf{72.50 $\pm$ 3.54 (2)} \\" in drawing.latex
+
+
+def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
+    tables = module("_tables")
+    better = Result(tiny_result.make(tmp_path / "better.h5", best=(0.7, 0.7, 0.9, 0.71)))  # 10 10 10 11 above Local
+    [local] = open_all(made, ("local", 42))
+    assert tables.unbeaten([[better], [local]]) == [True, False]
+    [difference] = tables.paired([better], [local])
+    assert difference.tolist() == pytest.approx([10, 10, 10, 11])
+    [other] = open_all(made, ("local", 52))  # another partition: nothing to compare client by client
+    assert tables.paired([better], [other]) == [] and not tables.comparable([])
+
+
+def test_the_paper_beside_ours(made):
+    table = module("accuracy_table")
+    assert table.published("CIFAR-10 Patho(3)", "DPFL (B_c = inf)") == "83.04 ± 0.98"
+    assert table.published("FEMNIST fedrep", "Local") == "87.27 ± 0.27"
+    assert table.published("Digits Patho(3)", "Local") == ""
+    assert all(len(row.split()) == 10 for row in table.PAPER.values())
+
+
+def test_the_paper_stands_beside_runs_of_its_size_alone(made, tmp_path, monkeypatch):
+    table, tables = module("accuracy_table"), module("_tables")
+    monkeypatch.setattr(table, "PAPER_COLUMNS", ("Digits Patho(3)",))
+    endless = [Result(tiny_result.make(tmp_path / "inf.h5", budget="inf"))]
+
+    def beside():
+        by_tau, _, _ = tables.by_budget(endless, "tau_init", "tau_init", {10: ("83.04",)}, "Digits Patho(3)")
+        return set(table.measure(open_all(made, ("local", 42)))["paper"]) | set(by_tau["paper"])
+
+    assert beside() == {""}  # of 4 clients, where the paper's are of 100
+    monkeypatch.setitem(tables.paper_setting.__globals__, "PAPER_CLIENTS", 4)
+    assert beside() == {"80.38 ± 1.62", "83.04"}
+
+
+def test_runs_whose_files_have_one_name_and_another_content_are_told_apart(tmp_path):
+    """Two budgets of one file that was edited in between: two rows, two cells, in the tables that have a row or a column per budget."""
+    results, file = [], tmp_path / "b.txt"
+    for i, budgets in enumerate(("1 2 3 4", "2 2 2 2")):
+        file.write_text(budgets)
+        results.append(Result(tiny_result.make(tmp_path / f"{i}.h5", budget=str(file), best=(0.1 * i + 0.5,) * 4)))
+    marks = [r.run.contents["budget"][:6] for r in results]
+    tables, accuracy_table = module("_tables"), module("accuracy_table")
+    names = [name for _, name, _ in tables.named(tables.repetitions(results))]
+    assert [f"budget {file} [{mark}]" in name for mark, name in zip(marks, names, strict=True)] == [True, True]
+    text = accuracy_table.draw(results).text
+    assert "50.00 (1)" in text and "60.00 (1)" in text
+    _, text, _ = tables.by_budget(results, "tau_init", "tau_init")
+    assert "50.00 (1)" in text and "60.00 (1)" in text
+
+
+def test_what_nobody_was_scored_for_is_not_the_best(tmp_path):
+    """All clients of one Run diverged: its cell is a dash, and the other Run is what nothing beats."""
+    gone = Result(tiny_result.make(tmp_path / "gone.h5", best=[np.nan] * 4))
+    local = Result(tiny_result.make(tmp_path / "local.h5", "local"))
+    tables = module("_tables")
+    assert tables.unbeaten([[gone], [local]]) == [False, True] and tables.unbeaten([[gone]]) == [False]
+    assert tables.cell([gone]) == "- (1)"
+    text = module("accuracy_table").draw([gone, local]).text
+    assert "nan" not in text and "**65.00 (1)**" in text
+
+
+def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_path):
+    tables = module("_tables")
+    results = open_all(made, ("dpfl", 42), ("dpfl", 42), ("dpfl", 52))
+    assert [len(g) for g in tables.repetitions(results)] == [2]
+    other = Result(tiny_result.make(tmp_path / "other.h5", tau_init=1))
+    names = [name for _, name, _ in tables.named(tables.repetitions([results[0], other]))]
+    assert names == ["DPFL (B_c = 0.75N), tau_init 10", "DPFL (B_c = 0.75N), tau_init 1"]
+    for run, field, said in (
+        (Run(method="ditto", options={"lam": 0.5}), "options", "lam 0.5"),
+        (Run(method="replay", graphs="results/a.h5"), "graphs", "of a"),
+    ):
+        assert tables.value_of(SimpleNamespace(run=run), field) == said
+
+
+@pytest.mark.parametrize("df, quantile", [(1, 12.706), (7, 2.365), (10, 2.228), (30, 2.042), (299, 1.968)])
+def test_students_quantile(df, quantile):
+    values = np.arange(df + 1)
+    mean, half = module("_tables").interval([values])
+    assert mean == df / 2 and half == pytest.approx(quantile * (values.var(ddof=1) / (df + 1)) ** 0.5, rel=3e-4)
+
+
+def test_variance_and_what_test_sets_explain(made):
+    data = module("variance").draw(four(made)).data.set_index("method")
+    row = data.loc["DPFL (B_c = 0.75N)"]
+    assert row["accuracy"] == pytest.approx(72.5) and row["variance"] == pytest.approx((500 + 275) / 2)
+    # a (1 - a) / 4 with 5 test samples: seed 42 (.16 + .24 + 0 + .24) / 16, seed 52 (.09 + .21 + .09 + .25) / 16
+    assert row["sampling_variance"] == pytest.approx(400) and row["sampling_share"] == pytest.approx(400 / 387.5)
+
+
+def test_tables_by_budget(made, tmp_path):
+    one = Result(tiny_result.make(tmp_path / "one.h5", tau_init=1, best=(0.5, 0.5, 0.5, 0.5)))
+    drawing = module("tau_init_table").draw([*four(made), one])
+    assert drawing.data.set_index("tau_init")["mean"].to_dict() == pytest.approx({1: 50.0, 10: 72.5})
+    assert drawing.text.splitlines()[0].split() == ["|", "tau_init", "|", "B_c", "=", "3", "|"]
+    drawing = module("ggc_period_table").draw([Result(tiny_result.make(tmp_path / "p.h5", ggc_period=5))], paper=True)
+    assert drawing.data.to_dict("records")[0]["ggc_period"] == 5
+    assert module("_tables").paper_value(module("ggc_period_table").PAPER, 5, "20") == "84.01"
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory):
+    """Runs of one method, budget and seed that are no repetitions, two of them on other data or with other settings."""
+    folder = tmp_path_factory.mktemp("unlike")
+    paths = [
+        tiny_result.make(folder / "a.h5"),
+        tiny_result.make(folder / "b.h5", tau_train=3),
+        tiny_result.make(folder / "c.h5", tau_train=3, tau_init=1, best=(0.5, 0.5, 0.5, 0.5)),
+        tiny_result.make(folder / "d.h5", batch_size=7),
+    ]
+    return [Result(p) for p in paths]
+
+
+def test_a_cell_of_a_table_is_of_like_runs(unlike):
+    drawing = module("tau_init_table").draw(unlike)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in drawing.text.splitlines() if line[:1] == "|"]
+    assert rows[0] == ["tau_init", "B_c = 3"]
+    size = unlike[0].run.batch_size
+    assert [row[0] for row in rows[2:]] == [
+        f"1, tau_train 3, batch_size {size}",
+        f"10, tau_train 3, batch_size {size}",
+        f"10, tau_train 5, batch_size {size}",
+        "10, tau_train 5, batch_size 7",
+    ]
+    assert [row[1].strip("*") for row in rows[2:]] == ["50.00 (1)", "70.00 (1)", "70.00 (1)", "70.00 (1)"]
+    drawing = module("ggc_period_table").draw(unlike)
+    assert drawing.data["n"].tolist() == [1] * 4 and drawing.data["variant"].nunique() == 4
+
+
+def test_curves_and_panels_say_in_what_they_differ(unlike, made):
+    size = unlike[0].run.batch_size
+    names = [
+        f"tau_init 10, tau_train 5, batch_size {size}",
+        f"tau_init 10, tau_train 3, batch_size {size}",
+        f"tau_init 1, tau_train 3, batch_size {size}",
+        "tau_init 10, tau_train 5, batch_size 7",
+    ]
+    names = [f"$B_c = 3$, {name}" for name in names]
+    axes = module("sparsity").draw(unlike).figure.axes[0]
+    assert [line.get_label() for line in axes.lines] == names
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
+    figure = module("greedy_cases").draw(unlike).figure
+    assert [" ".join(a.get_title().split("\n")[:-1]) for a in figure.axes] == names
+    figure = module("graph_evolution").draw(unlike).figure
+    assert sorted(t for a in figure.axes if (t := a.get_ylabel().replace("\n", " "))) == sorted(names)
+    axes = module("random_graph").draw(unlike).figure.axes[0]
+    assert [line.get_label() for line in axes.lines] == names
+    # one seed more: its panel is told apart by the seed alone
+    two = module("greedy_cases").draw(open_all(made, ("dpfl", 42), ("dpfl", 52))).figure
+    assert [a.get_title().split("\n")[0] for a in two.axes] == ["$B_c = 3$, seed 42", "$B_c = 3$, seed 52"]
+
+
+def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, made):
+    drawing = module("random_graph").draw([*unlike[:3], Result(made["unsearched"])])
+    with_random = [line for line in drawing.text.splitlines() if "Random graph" in line]
+    assert len(with_random) == 1 and "DPFL (B_c = 0.75N), tau_init 10, tau_train 5 70.00 %" in with_random[0]
+
+
+def test_a_method_has_one_colour_in_every_figure(made):
+    looks = module("_looks")
+    assert looks.look("dpfl")[0] == "#0072B2" and looks.look("mine") == looks.look("mine")
+    assert sorted(["dpfl", *looks.METHODS]) == shipped("method")
+    each = [looks.look(m) for m in shipped("method")]
+    assert len(set(each)) == len(each)
+    results = four(made)
+    curves = module("learning_curves").draw(results).figure.axes[0].lines
+    colours = {line.get_label().split(" ")[0]: line.get_color().upper() for line in curves}
+    assert colours == {"DPFL": looks.look("dpfl")[0].upper(), "Local": looks.look("local")[0].upper()}
+    points = module("variance").draw(results).figure.axes[0].lines
+    assert {line.get_color().upper() for line in points} == set(colours.values())
+    for name in ("pareto", "omega"):  # a DPFL curve and, where there is one without a graph, Local's
+        lines = module(name).draw(results).figure.axes[0].lines
+        assert {line.get_color().upper() for line in lines} - set(colours.values()) == set()
+        assert colours["DPFL"] in {line.get_color().upper() for line in lines}
+
+
+def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    many = [Result(tiny_result.make(tmp_path / f"{t}.h5", tau_init=t)) for t in range(1, 12)]
+    for name in ("sparsity", "asymmetry", "random_graph", "learning_curves", "variance", "greedy_cases"):
+        with matplotlib.rc_context(module("_common").STYLE):
+            figure = module(name).draw([*unlike, *many]).figure
+            figure.draw_without_rendering()
+        (box,) = [drawn.get_window_extent() for drawn in figure.legends]
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, name
+
+
+def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
+    """Thirteen Runs of two seeds: a seed of the first twelve, in the figure and in its numbers, and a sentence about the rest."""
+    results = [Result(tiny_result.make(tmp_path / f"{t}-{s}.h5", seed=s, tau_init=t)) for t in range(1, 14) for s in (42, 52)]  # fmt: skip
+    for name in ("graph_evolution", "greedy_cases"):
+        drawing = module(name).draw(results)
+        assert drawing.data["run"].nunique() == 12 and len({r.rpartition("-")[0] for r in drawing.data["run"]}) == 12
+        assert drawing.text.startswith("12 of 26 results are drawn, a seed of each Run")
+    assert module("graph_evolution").draw(results[:12]).data["seed"].nunique() == 2  # so many have room for all
+
+
+def test_greedy_cases(made):
+    drawing = module("greedy_cases").draw(open_all(made, ("dpfl", 42)))
+    assert drawing.data["candidates"].tolist() == [12, 5, 5]
+    assert drawing.data["a > 0, b > 0: coin"].tolist() == pytest.approx([1 / 12, 0, 0])
+    assert "coin 4.55 % of 22 candidates" in drawing.text
+
+
+def test_label_flip(made):
+    flip = module("label_flip")
+    [result] = open_all(made, "flip")  # clients 1 and 3 are flipped; 0 takes {1, 2} and 2 takes {0} in round 2
+    assert flip.shares(result.graph(2), flip.flipped(result)).tolist() == [0.5, 0]
+    drawing = flip.draw([result])
+    assert drawing.data["edge_share_from_flipped"].tolist() == pytest.approx([2 / 4, 0, 1 / 3])
+    assert (
+        "25.0 % of their collaborators from flipped ones in round 2" in drawing.text
+        and "by chance 66.7 %" in drawing.text
+    )
+    with pytest.raises(UserError, match="none of these results has clients with flipped labels"):
+        flip.draw(open_all(made, ("dpfl", 42)))
+
+
+def test_clients_with_flipped_labels_are_in_no_average(made):
+    [result] = open_all(made, "flip")  # .8 and 1.0 are benign, .6 and .4 flipped
+    row = module("accuracy_table").draw([result]).data.iloc[0]
+    assert (
+        row["mean"] == pytest.approx(90)
+        and row["worst_decile"] == pytest.approx(80)
+        and row["last_round"] == pytest.approx(90)
+    )
+    assert result.mean("round/test_acc").tolist() == pytest.approx([0.7, 0.8, 0.9])
+
+
+def test_fine_tuned_runs_end_with_their_last_round(made, tmp_path):
+    path = tiny_result.make(tmp_path / "tuned.h5")
+    with h5py.File(path, "a") as file:
+        file.attrs["rounds_done"] = 12  # tuning counts on after round 2
+        del file.attrs["progress"]  # the checksum of what it was
+    assert Result(path).last_round == 2
+    assert module("graph_evolution").draw([Result(path)]).data["round"].tolist() == [0, 1, 2]
+
+
+def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
+    def group(method, *clients):
+        """One result per seed, all on the partition of seed 42."""
+        paths = []
+        for seed, best in zip((42, 52, 62), clients, strict=False):
+            path = tiny_result.make(tmp_path / f"{method}{seed}.h5", method, seed, best=best, partition_seed=1)
+            with h5py.File(path, "a") as file:
+                file["meta"].attrs["partition_sha256"] = "p"
+                del file.attrs["checksum"]  # of what it was
+            paths.append(path)
+        return [Result(p) for p in paths]
+
+    a = group("dpfl", (0.8, 0.5, 0.5, 0.5), (0.9, 0.5, 0.5, 0.5), (1.0, 0.5, 0.5, 0.5))
+    b = group("local", (0.6, 0.5, 0.5, 0.4), (0.5, 0.5, 0.5, 0.2))  # without the third seed
+    tables = module("_tables")
+    [both], [rest] = tables.paired(a, b), tables.paired(a[2:], b)
+    assert both.tolist() == pytest.approx([30, 0, 0, 20])  # means of .2 and .4, of .1 and .3: four pairs
+    assert rest.tolist() == pytest.approx([45, 0, 0, 20])  # no common seed: all of each
+
+
+def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
+    paths = [tiny_result.make(tmp_path / f"{i}.h5", budget=b) for i, b in enumerate(("uniform:2:4", 2, "inf"))]
+    results = [Result(p) for p in paths]
+    for name in ("accuracy_table", "variance", "learning_curves", "sparsity", "asymmetry", "graph_evolution"):
+        module(name).draw(results)
+    for name in ("greedy_cases", "random_graph", "traffic_and_time", "tau_init_table"):
+        module(name).draw(results)
+    assert [module("_names").budget_order(r.run) for r in results] == [3, 2, float("inf")]
+    assert "B_c = uniform:2:4" in module("accuracy_table").draw(results).text
+
+
+def test_what_there_is_nothing_to_draw_of(made):
+    with pytest.raises(UserError, match="none of these results has searched for its graph"):
+        module("greedy_cases").draw([Result(made["unsearched"])])
+
+
+def test_tuning_longer_than_the_rounds_is_drawn_whole(tmp_path):
+    path = tiny_result.make(tmp_path / "tuned.h5", "local", finetune_epochs=4)
+    with h5py.File(path, "a") as file:
+        file["finetune/test_acc"] = np.linspace(0.5, 0.9, 5)[:, None] * np.ones(4)
+        file["finetune/epochs"] = 20 + np.arange(5)
+    figure = module("learning_curves").draw([Result(path)]).figure
+    lines = figure.axes[0].lines
+    assert lines[1].get_xdata().tolist() == [20, 21, 22, 23, 24]
+    assert lines[1].get_ydata().tolist() == pytest.approx([50, 60, 70, 80, 90])
+
+
+def test_the_flipped_graph_over_rounds(made):
+    flip = module("label_flip")
+    figure = flip.draw([Result(made["flip"])], rounds="every").figure
+    assert [a.get_title() for a in figure.axes] == [r"$\Omega$ (before round 1)", "round 1", "round 2"]
+    cells = (
+        figure.axes[2].images[0].get_array()
+    )  # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
+    assert cells.tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
+    figure = flip.draw([Result(made["flip"])], rounds="2").figure
+    assert [a.get_title() for a in figure.axes] == ["round 2"]
+    with pytest.raises(UserError, match="--rounds has 7"):
+        flip.draw([Result(made["flip"])], rounds="7")
+    for wrong in ("abc", "0,every", "", "\u00b2"):
+        with pytest.raises(UserError) as refused:
+            flip.draw([Result(made["flip"])], rounds=wrong)
+        assert (
+            str(refused.value)
+            == f"--rounds is {wrong!r}; allowed are round numbers and last, as in 0,50,last, or every"
+        )
+
+
+def test_motivation(made):
+    motivation = module("motivation")
+    [alone] = open_all(made, "alone")
+    assert motivation.draw([alone]).data["accuracy"].tolist() == [50]
+    pair, everyone = open_all(made, "pair", "all")
+    assert [motivation.partners(r) for r in (alone, pair, everyone)] == ["alone", "with 2", "with 2 and 3"]
+    with pytest.raises(UserError, match="three clients"):
+        motivation.draw(open_all(made, ("dpfl", 42)))
+    drawing = motivation.draw([everyone, alone, pair, *open_all(made, ("dpfl", 42))])
+    assert drawing.text.splitlines() == [
+        "client 1 alone: 50.0 % (1 seeds)",
+        "client 1 with 2: 40.0 % (1 seeds), -10.0 points against alone",
+        "client 1 with 2 and 3: 70.0 % (1 seeds), +20.0 points against alone",
+        "Left out: 1 of 4 results, which are not of the example (--partition motivation).",
+    ]
+
+
+def test_motivation_averages_repetitions_of_its_partition_alone(made, tmp_path):
+    """Two rates on one seed were two seeds, of any three clients: they are two bars, and other partitions are refused."""
+    motivation = module("motivation")
+    three = {"clients": 3, "partition": "motivation"}
+    made_of = ((42, 0.01, 0.5), (42, 0.1, 0.3), (52, 0.1, 0.4))
+    rates = [Result(tiny_result.make(tmp_path / f"{s}{lr}.h5", "local", s, best=(x, 0.9, 0.9), lr=lr, **three)) for s, lr, x in made_of]  # fmt: skip
+    drawing = motivation.draw([*rates, *open_all(made, "all")])
+    assert drawing.text.splitlines() == [
+        "client 1 alone (Local, lr 0.01): 50.0 % (1 seeds)",
+        "client 1 alone (Local, lr 0.1): 35.0 % (2 seeds)",
+        "client 1 with 2 and 3: 70.0 % (1 seeds)",
+    ]
+    others = [Result(tiny_result.make(tmp_path / f"o{lr}.h5", "local", clients=3, lr=lr)) for lr in (0.01, 0.1)]
+    with pytest.raises(UserError, match="--partition motivation"):
+        motivation.draw(others)
+
+
+def test_a_client_that_is_not_scored_has_no_sampling_variance():
+    """0.9 of 101 images: 1e4 * 0.9 * 0.1 / 100 = 9. A third client of one image and no score made it 839."""
+    variance = module("variance").sampling_variance
+    assert variance(np.array([0.9, 0.9, np.nan]), np.array([101, 101, 1])) == pytest.approx(9)
+    assert variance(np.array([0.9, 0.5]), np.array([101, 1])) == pytest.approx((9 + 2500) / 2)
+    assert np.isnan(variance(np.array([np.nan]), np.array([1])))
+
+
+def test_omega_is_drawn_until_it_is_searched_anew(tmp_path):
+    """With --omega_period 2 the graph of round 2 is another Omega's: 1 stood for who was in the first one."""
+    evolution = module("graph_evolution")
+    result = Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))
+    drawing = evolution.draw([result])
+    before, anew = (a.images[0].get_array().tolist() for a in drawing.figure.axes[1:3])
+    assert before == [[3, 2, 1, 0], [2, 3, 0, 1], [1, 0, 3, 0], [0, 0, 0, 3]]  # as without a period
+    assert anew == [[3, 2, 2, 0], [2, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]  # round 2: 0 took 1 and 2, 2 took 0
+    assert "from round 2 on Omega is another, which is not recorded" in drawing.text
+    assert "not recorded" not in evolution.draw([result], rounds=[0, 1]).text
+
+
+def test_random_graph_and_learning_curves(made):
+    data = module("random_graph").draw(four(made)).data
+    assert data["accuracy"].tolist() == pytest.approx([52.5, 62.5, 72.5]) and data["std"].tolist() == pytest.approx(
+        [5 / 2**0.5] * 3
+    )
+    drawing = module("learning_curves").draw(four(made))
+    part = drawing.data[(drawing.data["method"] == "Local") & (drawing.data["measure"] == "round/val_loss")]
+    assert part["epochs"].tolist() == [10, 15, 20] and part["mean"].tolist() == pytest.approx([0.5, 0.4, 0.3])
+
+
+def test_traffic_and_time(made):
+    drawing = module("traffic_and_time").draw(open_all(made, ("dpfl", 42)))
+    data = drawing.data
+    assert data["received_mean"].tolist() == [2.5, 0.5, 0.75] and data["received_most"].tolist() == [4, 1, 2]
+    assert set(data["budget_others"]) == {2}
+    assert data["mpi_rma_mib"].tolist() == [1, 2, 3] and data["mpi_collective_mib"].tolist() == [0.5] * 3
+    assert data["seconds_graph"].tolist() == [4, 4, 4]  # the slowest rank
+    assert (
+        "0.62 models received per client and round (budget 2 others), 2.5 before round 1; MPI 3.00 MiB per round, 1.50 before"
+        in drawing.text
+    )
+
+
+def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
+    common = module("_common")
+    result = Result(tiny_result.make(tmp_path / "running.h5", finished=False))
+    assert common.has_rounds(result)
+    assert "is running, round 2 of 2: drawn as far as it is" in capsys.readouterr().err
+    table = module("accuracy_table")
+    text = table.draw([result, *open_all(made, ("local", 42))]).text
+    assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 0.75N).\n" in text
+    assert "not finished" not in table.draw(four(made)).text

@@ -1,0 +1,229 @@
+"""The report is one page that opens from disk: loads without errors, the slider changes the graph, the table sorts."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_result
+
+from dpfl_mpi.results import Result
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
+pytest.importorskip("plotly")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "analysis"))
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--window-size=1280,2400",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The path of a report on two runs, one with a graph and one without."""
+    import report
+
+    folder = tmp_path_factory.mktemp("report")
+    results = [Result(tiny_result.make(folder / f"{m}.h5", m)) for m in ("dpfl", "local")]
+    path = folder / "report.html"
+    path.write_text(report.draw(results).html)
+    return path
+
+
+def test_the_page_holds_everything_itself(html):
+    text = html.read_text()
+    assert "{{" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S)  # every placeholder is filled
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?!data:)", text)
+
+
+def test_the_numbers_in_the_page(html):
+    runs = json.loads(re.search(r"const RUNS = (.*);</script>", html.read_text())[1])
+    assert [r["name"] for r in runs] == ["DPFL, B_c = 3, seed 42", "Local, seed 42"]
+    assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
+    assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
+    assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"]["test accuracy, %"] == [50, 60, 70]
+    assert runs[0]["summary"]["models received per client"] == 3.8  # 10 + 2 + 3 over four clients, rounded
+    assert runs[1]["edges"] == [] and runs[1]["positions"] == []
+
+
+def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
+    """Searched anew in round 2, of rounds 0 to 2; never without a period."""
+    import report
+
+    periods = {"inf": 3, 2: 2, 5: 3}
+    results = [Result(tiny_result.make(tmp_path / f"{p}.h5", omega_period=p)) for p in periods]
+    assert [report.describe(r, "")["omega_until"] for r in results] == list(periods.values())
+
+
+def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
+    """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
+    import report
+
+    paths = [
+        tiny_result.make(tmp_path / "none.h5", "dpfl", flipped=np.ones(4, bool), flip_share=0.9),
+        tiny_result.make(tmp_path / "local.h5", "local"),
+    ]
+    page = report.draw([Result(p) for p in paths]).html
+    assert "NaN" not in page[page.index("const RUNS = ") :]
+    runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
+    groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
+    assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
+    assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
+    assert [g["name"] for g in groups] == ["Local", "DPFL, B_c = 3"]
+    assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
+
+
+def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
+    """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
+    import report
+
+    paths = [tiny_result.make(tmp_path / f"{m}{s}.h5", m, s) for s in (52, 42) for m in ("local", "dpfl")]
+    page = report.draw([Result(p) for p in paths]).html
+    groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
+    assert [g["name"] for g in groups] == ["DPFL, B_c = 3", "Local"]
+    assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
+    assert groups[0]["summary"]["\u00b1 over seeds"] == 3.54 and groups[1]["summary"]["\u00b1 over seeds"] == 0
+    assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
+    assert groups[0]["colour"] != groups[1]["colour"]
+    runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
+    assert [r["name"] for r in runs] == [
+        "Local, seed 52",
+        "DPFL, B_c = 3, seed 52",
+        "Local, seed 42",
+        "DPFL, B_c = 3, seed 42",
+    ]
+
+
+def test_the_force_layout_puts_friends_together():
+    import report
+
+    weights = np.zeros((6, 6))
+    weights[:3, :3] = weights[3:, 3:] = 1 - np.eye(3)
+    order = [0, 3, 1, 4, 2, 5]  # interleaved
+    xy = report.layout(weights[np.ix_(order, order)])
+    assert xy.min() == 0 and xy.max() == 1
+    mine, theirs = xy[[0, 2, 4]], xy[[1, 3, 5]]
+    spread = max(np.linalg.norm(g - g.mean(0), axis=1).max() for g in (mine, theirs))
+    assert np.linalg.norm(mine.mean(0) - theirs.mean(0)) > 2 * spread
+
+
+@pytest.fixture(scope="module")
+def browser(html, tmp_path_factory):
+    """A headless Chromium that has loaded the page."""
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("Chromium and its chromedriver are not installed")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        driver.get(html.as_uri())
+        yield driver
+    finally:
+        driver.quit()
+
+
+def run(browser, script):
+    return browser.execute_script(f"return {script}")
+
+
+@pytest.mark.browser
+def test_it_loads_without_errors_and_without_network(browser):
+    assert browser.title == "DPFL on Digits Patho(3)"
+    assert browser.get_log("browser") == []
+    assert (
+        run(
+            browser,
+            "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).map(e => e.name)",
+        )
+        == []
+    )
+    assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
+    buttons = run(browser, "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    assert buttons and not [b for b in buttons if "hare" in b or "loud" in b]  # nothing on the page uploads a run
+
+
+@pytest.mark.browser
+def test_the_slider_changes_the_graph(browser):
+    assert run(browser, "document.getElementById('round').textContent") == "round 2 of 2"
+    # receiver 0 first in the order 0, 2, 1, 3: itself, took 2, took 1
+    assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 2, 0]
+    slide = "const s = document.getElementById('slider'); s.value = {}; s.dispatchEvent(new Event('input'));"
+    browser.execute_script(slide.format(1))
+    assert run(browser, "document.getElementById('round').textContent") == "round 1 of 2"
+    assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 1, 0]
+    assert run(browser, "document.getElementById('matrix').layout.title.text") == "round 1: 2 edges, sparsity 62.5 %"
+    assert run(browser, "document.getElementById('force').data[0].x.length") == 6  # two edges of from, to, gap
+    hover = run(browser, "document.getElementById('force').data[2].text[0]")
+    assert hover == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
+    browser.execute_script(slide.format(2))
+
+
+def column(browser, number):
+    return run(browser, f"[...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[{number}].textContent)")
+
+
+@pytest.mark.browser
+def test_the_table_sorts_and_a_click_follows_a_client(browser):
+    heads = browser.find_elements("css selector", "#clients th")
+    assert column(browser, 0) == ["0", "1", "2", "3"]
+    best = next(h for h in heads if h.text == "best test %")
+    browser.execute_script("arguments[0].click()", best)
+    assert column(browser, 2) == ["40", "60", "80", "100"] and column(browser, 0) == ["3", "1", "0", "2"]
+    again = browser.find_elements("css selector", "#clients th")[2]
+    assert again.get_attribute("aria-sort") == "ascending"
+    browser.execute_script("arguments[0].click()", again)
+    assert column(browser, 0) == ["2", "0", "1", "3"]
+    browser.find_element("css selector", "#clients tbody tr").click()
+    assert run(browser, "document.getElementById('accuracy').data.at(-1).name") == "client 2, test"
+
+
+@pytest.mark.browser
+def test_runs_are_compared_and_chosen(browser):
+    assert run(browser, "document.getElementById('comparison').hidden") is False
+    assert run(browser, "document.querySelectorAll('#compare tr').length") == 3
+    rows = (
+        "[...document.querySelectorAll('#compare tbody tr')].map(r => [r.cells[0].textContent, r.cells[3].textContent])"
+    )
+    assert run(browser, rows) == [["DPFL, B_c = 3", "70"], ["Local", "65"]]  # the best first
+    browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
+    assert run(browser, rows) == [["Local", "65"], ["DPFL, B_c = 3", "70"]]
+    choose = "const r = document.getElementById('run'); r.value = {}; r.dispatchEvent(new Event('change'));"
+    browser.execute_script(choose.format(1))
+    assert run(browser, "document.getElementById('graphs').hidden") is True  # Local has no graph
+    assert "Local" not in run(browser, "document.getElementById('state').textContent")
+    browser.execute_script(choose.format(0))
+    assert run(browser, "document.getElementById('graphs').hidden") is False
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_in_omega_is_left_out_once_it_is_searched_anew(browser, html, tmp_path):
+    import report
+
+    page = tmp_path / "anew.html"
+    page.write_text(report.draw([Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))]).html)
+    try:
+        browser.get(page.as_uri())
+        assert column(browser, 9) == ["-"] * 4  # the page opens at round 2
+        assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 2, 0]
+        assert "is not recorded" in run(browser, "document.getElementById('oneway').textContent")
+        browser.execute_script(
+            "const s = document.getElementById('slider'); s.value = 1; s.dispatchEvent(new Event('input'));"
+        )
+        assert sorted(column(browser, 9)) == ["0", "1", "2", "2"]
+        assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 1, 0]
+    finally:
+        browser.get(html.as_uri())

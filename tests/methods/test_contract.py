@@ -1,0 +1,215 @@
+"""The contract of a method's file: what must be there, what is refused and in which words, and a file of nothing but `init` and `round`."""
+
+import json
+import re
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from launch import run_here
+
+import dpfl_mpi.methods
+from dpfl_mpi.__main__ import parse
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.members import Members
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Method, check_state, load
+from dpfl_mpi.plugins import find, names
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Resolved, Run, option
+
+MINIMAL = """
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {}}
+
+def round(fed, state, t):
+    w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {}}
+"""
+FIELDS = {"clients": 4, "rounds": 3, "tau_train": 2}
+
+
+@pytest.fixture
+def write_method(tmp_path, monkeypatch):
+    """Return the function that makes a text the method `mine`."""
+    monkeypatch.setattr(dpfl_mpi.methods, "__path__", [*dpfl_mpi.methods.__path__, str(tmp_path)])
+    monkeypatch.delitem(__import__("sys").modules, "dpfl_mpi.methods.mine", raising=False)
+    return lambda text: (tmp_path / "mine.py").write_text(text)
+
+
+def test_init_and_round_are_a_method(write_method, tmp_path):
+    """Without a declaration it reads every field of a Run but tau_init; here it does what Local does."""
+    write_method(MINIMAL)
+    mine = find("method", "mine")
+    assert (mine.title, mine.topology, mine.searches, mine.preprocesses, mine.citation) == (
+        "mine",
+        "graph",
+        True,
+        False,
+        "",
+    )
+    assert mine.unread == {"tau_init"}
+    assert Run(method="mine", budget=3, ggc_period=2).resolve().budget == 3
+    with (
+        Result(run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine", "finetune_epochs": 1})) as a,
+        Result(run_here(tmp_path / "local.h5", FIELDS | {"method": "local", "finetune_epochs": 1})) as b,
+    ):
+        assert set(Result.differences(a, b)) == {"client/budget"}
+
+
+def test_what_the_methods_declare():
+    found = {name: find("method", name) for name in names("method")}
+    graphs = {"dpfl", "random_graph", "oracle", "pairwise", "replay"}
+    assert {n for n, m in found.items() if m.topology == "graph"} == {"pens", *graphs}
+    assert {n for n, m in found.items() if m.preprocesses} == graphs
+    assert [n for n, m in found.items() if m.topology == "none"] == ["local"]
+    assert [n for n, m in found.items() if not m.finetunes] == ["knnper"]
+    assert [n for n, m in found.items() if m.finetune_gradient] == ["fedprox"]
+    assert [n for n, m in found.items() if m.optimizers != ("sgd", "adam", "adamw")] == ["pfedme"]
+    assert {n for n, m in found.items() if m.newcomer} == {"ditto", "fedrep", "knnper"}
+    assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
+    assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
+
+
+def module(**content):
+    """Return a module with a good `init` and `round`, but for what is given; None takes it away."""
+    out = ModuleType("mine")
+    out.__dict__.update({"init": lambda fed: None, "round": lambda fed, state, t: None} | content)
+    return out
+
+
+class NoDataclass:
+    pass
+
+
+def bad_options():
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Options:
+        sizes: tuple = option((1, 2), "sizes")
+
+    return Options
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"round": None}, "the method mine has no function round; it must define init(fed) and round(fed, state, t)"),
+        ({"init": 3}, "the method mine has no function init"),
+        ({"round": lambda fed, state: None}, "the method mine defines round(fed, state), which is called as round(fed, state, t)"),
+        ({"finetune_gradient": lambda fed: None}, "which is called as finetune_gradient(fed, start)"),
+        ({"METHOD": {"server": True}}, "METHOD of the method mine is {'server': True}; it must be a Method(...)"),
+        ({"METHOD": Method(topology="star")}, "has topology='star'; allowed are none, server, graph"),
+        ({"METHOD": Method(models=0)}, "has models=0; allowed are whole numbers from 1 to 1000"),
+        ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
+        ({"Options": NoDataclass}, "Options of the method mine must be a dataclass"),
+        ({"Options": bad_options()}, "with true or false, a number or a text as the default"),
+    ],
+)  # fmt: skip
+def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        load("mine", module(**content))
+
+
+def fed(number=1, **notes):
+    """Return what `check_state` looks at: two local clients of four, in round `number`."""
+    members = SimpleNamespace(others=np.array([3, 1, 1, 1]), active=np.ones(4, bool))
+    members.check_graph = lambda graph, what: Members.check_graph(members, graph, what)
+    members.check_budget = lambda graph, what: Members.check_budget(members, graph, what)
+    return SimpleNamespace(
+        n=4,
+        round=number,
+        ids=np.array([1, 3]),
+        active=members.active,
+        members=members,
+        notes={"val_acc": np.ones(2)} | notes,
+    )
+
+
+W = torch.zeros(2, 5)
+GRAPH = CollaborationGraph.empty(4)
+TWO = CollaborationGraph.from_lists([[1, 2, 3], [], [0, 1], []])
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (None, 'round of the method mine returned NoneType; a state is {"client": {...}, "shared": {...}}'),
+        ({"shared": {}}, "returned a dict of shared; a state is"),
+        ({"client": {}, "shared": {}, "more": 1}, "returned a dict of client, shared, more; a state is"),
+        ({"client": W, "shared": {}}, "of two dicts"),
+        ({"client": {"w": W[0]}, "shared": {}}, 'state["client"]["w"] after round of the method mine is of shape (5,); it must be a tensor or array of 2 rows'),
+        ({"client": {"w": [1, 2]}, "shared": {}}, "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
+        ({"client": {}, "shared": {"omega": [[1], [0], [], []]}}, 'state["shared"]["omega"] after round of the method mine is a list; it must be a CollaborationGraph'),
+        ({"client": {}, "shared": {"chosen": CollaborationGraph.empty(2)}}, "is a graph of 2 clients; it must be a CollaborationGraph of 4 clients"),
+        ({"client": {}, "shared": {"names": ["a"]}}, 'state["shared"]["names"] after round of the method mine is a list, which a checkpoint cannot hold'),
+        ({"client": {}, "shared": {"w": W.bfloat16()}}, "is a Tensor of torch.bfloat16, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"w": np.array([None])}}, "is a ndarray of object, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"w": np.complex64(1)}}, "is a complex64 of complex64, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"w": W.to_sparse()}}, "is a Tensor of torch.float32, which a checkpoint cannot hold"),
+        ({"client": {}, "shared": {"a/b": 1}}, "returned state[\"shared\"]['a/b']; a key is a text without /"),
+        ({"client": {}, "shared": {"chosen": TWO}}, 'state["shared"]["chosen"] after round of the method mine gives client 2 2 senders; its budget allows 1'),
+    ],
+)  # fmt: skip
+def test_a_state_that_breaks_the_contract_is_refused(state, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_state("mine", state, fed())
+
+
+def test_good_states_pass():
+    shared = {"omega": GRAPH, "chosen": GRAPH, "phi": W[0], "mask": np.ones(3, bool), "step": 3, "name": "a", "x": None}
+    check_state("mine", {"client": {"w": W, "a": np.zeros((2, 1))}, "shared": shared}, fed())
+    check_state("mine", {"client": {}, "shared": {}}, fed(0))
+    check_state(
+        "mine", {"client": {}, "shared": {}}, fed(2, val_acc=np.array([np.nan, 1]))
+    )  # a later round need not score
+    for number, call in ((0, "init"), (1, "round")):
+        with pytest.raises(
+            UserError, match=re.escape(f"{call} of the method mine has scored no models; it must call fed.evaluate(w)")
+        ):
+            check_state("mine", {"client": {}, "shared": {}}, fed(number, val_acc=np.array([np.nan, 1])))
+    with pytest.raises(UserError, match=re.escape('returned no state["client"]["v"], which it was given')):
+        check_state("mine", {"client": {"w": W}, "shared": {}}, fed(), {"client": {"w": W, "v": W}, "shared": {}})
+
+
+def test_a_run_of_a_method_that_returns_nothing_ends_with_the_sentence(write_method, tmp_path):
+    write_method(MINIMAL.replace('    return {"client": {"w": w}, "shared": {}}\n\ndef', "\ndef"))
+    with pytest.raises(UserError, match="init of the method mine returned NoneType; a state is"):
+        run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
+
+
+def test_a_round_that_takes_a_key_out_of_the_state_it_was_given_is_refused(write_method, tmp_path):
+    """The state is one dict from round to round: what it held is noted before the round."""
+    write_method(MINIMAL.rpartition("    return")[0] + '    state["client"].pop("w")\n    return state\n')
+    with pytest.raises(UserError, match=re.escape('round of the method mine returned no state["client"]["w"]')):
+        run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
+
+
+# FedProx's option that was a field of every Run ----------------------------------------------------------------------------
+WITHOUT = {"method": "fedprox", "finetune_epochs": 2, "options": {"finetune_prox": False}}
+SLUGS = ("digits-pathological-fedprox-B1-s42-92a04e17", "digits-pathological-fedprox-B1-s42-f1cd1031")  # as ever
+
+
+def test_an_option_of_the_tuning_names_a_run_as_before():
+    tuned = Run(method="fedprox", finetune_epochs=2)
+    assert (tuned.slug(), Run(**WITHOUT).slug()) == SLUGS
+    assert Run(**WITHOUT | {"finetune_epochs": 0}).slug() == Run(method="fedprox").slug()
+    with pytest.raises(UserError, match="the method fedavg has no such option; its options: none"):
+        Run(method="fedavg", options={"finetune_prox": False}).resolve()
+
+
+def test_the_old_command_line_and_old_results_are_understood():
+    words = ["--finetune_epochs=2", "--no-finetune_prox"]
+    assert parse(["--method=fedprox", *words])[0] == Run(**WITHOUT).resolve()
+    assert parse(["--method=fedavg", *words])[0] == Run(method="fedavg", finetune_epochs=2).resolve()
+    for method, prox in (("fedprox", True), ("fedprox", False), ("fedavg", True)):
+        run = Run(method=method, finetune_epochs=2).resolve()
+        old = json.loads(run.to_json()) | {"finetune_prox": prox}
+        old["options"].pop("finetune_prox", None)
+        expected = Run(**WITHOUT).resolve() if method == "fedprox" and not prox else run
+        assert Resolved.from_json(json.dumps(old)) == expected

@@ -1,0 +1,184 @@
+"""Adam, AdamW and schedules of the learning rate: against PyTorch's own, and as settings of a Run."""
+
+import contextlib
+
+import pytest
+import torch
+from launch import federation, run_here
+from test_methods import FIELDS, N, Twin, play
+
+from dpfl_mpi.engine import record
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.training import learning_rate
+from dpfl_mpi.numerics.steps import adam_step
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+BETAS, EPS, DECAY = (0.8, 0.95), 1e-6, 0.1
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_steps_are_pytorchs(decoupled):
+    """Two rows, each clipped by itself; in the third a mask freezes columns, which are as if they did not exist."""
+    w = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    trained = torch.arange(16) % 3 > 0
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    for mask in (None, trained):
+        columns = slice(None) if mask is None else trained
+        rows, memory = w.clone(), torch.zeros(2, 33)
+        leaves = [torch.nn.Parameter(row[columns].clone()) for row in w]
+        theirs = [kind([leaf], 0.05, betas=BETAS, eps=EPS, weight_decay=DECAY) for leaf in leaves]
+        for step in range(6):
+            g = torch.randn(2, 16, generator=torch.Generator().manual_seed(step + 1)) * (1 + step)
+            for leaf, row, optimiser in zip(leaves, g, theirs, strict=True):
+                leaf.grad = row[columns].clone()
+                torch.nn.utils.clip_grad_norm_([leaf], 5.0)
+                optimiser.step()
+            adam_step(rows, g, memory, 0.05, BETAS, EPS, DECAY, decoupled, 5.0, mask)
+        expected = torch.stack([leaf.detach() for leaf in leaves])
+        assert torch.allclose(rows[:, columns], expected, rtol=0, atol=2e-6)
+        if mask is not None:
+            assert torch.equal(rows[:, ~trained], w[:, ~trained]) and not memory[:, :16][:, ~trained].any()
+
+
+class AdamTwin(Twin):
+    """Clients in plain PyTorch whose optimisers are torch.optim.Adam's, one per client and name."""
+
+    def step(self, k, name, w, g, columns=None):
+        columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns
+        run = self.run
+        if (k, name) not in self.optimisers:
+            leaf = torch.nn.Parameter(w[columns].clone())
+            kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[run.optimizer]
+            how = {"betas": (run.beta1, run.beta2), "eps": run.adam_eps, "weight_decay": run.weight_decay}
+            self.optimisers[k, name] = leaf, kind([leaf], run.lr, **how)
+        leaf, optimiser = self.optimisers[k, name]
+        leaf.data, leaf.grad = w[columns].clone(), g[columns].clone()
+        torch.nn.utils.clip_grad_norm_([leaf], run.clip_norm)
+        optimiser.step()
+        w = w.clone()
+        w[columns] = leaf.data
+        return w
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "how"),
+    [
+        ("fedavg", "adam", {}),
+        ("fedprox", "adamw", {}),
+        ("fedrep", "adam", {"kernels": "torch"}),
+        ("scaffold", "adam", {}),
+        ("apfl", "adamw", {"block": N, "kernels": "torch"}),
+    ],
+)
+def test_methods_train_with_it(method, optimizer, how, monkeypatch):
+    """Native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow."""
+    import launch
+    import test_methods
+    import test_more_methods
+
+    monkeypatch.setitem(launch.DEFAULTS, "kernels", how.get("kernels", "native"))
+    twin = getattr(test_more_methods if method == "scaffold" else test_methods, f"twin_{method}")
+    fields = {"optimizer": optimizer, "lr": 0.003, "adam_eps": 1e-4}
+    scored, _, fed = play(method, block=how.get("block", 0), **fields)
+    assert fed.backend.name == how.get("kernels", "native")
+    for rows, expected in zip(scored, twin(AdamTwin(fed), fed.options), strict=True):
+        assert torch.allclose(rows, torch.stack(list(expected)), rtol=0, atol=3e-5)
+    assert (scored[-1] - scored[0]).abs().max() > 0.01
+
+
+def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
+    """As momentum: rows by name; a run that is cut and goes on has the same bits."""
+    for state, steps in (("keep", 2), ("reset", 1)):
+        with contextlib.closing(
+            federation(FIELDS | {"optimizer": "adam", "momentum_state": state, "method": "local"})
+        ) as fed:
+            w, per_epoch = fed.common_row(), -(-fed.clients.n_train // 32)
+            for t in (1, 2):
+                fed.begin_round(t)
+                fed.local_opt(w, 1)
+            assert fed.training.momentum["w"][:, -1].tolist() == (steps * per_epoch).tolist()
+    fields = {
+        "clients": 4,
+        "rounds": 3,
+        "tau_train": 2,
+        "method": "fedrep",
+        "optimizer": "adam",
+        "lr_schedule": "cosine",
+    }
+    whole = run_here(tmp_path / "whole.h5", fields)
+    write = record.write_round
+
+    def cut(recorder, fed, state):
+        write(recorder, fed, state)
+        if fed.round == 2:
+            fed.close()
+            raise KeyError("cut")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyError, match="cut"):
+        patch.setattr(record, "write_round", cut)
+        run_here(tmp_path / "run.h5", fields, checkpoint_every="1")
+    with Result(run_here(tmp_path / "run.h5", fields)) as a, Result(whole) as b:
+        assert len(a.starts()) == 2 and Result.differences(a, b) == []
+
+
+# schedules ----------------------------------------------------------------------------------------------------------------
+def rates(**fields):
+    run = Run(method="fedavg", rounds=10, lr=0.1, **fields).resolve()
+    return run, [learning_rate(run, t) for t in range(1, 11)]
+
+
+def scheduled(kind, **how):
+    """The rates of ten epochs of a PyTorch scheduler."""
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    schedule, out = kind(optimiser, **how), []
+    for _ in range(10):
+        out.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    return out
+
+
+def test_schedules_are_pytorchs():
+    step = torch.optim.lr_scheduler.StepLR
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+    assert rates(lr_schedule="step", lr_step=3, lr_gamma=0.5)[1] == pytest.approx(
+        scheduled(step, step_size=3, gamma=0.5)
+    )
+    assert rates(lr_schedule="cosine", lr_final=0.1)[1] == pytest.approx(scheduled(cosine, T_max=10, eta_min=0.01))
+    assert rates()[1] == [0.1] * 10
+    run, _ = rates(lr_schedule="cosine", lr_decay=0.5)
+    assert [learning_rate(run, t) for t in (0, 1)] == [0.1, 0.1]  # preprocessing, the first round
+    assert learning_rate(run, 10) == pytest.approx(
+        0.5 * 0.1 * (1 + torch.tensor(0.9 * torch.pi).cos().item()) / 2, rel=1e-6
+    )
+    assert learning_rate(run, 12) == 0.05  # fine-tuning starts at the schedule's start anew
+
+
+# settings -----------------------------------------------------------------------------------------------------------------
+def test_what_a_run_does_not_read_names_no_other_run():
+    default = Run(method="fedavg")
+    assert default.slug() == Run(method="fedavg", beta1=0.5, lr_step=7, lr_gamma=0.3, lr_final=0.2, adam_eps=1.0).slug()
+    assert Run(optimizer="adam").slug() == Run(optimizer="adam", momentum=0.5).slug() != Run().slug()
+    assert len({Run(lr_schedule=s).slug() for s in ("constant", "step", "cosine")}) == 3
+    assert Run(lr_schedule="step", lr_step=7).slug() != Run(lr_schedule="step").slug()
+    assert Run(optimizer="adam", beta1=0.8).slug() != Run(optimizer="adam").slug() != Run(optimizer="adamw").slug()
+    assert not {"optimizer", "lr_schedule", "beta1", "lr_step"} & set(default.key())
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"optimizer": "lion"}, "--optimizer is 'lion'; allowed are sgd, adam, adamw"),
+        ({"lr_schedule": "linear"}, "--lr_schedule is 'linear'; allowed are constant, step, cosine"),
+        ({"lr_schedule": "step", "lr_step": 0}, "--lr_step is 0; allowed is a whole number of at least 1"),
+        ({"lr_schedule": "step", "lr_gamma": 0.0}, "--lr_gamma is 0.0; allowed is a number above 0 and at most 1"),
+        ({"lr_schedule": "cosine", "lr_final": 2.0}, "--lr_final is 2.0; allowed is a share from 0 to 1"),
+        ({"optimizer": "adam", "beta2": 1.0}, "--beta2 is 1.0; allowed is a number of at least 0 and below 1"),
+        ({"optimizer": "adam", "method": "pfedme"}, "--optimizer is adam; pfedme takes steps of its own, allowed is sgd"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_sentences(fields, sentence):
+    with pytest.raises(UserError) as caught:
+        Run(**fields).resolve()
+    assert str(caught.value).startswith(sentence)

@@ -1,0 +1,180 @@
+"""The launch line, on faked launchers: the first that makes one world of two, or a sentence."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import starts
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi import launcher
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Return a function that puts fake launchers first, and alone, in the path."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        launcher.shutil, "which", lambda name: str(tmp_path / name) if (tmp_path / name).exists() else None
+    )
+    for name in [n for n in os.environ if n.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+
+    def put(name: str, text: str) -> None:
+        path: Path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    return put
+
+
+GOOD = "echo 'world of 2'; echo 'world of 2'"
+SINGLETONS = "echo 'world of 1'; echo 'world of 1'"
+
+
+def srun(**kinds: str) -> str:
+    """Return a fake srun that offers these --mpi kinds."""
+    cases = " ".join(f"--mpi={kind}) {text};;" for kind, text in kinds.items())
+    return f"case $1 in --mpi=list) echo {' '.join(kinds)};; {cases} esac"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        ({"pmi2": GOOD, "pmix": "exit 16"}, "srun --mpi=pmi2"),
+        ({"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
+        ({"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
+        ({"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
+    ],
+)
+def test_inside_slurm_the_truth_is_tried(place, monkeypatch, kinds, line):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    place("srun", srun(**kinds))
+    place("mpirun", GOOD)
+    assert " ".join(launcher.find_line()).startswith(line)
+
+
+def test_a_launcher_that_hangs_is_passed_over(place, monkeypatch):
+    monkeypatch.setattr(launcher, "SECONDS", 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    place("srun", srun(pmi2="exec sleep 60"))
+    place("mpirun", GOOD)
+    assert launcher.find_line()[0] == "mpirun"
+
+
+def test_outside_slurm_it_is_mpirun(place):
+    place("srun", srun(pmi2=GOOD))
+    place("mpirun", "exit 1")
+    assert launcher.find_line() == ["mpirun"]
+
+
+def test_no_launcher_is_a_sentence(place, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    place("mpirun", SINGLETONS)
+    with pytest.raises(UserError, match="neither srun nor mpirun starts one MPI world"):
+        launcher.find_line()
+    assert launcher.main() == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_real_mpirun_makes_a_world(monkeypatch):
+    for name, value in starts.environment().items():
+        monkeypatch.setenv(name, value)
+    assert launcher.works(["mpirun"], 2)
+
+
+@pytest.mark.parametrize("name", ["train", "cifar10"])
+def test_the_sbatch_files_pass_signals_on_and_requeue(name):
+    path = starts.ROOT / "slurm" / f"{name}.sbatch"
+    text = path.read_text()
+    for part in (
+        '"$@"',
+        "--signal=B:USR1@",
+        "--requeue",
+        "--open-mode=append",
+        "SLURM_SUBMIT_DIR",
+        "SRUN_CPUS_PER_TASK",
+        "OMP_NUM_THREADS",
+        "dpfl_mpi.mpi.launcher",
+        "scontrol requeue",
+        "--dataset cifar10 ",
+    ):
+        assert part in text, part
+    assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
+    assert subprocess.run(["bash", "-n", path]).returncode == 0
+
+
+START = """#!/bin/bash
+# in the place of python and of the launcher: the attempt's number, whether MPI "starts" in it, and the exit code
+if [ "$2" = dpfl_mpi.mpi.launcher ]; then echo {folder}/python; exit; fi
+echo "$SITE $*" >> {folder}/tries
+case $(wc -l < {folder}/tries) in
+{cases}
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("cases", "tries", "code"),
+    [
+        ("1|2) exit 7 ;; 3) echo up > $DPFL_BEGUN; exit 0 ;;", 3, 0),  # MPI starts at last
+        ("*) exit 7 ;;", 3, 7),  # never: at most twice again
+        ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1),  # an error of ours, after MPI's start
+        ("*) exit 2 ;;", 1, 2),  # a mistake that only the user can mend
+        # two starts kept nothing, in a round that was cut: srun has 137, and a requeued job would do no better
+        ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 0.2; exit 137 ;;', 1, 76),
+        ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
+    ],
+)
+def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, monkeypatch, cases, tries, code):
+    (tmp_path / "python").write_text(START.format(folder=tmp_path, cases=cases))
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho RUNNING\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
+    for name in ("python", "squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "site.sh").write_text("export SITE=mine\n")
+    env = starts.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
+    script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), "--budget", "10"]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    lines = (tmp_path / "tries").read_text().splitlines()
+    assert lines == ["mine -n 2 python -m dpfl_mpi --dataset cifar10 --grace 100 --budget 10"] * tries
+    assert done.stderr.count("MPI did not start (exit code 7)") == tries - (code == 0) if tries > 1 else not done.stderr
+    assert (tmp_path / "requeued").exists() == (code == 138)
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_an_abort_leaves_its_code_for_the_script(tmp_path):
+    """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137. A sweep's job is requeued before."""
+    (tmp_path / "begun").touch()
+    code = "from dpfl_mpi.__main__ import open_world; w = open_world(); w.before_abort = lambda code: print(code, flush=True); w.abort(76, 'said')"
+    env = starts.environment(DPFL_BEGUN=str(tmp_path / "begun"))
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "said" in done.stderr and done.stdout == "76\n"
+    assert (tmp_path / "begun").read_text() == "ended with 76\n"
+
+
+@pytest.mark.parametrize(("task", "asked"), [({}, "17"), ({"JOB_ID": "17", "TASK_ID": "5"}, "17_5")])
+def test_of_an_array_its_task_is_requeued(tmp_path, task, asked):
+    """The last task of an array has the array's own number, by which squeue lists, and scontrol would requeue, all of them."""
+    (tmp_path / "python").write_text(START.format(folder=tmp_path, cases="*) exit 75 ;;"))
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\n[ "$3" != {asked} ] || echo RUNNING\n')
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
+    for name in ("python", "squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    env = starts.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
+    env |= {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
+    done = subprocess.run(["bash", str(starts.ROOT / "slurm" / "train.sbatch")], env=env, timeout=60)
+    assert done.returncode == 75
+    assert (tmp_path / "requeued").read_text() == f"requeue {asked}\n"

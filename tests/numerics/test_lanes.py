@@ -1,0 +1,437 @@
+"""The CPU kernels in C against torch's autograd, one nn.Module a row, and against themselves in every form and from every compiler."""
+
+import copy
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_clients import crop_and_flip
+from test_ensemble import row_from, row_from_grads
+from torch import nn
+
+from dpfl_mpi.models import cnn, mlp
+from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.native import Native, Sgd
+from dpfl_mpi.numerics.steps import sgd_step
+
+if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    pytest.skip("no C compiler built the kernels", allow_module_level=True)
+ROOT = Path(__file__).parents[2]
+FORMS = native.forms()
+NETS = {
+    "colour": (cnn, (32, 32, 3), 10),
+    "grey": (cnn, (28, 28, 1), 62),
+    "odd": (cnn, (17, 18, 3), 4),  # both pools floor
+    "mlp": (mlp, (8, 8, 1), 10),
+}
+SGD = Sgd(0.05, 0.9, 1e-2, 0.5)  # clips most steps
+BORDER = 4
+
+
+class Setting:
+    """A net with random weights in the three ways that a test compares, and images with a border."""
+
+    def __init__(self, module, shape, classes, seed=0, form="", m=40, path=native.LIBRARY):
+        self.ensemble = Ensemble(module, (0.4,) * shape[2], (0.25,) * shape[2], torch.device("cpu"))
+        rng = np.random.default_rng(seed)
+        self.row = self.ensemble.initial_row("kaiming", rng).clone()
+        for name, layer in self.ensemble.layers(self.row[None]).items():
+            if name.endswith("bias"):
+                layer[0] = torch.from_numpy(rng.uniform(-0.2, 0.2, layer.shape[1:]).astype(np.float32))
+        self.module, self.shape, self.classes, self.m = module, shape, classes, m
+        nn.utils.vector_to_parameters(self.row[: self.ensemble.size], module.parameters())
+        self.native = Native(module, shape, self.ensemble.scale, self.ensemble.shift, form, path)
+        self.pixels = rng.integers(0, 256, (m, *shape), dtype=np.uint8)
+        padded = np.pad(self.pixels, ((0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)))
+        self.labels = rng.integers(0, classes, m)
+        self.images = self.native.images(padded, self.labels)
+        self.rng = rng
+
+    def gradient(self, order, crop=None, row=None):
+        """The kernels' loss and gradient."""
+        g = torch.full_like(self.row, 7.0)
+        loss = self.native.gradient(self.row if row is None else row, g, self.images, numbers(order), crop)
+        assert not g[self.ensemble.size :].any()
+        return loss, g
+
+    def autograd(self, order, dtype=torch.float64, crop=None):
+        """The loss and gradient of an nn.Module."""
+        module = copy.deepcopy(self.module).to(dtype)
+        pixels = self.pixels[order]
+        if crop is not None:
+            pixels = np.stack([crop_and_flip(x, *c) for x, c in zip(pixels, crop.T.tolist(), strict=True)])
+        x = torch.from_numpy(pixels).to(dtype) * self.ensemble.scale.to(dtype) + self.ensemble.shift.to(dtype)
+        loss = nn.functional.cross_entropy(module(x.permute(0, 3, 1, 2)), torch.from_numpy(self.labels[order]))
+        loss.backward()
+        return loss.item(), row_from_grads(module, self.ensemble.width)
+
+
+def numbers(order):
+    return np.asarray(order, np.int32)
+
+
+def make(kind, seed=0, form="", m=40, path=native.LIBRARY):
+    model, shape, classes = NETS[kind]
+    return Setting(model.build(shape, classes), shape, classes, seed, form, m, path)
+
+
+def distance(g, reference):
+    return float((g.double() - reference).norm() / reference.norm())
+
+
+# gradients --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [1, 5, 16, 17, 32])
+@pytest.mark.parametrize("kind", NETS)
+def test_gradient_is_autograds(kind, size):
+    net = make(kind)
+    order = net.rng.permutation(net.m)[:size]
+    loss, g = net.gradient(order)
+    want_loss, want = net.autograd(order, torch.float32)
+    assert loss == pytest.approx(want_loss, rel=5e-6)
+    assert float((g - want).abs().max()) <= 1e-5 * max(1.0, float(want.abs().max()))
+    assert float(want.abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_gradient_is_closer_to_float64_than_torchs(kind):
+    """The median of the two distances' ratio over 48 mini-batches of eight nets (single ones differ by where a pool is nearly tied).
+
+    PyTorch's convolutions are oneDNN's; where that is not used they are matrix products, to which ours are as close (1.05 at most).
+    """
+    ratios = []
+    for seed in range(8):
+        net = make(kind, seed)
+        for size in (1, 5, 16) * 2:
+            order = net.rng.permutation(net.m)[:size]
+            exact = net.autograd(order)[1]
+            ours, torchs = (distance(g, exact) for g in (net.gradient(order)[1], net.autograd(order, torch.float32)[1]))
+            ratios.append(ours / torchs)
+    assert np.median(ratios) < (1 if torch.backends.mkldnn.enabled else 1.1)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    st.tuples(st.integers(16, 25), st.integers(16, 25), st.integers(1, 4)),
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.tuples(st.integers(1, 21), st.integers(1, 21)),
+    st.integers(2, 12),
+    st.integers(1, 20),
+    st.sampled_from(["", "avx2", "portable"]),
+)
+def test_gradient_of_any_size(shape, channels, units, classes, size, form):
+    net = Setting(cnn.CNN(shape, classes, channels, units), shape, classes, form=form if form in FORMS else "")
+    order = net.rng.permutation(net.m)[:size]
+    loss, g = net.gradient(order)
+    want_loss, want = net.autograd(order)
+    assert loss == pytest.approx(want_loss, rel=2e-6, abs=1e-7)
+    assert distance(g, want) < 2e-5
+
+
+@settings(deadline=None, max_examples=20, derandomize=True)
+@given(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3)), st.integers(1, 40), st.integers(1, 20))
+def test_gradient_of_any_perceptron(shape, hidden, size):
+    net = Setting(mlp.MLP(int(np.prod(shape)), 5, hidden), shape, 5)
+    order = net.rng.permutation(net.m)[:size]
+    assert float((net.gradient(order)[1] - net.autograd(order)[1]).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["odd", "grey", "mlp"])
+def test_crops_and_flips_at_the_borders(kind):
+    """Every corner and side of the border of 4, mirrored and not, against image by image copying."""
+    net = make(kind)
+    crop = np.array([(y, x, f) for y in (0, 3, 8) for x in (0, 4, 8) for f in (0, 1)], np.uint8).T
+    order = net.rng.permutation(net.m)[: crop.shape[1]]
+    loss, g = net.gradient(order, np.ascontiguousarray(crop))
+    want_loss, want = net.autograd(order, crop=crop)
+    assert loss == pytest.approx(want_loss, rel=1e-6)
+    assert distance(g, want) < 2e-6
+    assert distance(net.gradient(order)[1], want) > 1e-2
+
+
+def test_ties_of_a_pool_go_to_the_first():
+    """Whole numbers for weights and pixels: sums are exact, pools tie often, and every place gives another gradient."""
+    net = make("odd")
+    rng = np.random.default_rng(3)
+    net.row[: net.ensemble.size] = torch.from_numpy(rng.integers(-1, 2, net.ensemble.size).astype(np.float32))
+    nn.utils.vector_to_parameters(net.row[: net.ensemble.size], net.module.parameters())
+    net.pixels[:] = rng.integers(0, 2, net.pixels.shape)
+    for values, value in ((net.ensemble.scale, 1.0), (net.ensemble.shift, 0.0)):
+        values.fill_(value)
+    net.images.pixels[:, BORDER:-BORDER, BORDER:-BORDER] = net.pixels
+    order = np.arange(20)
+    x = torch.from_numpy(net.pixels[order]).permute(0, 3, 1, 2).float()
+    z = net.module.conv1(x)[:, :, :12, :14].unfold(2, 2, 2).unfold(3, 2, 2).flatten(-2)
+    assert float(((z == z.amax(-1, keepdim=True)).sum(-1) > 1).float().mean()) > 0.1
+    want = net.autograd(order, torch.float32)[1]
+    assert float((net.gradient(order)[1] - want).abs().max()) <= 1e-5 * float(want.abs().max())
+
+
+def test_empty_lanes_and_old_work_change_nothing():
+    """A gradient has the same bits whatever was computed before, and images of other passes have no part in it."""
+    net = make("odd")
+    _, first = net.gradient(np.arange(5))
+    net.native._memory.view(np.float32)[:] = np.nan
+    assert torch.equal(net.gradient(np.arange(5))[1], first)
+    assert torch.equal(net.gradient(np.array([0, 1, 2, 3, 4]))[1], first)
+
+
+def test_loss_at_any_size_of_logits():
+    """exp and log: the loss from logits up to 300 apart, against float64."""
+    net = make("mlp")
+    for scale in (1e-3, 1.0, 30.0, 300.0):
+        row = net.row.clone()
+        row[-10 - 6 - 640 :] *= scale  # the head
+        scores = net.native.score(row[None], net.images, numbers(np.arange(net.m)), logits=True)
+        exact = nn.functional.cross_entropy(
+            torch.from_numpy(scores.logits[0]).double(), torch.from_numpy(net.labels), reduction="none"
+        )
+        error = (torch.from_numpy(scores.losses[0]) - exact).abs()
+        spread = torch.from_numpy(np.ptp(scores.logits[0], 1))
+        assert bool((error <= 1.2e-7 * spread + 2e-7 * exact).all())
+
+
+# training ---------------------------------------------------------------------------------------------------------------
+def plan(net, n=21, epochs=2, seed=0):
+    """The order and crops of two epochs, whose last mini-batch is smaller."""
+    rng = np.random.default_rng(seed)
+    order = np.stack([rng.permutation(n) for _ in range(epochs)]).astype(np.int32)
+    crop = rng.integers(0, 9, (3, epochs, n)).astype(np.uint8)
+    crop[2] %= 2
+    return order, crop
+
+
+def trained_by_torch(net, order, crop, batch_size, sgd, row=None, momentum=None):
+    """Rows after the same steps by `Ensemble.gradient` and `sgd_step`, and the sum of the losses."""
+    w = (net.row if row is None else row).clone()[None]
+    m = torch.zeros_like(w) if momentum is None else momentum.clone()[None]
+    block, losses = Block(net.ensemble, w), 0.0
+    for rows, crops in zip(order, np.moveaxis(crop, 0, 1), strict=True):
+        for at in range(0, len(rows), batch_size):
+            now = slice(at, min(at + batch_size, len(rows)))
+            x = [crop_and_flip(net.pixels[i], *c) for i, c in zip(rows[now], crops[:, now].T.tolist(), strict=True)]
+            s = len(x)
+            with torch.no_grad():
+                losses += float(
+                    net.ensemble.gradient(
+                        block,
+                        net.ensemble.normalise(torch.from_numpy(np.stack(x))[None]),
+                        torch.from_numpy(net.labels[rows[now]])[None],
+                        torch.full((1, s), 1 / s),
+                    )
+                )
+                if sgd.towards is not None:
+                    block.g.add_(block.w - sgd.towards, alpha=sgd.mu)
+                sgd_step(block.w, block.g, m, sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.trained)
+    return w[0], m[0], losses
+
+
+def close(a, b):
+    assert float((a - b).abs().max()) <= 2e-5 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 16, 32])
+@pytest.mark.parametrize("kind", ["odd", "mlp"])
+def test_training_is_the_loop_of_steps(kind, batch_size):
+    net = make(kind)
+    order, crop = plan(net)
+    w, m = net.row.clone(), torch.zeros_like(net.row)
+    loss = net.native.train(w, m, net.images, order, crop, batch_size, SGD)
+    want_w, want_m, want_loss = trained_by_torch(net, order, crop, batch_size, SGD)
+    close(w, want_w)
+    close(m, want_m)
+    assert loss == pytest.approx(want_loss, rel=1e-4)
+    assert float((w - net.row).abs().max()) > 1e-2
+
+
+def test_training_is_torchs_optimiser():
+    net = make("odd")
+    order = numbers(np.arange(12))[None]
+    w, m = net.row.clone(), torch.zeros_like(net.row)
+    net.native.train(w, m, net.images, order, None, 4, SGD)
+    module = copy.deepcopy(net.module)
+    optimiser = torch.optim.SGD(module.parameters(), SGD.lr, SGD.momentum, weight_decay=SGD.weight_decay)
+    for at in (0, 4, 8):
+        optimiser.zero_grad()
+        x = net.ensemble.normalise(torch.from_numpy(net.pixels[at : at + 4])).permute(0, 3, 1, 2)
+        nn.functional.cross_entropy(module(x), torch.from_numpy(net.labels[at : at + 4])).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), SGD.clip_norm)
+        optimiser.step()
+    close(w, row_from(module, net.ensemble.width))
+
+
+def test_train_is_gradient_and_step():
+    """One call a client and one call a step: the same bits; two calls of an epoch are one of two, the momentum kept."""
+    net = make("odd")
+    order, crop = plan(net)
+    a, m_a, b, m_b, c, m_c = net.row, *(torch.zeros_like(net.row) for _ in range(5))
+    a, b, c = (net.row.clone() for _ in range(3))
+    g, losses = torch.zeros_like(a), 0.0
+    loss = net.native.train(a, m_a, net.images, order, crop, 8, SGD)
+    for e in range(2):
+        net.native.train(b, m_b, net.images, order[e : e + 1], crop[:, e : e + 1], 8, SGD)
+        for at in range(0, 21, 8):
+            losses += net.native.gradient(c, g, net.images, order[e, at : at + 8], crop[:, e, at : at + 8])
+            net.native.step(c, m_c, g, SGD)
+    assert torch.equal(a, b) and torch.equal(m_a, m_b)
+    assert torch.equal(a, c) and torch.equal(m_a, m_c)
+    assert loss == losses
+
+
+@pytest.mark.parametrize("part", ["head", "base", "middle"])
+def test_frozen_columns(part):
+    """FedRep's halves, and a layer between: frozen columns and their momentum keep every bit."""
+    net = make("odd")
+    trained = torch.zeros(1, net.ensemble.width)
+    for name, layer in net.ensemble.layers(trained).items():
+        layer += float((part == "head") == name.startswith("head") if part != "middle" else name.startswith("fc1"))
+    trained = trained[0] > 0
+    order, crop = plan(net)
+    sgd = Sgd(*(getattr(SGD, f) for f in ("lr", "momentum", "weight_decay", "clip_norm")), trained)
+    w, m = net.row.clone(), torch.full_like(net.row, 0.01)
+    net.native.train(w, m, net.images, order, crop, 8, sgd)
+    want_w, want_m, _ = trained_by_torch(net, order, crop, 8, sgd, momentum=torch.full_like(net.row, 0.01))
+    close(w, want_w)
+    close(m, want_m)
+    assert torch.equal(w[~trained], net.row[~trained])
+    assert bool((m[~trained] == 0.01).all())
+    assert bool((w != net.row)[trained].any())
+
+
+def test_a_mask_of_ones_changes_no_bit():
+    net = make("odd")
+    order, crop = plan(net)
+    rows = [(net.row.clone(), torch.zeros_like(net.row)) for _ in range(2)]
+    for (w, m), trained in zip(rows, (None, torch.ones(net.ensemble.width, dtype=torch.bool)), strict=True):
+        net.native.train(w, m, net.images, order, crop, 8, Sgd(0.05, 0.9, 1e-2, 0.5, trained))
+    assert torch.equal(rows[0][0], rows[1][0]) and torch.equal(rows[0][1], rows[1][1])
+
+
+def test_proximal_term():
+    net = make("odd")
+    order, crop = plan(net)
+    sgd = Sgd(0.05, 0.9, 1e-2, 0.5, towards=net.row * 0.5, mu=0.7)
+    w, m = net.row.clone(), torch.zeros_like(net.row)
+    net.native.train(w, m, net.images, order, crop, 8, sgd)
+    want = trained_by_torch(net, order, crop, 8, sgd)[0]
+    close(w, want)
+    assert float((want - trained_by_torch(net, order, crop, 8, SGD)[0]).abs().max()) > 1e-3
+
+
+def test_without_clipping_or_decay():
+    net = make("mlp")
+    order, crop = plan(net)
+    sgd = Sgd(0.01, 0.0, 0.0, 0.0)
+    w, m = net.row.clone(), torch.zeros_like(net.row)
+    net.native.train(w, m, net.images, order, crop, 8, sgd)
+    close(w, trained_by_torch(net, order, crop, 8, sgd)[0])
+
+
+def test_a_diverging_client_is_found():
+    """Training at a rate of 1e6 without clipping ends in rows that are not finite or far beyond the limit, as torch's."""
+    for kind in ("odd", "mlp"):
+        net = make(kind)
+        order, crop = plan(net, epochs=6)
+        sgd = Sgd(1e6, 0.9, 0.0, 0.0)
+        w, m = net.row.clone(), torch.zeros_like(net.row)
+        loss = net.native.train(w, m, net.images, order, crop, 8, sgd)
+        want, _, want_loss = trained_by_torch(net, order, crop, 8, sgd)
+        for row, total in ((w, loss), (want, want_loss)):
+            assert not float(row.abs().max()) < 4096  # true for NaN as well
+            assert not total < 1e4
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_bad_weight_is_passed_on(value, form):
+    """In any layer: a loss that is not finite, hence a gradient and, after a step, a row that is none."""
+    net = make("odd", form=form)
+    for name, layer in net.ensemble.layers(net.row.clone()[None]).items():
+        at = layer.storage_offset() + int(layer[0].numel()) - 1
+        row = net.row.clone()
+        row[at] = value
+        loss, g = net.gradient(np.arange(7), row=row)
+        module = copy.deepcopy(net.module)
+        nn.utils.vector_to_parameters(row[: net.ensemble.size], module.parameters())
+        x = net.ensemble.normalise(torch.from_numpy(net.pixels[:7])).permute(0, 3, 1, 2)
+        want = nn.functional.cross_entropy(module(x), torch.from_numpy(net.labels[:7])).item()
+        assert np.isfinite(loss) == np.isfinite(want), name
+        if not np.isfinite(want):
+            assert not bool(torch.isfinite(g).all()), name
+        net.native.step(row, torch.zeros_like(row), g, SGD)
+        assert not bool(torch.isfinite(row).all()), name
+
+
+# scores -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("n", [1, 7, 16, 33])
+@pytest.mark.parametrize("kind", NETS)
+def test_scores_of_several_rows(kind, n):
+    net = make(kind)
+    rows = torch.stack([net.row, net.row * 0.9, net.row * -1.1])
+    order = net.rng.permutation(net.m)[:n]
+    scores = net.native.score(rows, net.images, numbers(order), logits=True, features=True)
+    with torch.no_grad():
+        x = net.ensemble.normalise(torch.from_numpy(net.pixels[order]))
+        logits = net.ensemble.logits(net.ensemble.ready(rows), net.ensemble.prepare(x[None]))
+        features = net.ensemble.features(rows, x.expand(3, *x.shape), "head")
+    labels = torch.from_numpy(net.labels[order]).expand(3, n)
+    losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(torch.from_numpy(scores.logits), logits, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(torch.from_numpy(scores.features), features, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(torch.from_numpy(scores.losses), losses, rtol=2e-5, atol=2e-5)
+    assert np.array_equal(scores.predicted, scores.logits.argmax(2))
+    assert np.array_equal(scores.predicted, logits.argmax(2).numpy())
+
+
+def test_the_first_of_equal_logits_is_predicted():
+    net = make("mlp")
+    row = net.row * 0
+    assert not net.native.score(row[None], net.images, numbers([0, 1, 2])).predicted.any()
+
+
+# the greedy search ------------------------------------------------------------------------------------------------------
+def sums_of(net):
+    """Two float64 sums and a row, with a large, a tiny and a zero weight among them."""
+    x, y = (torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width)) for _ in range(2))
+    w = net.row.clone()
+    w[:3] = torch.tensor([4000.0, 1e-30, 0.0])
+    return x, y, w
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_candidates_sums_are_rounded_once(form):
+    """Against exact fractions: x + p w and y - p w are the nearest float64, their averages the quotients in float64, then in float32."""
+    net = make("mlp", form=form)
+    x, y, w = sums_of(net)
+    p, p_x, p_y = 0.0123, 0.4567, 0.8901
+    pair = torch.full((2, net.ensemble.width), 7.0)
+    x_j, y_j = net.native.candidate(x, y, w, p, p_x, p_y, pair)
+    for new, old, share, total, average in ((x_j, x, p, p_x, pair[0]), (y_j, y, -p, p_y, pair[1])):
+        exact = [
+            float(Fraction(a) + Fraction(share) * Fraction(b)) for a, b in zip(old.tolist(), w.tolist(), strict=True)
+        ]
+        assert new.tolist() == exact
+        assert average.tolist() == [float(np.float32(a / total)) for a in exact]
+        in_two = old.numpy() + share * w.double().numpy()
+        assert 0 < np.count_nonzero(in_two != new.numpy()) < len(w) / 5  # a product that is rounded by itself shows
+
+
+def test_a_candidate_is_torchs():
+    """`Backend.candidate` of two clients in lock-step, which writes the same sums but for the rounding of the product."""
+    net = make("mlp")
+    x, y, w = (torch.stack([v, v.flip(0)]) for v in sums_of(net))
+    p, p_x, p_y = np.array([0.0123, 0.2]), np.array([0.4567, 0.5]), np.array([0.8901, 0.6])
+    pairs = torch.zeros(2, 2, 2, net.ensemble.width)
+    by_torch = Backend.candidate(SimpleNamespace(ensemble=net.ensemble), x, y, w, p, p_x, p_y, pairs[0])
+    for i in range(2):
+        ours = net.native.candidate(x[i], y[i], w[i], p[i], p_x[i], p_y[i], pairs[1, i])
+        for a, b in zip(ours, by_torch, strict=True):
+            assert bool(((a - b[i]).abs() <= 2**-52 * ((p[i] * w[i]).abs() + b[i].abs())).all())
+    torch.testing.assert_close(pairs[1], pairs[0], rtol=2**-22, atol=0)

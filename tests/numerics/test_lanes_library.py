@@ -1,0 +1,224 @@
+"""The library of the CPU kernels: its forms, compilers and processors give the same bits, what cannot be used says why, sanitizers."""
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from setuptools import Distribution, Extension
+from test_lanes import FORMS, ROOT, make, numbers, plan
+from torch import nn
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.models.cnn import CNN
+from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.native import Native, Sgd
+
+
+def setup_py(file="setup.py"):
+    spec = importlib.util.spec_from_file_location("of_the_installation", ROOT / file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def bits(kind, form, path=native.LIBRARY):
+    """Everything that 40 steps and a scoring leave, as bytes."""
+    net = make(kind, form=form, path=path)
+    order, crop = plan(net, n=40, epochs=10)
+    w, m = net.row.clone(), torch.zeros_like(net.row)
+    # four steps an epoch, the last of 1: 40 images in mini-batches of 13
+    loss = net.native.train(w, m, net.images, order, crop, 13, Sgd(0.01, 0.9, 1e-3, 20.0))
+    pair = torch.stack([w, net.row])
+    scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
+    sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
+    assert np.isfinite(loss)
+    parts = (loss, w.numpy(), m.numpy(), *scores, *(s.numpy() for s in sums), pair.numpy())
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+
+
+@pytest.mark.parametrize("kind", ["odd", "mlp", "grey"])
+def test_every_form_gives_the_same_bits(kind):
+    assert FORMS[-1] == "portable"
+    first = bits(kind, FORMS[0])
+    for form in FORMS[1:]:
+        assert bits(kind, form) == first, form
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang", "zig"])
+def test_every_compiler_gives_the_same_bits(name, tmp_path):
+    zig = importlib.util.find_spec("ziglang") is not None
+    if not (zig if name == "zig" else shutil.which(name)):
+        pytest.skip(f"{name} is not here")
+    build = setup_py()
+    compiler = build.compilers()[-1] if name == "zig" else [name]
+    build.compile_lanes(compiler, ROOT / "dpfl_mpi/models/lanes.c", tmp_path / "_lanes.so")
+    for form in FORMS:
+        assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
+
+
+def test_two_installations_at_once_do_not_take_each_others_copy(tmp_path, monkeypatch):
+    build, compiler, copy = setup_py(), setup_py().compilers()[0], shutil.copyfile
+    source, target = tmp_path / "lanes.c", tmp_path / "_lanes.so"
+    source.write_text("static int nothing;\n")  # the same in every form
+
+    def another_in_between(*paths):
+        copy(*paths)
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        build.compile_lanes(compiler, source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", another_in_between)
+    build.compile_lanes(compiler, source, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_lanes.so", "lanes.c"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # zig compiles a C library first
+def test_another_processor_gives_the_same_bits(tmp_path):
+    """The portable form cross-compiled by zig for ARM and run by QEMU's user emulation, against the widest form here."""
+    machine = "aarch64"
+    if importlib.util.find_spec("ziglang") is None or not shutil.which(f"qemu-{machine}"):
+        pytest.skip("needs ziglang and qemu-user")
+    build, said = setup_py(), []
+    files = [f"-I{ROOT / 'dpfl_mpi/models'}", str(ROOT / "tests/numerics/lanes_entries.c"), "-w", "-lm"]
+    widest = native.FORMS[FORMS[0]]
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", "-DFORM=128"]
+    for name, compiler, runner in (
+        ("here", [*build.compilers()[0], f"-DFORM={widest}", *build.FORMS[widest]], []),
+        ("there", zig, [f"qemu-{machine}"]),
+    ):
+        program = str(tmp_path / name)
+        subprocess.run([*compiler, *build.FLAGS, *files, "-o", program], check=True, capture_output=True)
+        said.append(subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout)
+    assert said[0] == said[1] and said[0].count("\n") == 10
+
+
+def test_what_cannot_be_used_says_why(tmp_path):
+    net = make("mlp")
+    scale, shift = net.ensemble.scale, net.ensemble.shift
+    with pytest.raises(UserError, match=r"--kernels is avx9; this processor and library have .*portable"):
+        Native(net.module, net.shape, scale, shift, "avx9")
+    with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Linear"):
+        Native(nn.Linear(4, 2), (2, 2, 1), scale, shift)
+    with pytest.raises(UserError, match=r"the CPU kernels were not built: .* is not there; install again"):
+        Native(net.module, net.shape, scale, shift, path=tmp_path / "_lanes.so")
+    (tmp_path / "text.so").write_text("no library")
+    with pytest.raises(UserError, match="the CPU kernels cannot be loaded"):
+        Native(net.module, net.shape, scale, shift, path=tmp_path / "text.so")
+
+
+def test_a_model_that_inherits_from_one_of_ours_computes_itself():
+    """Its forward may differ: neither our kernels nor our stacked products know."""
+
+    class Mine(CNN):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    mine = Mine((16, 16, 3), 10, (6, 16), (120, 84))
+    assert not native.computes(mine) and Ensemble(mine, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
+    with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Mine"):
+        native.describe(mine)
+
+
+def test_a_model_that_names_a_part_of_itself_is_refused():
+    class More(CNN):
+        def __init__(self):
+            super().__init__((16, 16, 3), 10, (6, 16), (120, 84))
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def lanes(self):
+            return super().lanes()
+
+    with pytest.raises(UserError, match=r"what More\.lanes names must be all of the model"):
+        native.describe(More())
+
+
+def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
+    """pip is asked for one from PyPI; where that does not work either, the build says so and goes on without the library."""
+    for name in ("CC", "CFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    backend, build = setup_py("_build/backend.py"), setup_py()
+    monkeypatch.setenv("CC", "my-cc -m64")
+    assert backend._compiler() == [] and build.compilers()[0] == ["my-cc", "-m64"]
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert backend._compiler() == ["ziglang>=0.13"]
+    assert [c[1:4] for c in build.compilers()] == [["-m", "ziglang", "cc"]]
+    monkeypatch.setattr(build, "compilers", lambda: [["no-such-cc"]])
+    command = build.BuildLanes(Distribution())
+    command.build_lib, command.inplace = str(tmp_path), False
+    command.build_extension(Extension("dpfl_mpi.models._lanes", [str(ROOT / "dpfl_mpi/models/lanes.c")]))
+    assert "no C compiler works here, so PyTorch will compute (no-such-cc: " in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_library_of_another_source_is_refused(tmp_path):
+    """The library here, which says that it was made of another lanes.c: no compiler is needed to test it."""
+    digest = hashlib.sha256((ROOT / "dpfl_mpi/models/lanes.c").read_bytes()).hexdigest().encode()
+    library = native.LIBRARY.read_bytes()
+    assert library.count(digest) == 1
+    (tmp_path / "_lanes.so").write_bytes(library.replace(digest, digest[::-1]))
+    with pytest.raises(UserError, match=r"the CPU kernels are of another version of lanes\.c; install again"):
+        native.load(tmp_path / "_lanes.so")
+
+
+def test_arrays_that_would_be_misread_are_refused():
+    net = make("mlp")
+    w = net.row.clone()
+    with pytest.raises(ValueError, match="an image that is not among the 40"):
+        net.native.score(w[None], net.images, numbers([0, 40]))
+    with pytest.raises(ValueError, match="images of 6 rows; the model reads 8"):
+        net.native.images(np.zeros((40, 6, 6, 1), np.uint8), net.labels)
+    with pytest.raises(ValueError, match="a label that is not among the 10"):
+        net.native.images(net.pixels, net.labels + 1)
+    with pytest.raises(ValueError, match="a crop beyond the border of 8"):
+        net.native.gradient(w, w.clone(), net.images, numbers([0]), np.array([[9], [0], [0]], np.uint8))
+    with pytest.raises(ValueError, match="int64"):
+        net.native.score(w[None], net.images, np.array([0]))
+    with pytest.raises(ValueError, match="without gaps"):
+        net.native.gradient(w, torch.zeros(len(w), 2)[:, 0], net.images, numbers([0]))
+    with pytest.raises(ValueError, match="float64"):
+        net.native.gradient(w.double(), w, net.images, numbers([0]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+def test_sanitizers(tmp_path):
+    """Every entry in every form: no access beyond an array, also of the work space, where poisoned gaps lie between its parts."""
+    source = (ROOT / "dpfl_mpi/models/lanes.c").read_text()
+    carve = "  k->size += (bytes + 63) / 64 * 64;\n"
+    assert source.count(carve) == 1
+    poison = "  if (p) __asan_poison_memory_region((char *)p + (bytes + 7) / 8 * 8, k->size - (int64_t)((char *)p - memory) - (bytes + 7) / 8 * 8);\n"
+    poisoned = source.replace(carve, carve.replace("* 64;", "* 64 + 64;") + poison)
+    (tmp_path / "lanes.c").write_text("#include <sanitizer/asan_interface.h>\n" + poisoned)
+    flags = [
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-ffp-contract=off",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+    ]
+    said = []
+    for form in FORMS:
+        width = native.FORMS[form]
+        command = ["gcc", *flags, f"-DFORM={width}", *setup_py().FORMS[width], f"-I{tmp_path}"]
+        program = tmp_path / form
+        made = subprocess.run(
+            [*command, str(ROOT / "tests/numerics/lanes_entries.c"), "-o", str(program), "-lm"],
+            capture_output=True,
+            text=True,
+        )
+        if "cannot find -lasan" in made.stderr:
+            pytest.skip("gcc has no sanitizers here")
+        assert made.returncode == 0, made.stderr
+        ran = subprocess.run([str(program)], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        said.append(ran.stdout)
+    assert len(set(said)) == 1 and "nan" not in said[0]

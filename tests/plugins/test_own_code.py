@@ -1,0 +1,451 @@
+"""Code of one's own: what belongs to it, who executes it and when, and that an edit of any of it is another Run."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import own
+import pytest
+from launch import ROOT, mpirun, run_here
+
+from dpfl_mpi import evaluate, plugins, prepare, show, sweep
+from dpfl_mpi.__main__ import parse
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.methods import declared, local_epochs
+from dpfl_mpi.plugins import admit, find, names
+from dpfl_mpi.plugins.code import in_path
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+from dpfl_mpi.sweep import wanted
+
+MARK = "from pathlib import Path\nPath({!r}).touch()\n"
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    """Nothing is admitted before a test, nor after it."""
+    monkeypatch.setattr(plugins, "ADMITTED", {})
+    monkeypatch.setattr(plugins, "LOADED", {})
+
+
+def run_of(folder, **more):
+    """Return the Run of the folder's method, on digits and the MLP."""
+    return Run(method=str(folder / "mine.py"), **own.SMALL | more).resolve()
+
+
+# what belongs to the code ----------------------------------------------------------------------------------------------
+FILES = {
+    "start": "import a\nfrom . import b\nfrom .c import x\nimport pack.part as p\ndef later():\n    import d\n",
+    "a": "import e, os\n",
+    "b": "",
+    "c": "x = 1\n",
+    "d": "",
+    "e": "",
+    "pack/__init__": "from .inside import y\n",
+    "pack/inside": "y = 1\n",
+    "pack/part": "from ..b import z\n",
+    "bare/deep": "",
+    "other": "",
+    "json": "",
+}
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text(text)
+
+
+def test_what_a_file_imports_from_its_folder(tmp_path):
+    """Absolute and relative imports, packages with what runs before their modules, imports inside functions; what it does not import is not its."""
+    write(tmp_path, **FILES)
+    code = in_path("--method", tmp_path / "start.py")
+    assert set(code.modules) == {"start", "a", "b", "c", "d", "e", "pack", "pack.inside", "pack.part"}
+    assert code.start == "start"
+    inside = in_path("--method", tmp_path / "pack" / "part.py")  # the folder around the outermost package
+    assert (inside.start, set(inside.modules)) == ("pack.part", {"pack", "pack.part", "pack.inside", "b"})
+    write(tmp_path, start="import json, bare.deep, numpy\n")  # its own json.py goes before Python's
+    (tmp_path / "numpy").mkdir()  # a bare folder does not go before an installed package
+    assert set(in_path("--method", tmp_path / "start.py").modules) == {"start", "json", "bare", "bare.deep"}
+
+
+def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
+    write(tmp_path / "one", **FILES)
+    first = in_path("", tmp_path / "one" / "start.py").sha256
+    write(tmp_path / "two", **{"renamed" if n == "start" else n: text for n, text in FILES.items()})
+    assert in_path("", tmp_path / "two" / "renamed.py").sha256 == first
+    for name in FILES:
+        write(tmp_path / "one", **{name: FILES[name] + "#\n"})
+        changed = in_path("", tmp_path / "one" / "start.py").sha256 != first
+        assert changed == (name not in ("bare/deep", "other", "json")), name
+        write(tmp_path / "one", **{name: FILES[name]})
+    assert in_path("", tmp_path / "one" / "start.py").sha256 == first
+
+
+def test_files_of_one_content_are_executed_under_their_own_names(tmp_path):
+    """Two methods of the same text in one process, and a file that is renamed between two Runs."""
+    write(
+        tmp_path,
+        **dict.fromkeys(("mine_a", "mine_b"), own.METHOD.replace('title="Mine", ', "")),
+        helper="SCALE = 1.0\n",
+    )
+    runs = [Run(method=str(tmp_path / f"mine_{name}.py"), **own.SMALL).resolve() for name in "ab"]
+    assert runs[0].contents["method"] == runs[1].contents["method"]
+    assert [find("method", run.method).title for run in runs] == ["mine_a", "mine_b"]
+
+
+def test_what_was_hashed_is_what_runs(tmp_path):
+    """Not a file that was edited meanwhile, and not the bytecode beside it, which Python tells from an older one by whole seconds."""
+    method = own.folder(tmp_path) / "mine.py"
+    held = admit("method", str(method))
+    method.write_text("raise RuntimeError\n")
+    assert find("method", str(method)).title == "Mine"
+    method.write_text(own.METHOD.replace('"Mine"', '"Ours"'))  # as long as before
+    os.utime(method, (1, 1))
+    assert admit("method", str(method)) != held
+    assert find("method", str(method)).title == "Ours"
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_two_folders_may_have_helpers_of_one_name(tmp_path):
+    """And both are there at once, for imports that happen later, too."""
+    later = "def init(fed):\n    from helper import SCALE\n    return SCALE\n\ndef round(fed, state, t): pass\n"
+    for name, scale in (("v1", 1), ("v2", 2)):
+        own.folder(tmp_path / name, mine=later, helper=f"SCALE = {scale}\n")
+    found = {}
+    for name in ("v1", "v2"):
+        path = str(tmp_path / name / "mine.py")
+        admit("method", path)
+        found[name] = find("method", path)
+    assert [found[name].init(None) for name in ("v1", "v2")] == [1, 2]
+    assert "helper" not in sys.modules and str(tmp_path / "v1") not in sys.path
+
+
+# names ------------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package `lab` that announces a method, a model and a data set; executing any of it leaves a mark."""
+    site = tmp_path / "site"
+    mark = MARK.format(str(tmp_path / "executed"))
+    texts = {
+        "gossip": own.METHOD.replace("import helper", "from lab import helper"),
+        "nets": own.MODEL,
+        "trees": own.DATA,
+    }
+    parts = {"helper": "SCALE = 1.0\n", "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n"}
+    write(site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()})
+    info = site / "lab-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
+        "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, capsys):
+    """Listing and admitting them executes nothing; a shipped name wins over an announced one."""
+    assert names("method")[-1] == "lab_gossip" and "lab_net" in names("model") and "lab_trees" in names("dataset")
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    assert "lab_gossip" in capsys.readouterr().out
+    assert admit("method", "fedavg") == "" and find("method", "fedavg").title == "FedAvg"
+    assert admit("model", "lab_net").startswith("code:")
+    assert not (tmp_path / "executed").exists()
+    run = Run(method="lab_gossip", dataset="lab_trees", model="lab_net", **own.SMALL).resolve()
+    assert run.slug().startswith("lab_trees-pathological-lab_gossip-B1-s42-")
+    assert set(run.contents) == {"method", "dataset", "model"}
+    assert (
+        find("model", "lab_net").HEAD == "head" and find("model", "lab_net").build((3, 3, 1), 4).head.out_features == 4
+    )
+    before = run.slug()
+    (package / "lab" / "helper.py").write_text("SCALE = 2.0\n")
+    assert Run(method="lab_gossip", dataset="lab_trees", model="lab_net", **own.SMALL).resolve().slug() != before
+
+
+def test_module_and_object(package):
+    """`MODULE:` is what the entry point of that module is, and the same Run."""
+    keys = [Run(method=m, **own.SMALL).resolve().key() for m in ("lab_gossip", "lab.gossip:")]
+    assert keys[0] == keys[1]
+    with pytest.raises(UserError, match=r"--model is lab.nets:build_it; the module lab.nets has no build_it"):
+        admit("model", "lab.nets:build_it"), find("model", "lab.nets:build_it")
+
+
+def test_one_name_of_two_packages_is_refused(package, tmp_path, monkeypatch):
+    info = tmp_path / "second" / "den-2.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: den\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[dpfl_mpi.methods]\nlab_gossip = den.method\n")
+    monkeypatch.syspath_prepend(tmp_path / "second")
+    with pytest.raises(UserError, match=r"a name that den \(den.method\) and lab \(lab.gossip\) announce; write"):
+        admit("method", "lab_gossip")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = = 1\n", "--method is {}, which does not compile: invalid syntax ({}, line 1)"),
+        ("import helper\nhelper.none\n", "--method is {}, which fails: AttributeError: module 'helper' has no attribute 'none' ({}, line 2)"),
+        ("import nowhere\n", "--method is {}, which fails: ModuleNotFoundError: No module named 'nowhere' ({}, line 1)"),
+        ("from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
+        ("raise SystemExit(3)\n", "--method is {}, which fails: SystemExit: 3 ({}, line 1)"),
+        ("x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
+    ],
+)  # fmt: skip
+def test_a_file_that_fails_is_one_sentence(tmp_path, text, sentence):
+    path = own.folder(tmp_path, mine=text) / "mine.py"
+    with pytest.raises(UserError) as refused:
+        Run(method=str(path)).resolve()
+    assert sentence.format(path, path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_names_that_nothing_has(tmp_path):
+    shipped = ROOT / "dpfl_mpi" / "methods" / "fedavg.py"
+    for name, sentence in (
+        ("nope", "--method is nope; allowed are apfl, "),
+        (f"{tmp_path}/nope.py", f"--method is {tmp_path}/nope.py; there is no such file"),
+        ("no.such.module:x", "--method is no.such.module:x; Python finds no module no.such.module"),
+        (str(shipped), "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
+    ):
+        with pytest.raises(UserError) as refused:
+            Run(method=name).resolve()
+        assert sentence in str(refused.value)
+
+
+# the key ------------------------------------------------------------------------------------------------------------------
+def test_an_edit_is_another_run_and_two_files_of_one_stem_do_not_collide(tmp_path):
+    a, b = own.folder(tmp_path / "a"), own.folder(tmp_path / "b")
+    first = run_of(a)
+    assert first.slug().startswith("digits-pathological-mine-B1-s42-")
+    assert run_of(b).slug() == first.slug()  # the same code at another place
+    assert first.key()["method"] == admit("method", str(a / "mine.py")) != str(a / "mine.py")
+    (b / "helper.py").write_text("SCALE = 2.0\n")
+    assert run_of(b).slug() != first.slug()
+    (a / "mine.py").write_text(own.METHOD + "# edited\n")
+    assert run_of(a).slug() not in (first.slug(), run_of(b).slug())
+
+
+def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_path):
+    """Its job has the old name in --out, and reads the file as it is now."""
+    at = own.folder(tmp_path)
+    old = run_of(at)
+    (at / "helper.py").write_text("SCALE = 2.0\n")
+    with pytest.raises(UserError, match=f"the name of another Run; this is {run_of(at).slug()}"):
+        run_here(old.path(tmp_path), {"method": str(at / "mine.py")} | own.SMALL)
+    assert not old.path(tmp_path).exists()
+
+
+def test_a_model_and_a_data_set_are_part_of_the_key_too(tmp_path):
+    a = own.folder(tmp_path)
+
+    def slug():
+        return Run(dataset=str(a / "trees.py"), model=str(a / "nets" / "net.py"), **own.SMALL).resolve().slug()
+
+    first = slug()
+    assert first.startswith("trees-pathological-dpfl-")
+    (a / "nets" / "parts.py").write_text(
+        "from torch import nn\n\ndef hidden(i):\n    return nn.Sequential(nn.Linear(i, 8))\n"
+    )
+    second = slug()
+    (a / "trees.py").write_text(own.DATA.replace("SEED = 0", "SEED = 1"))
+    assert len({first, second, slug()}) == 3
+
+
+def test_options_are_declared_as_the_shipped_ones(tmp_path):
+    mine = own.folder(tmp_path) / "mine.py"
+    assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
+    with pytest.raises(UserError, match=r"--options.size: the method mine has no such option; its options: scale"):
+        Run(method=str(mine), options={"size": 1}).resolve()
+    tried = wanted.trials([Run()], f"{mine}.scale=0.5,1", sweep.settings)
+    assert [run.options for runs in tried.values() for run in runs] == [{"scale": 0.5}, {"scale": 1}]
+    assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
+
+
+# what results say, and who executes -------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """A folder with a method, a model and a data set, and the result of a run of two ranks that was started in it."""
+    at = own.folder(tmp_path_factory.mktemp("outside"))
+    words = ["--method=mine.py", "--model=nets/net.py", "--dataset=trees.py", "--save_models", "--options.scale=0.5"]
+    done = mpirun(2, "-m", "dpfl_mpi", *words, *(f"--{n}={v}" for n, v in own.SMALL.items()), cwd=at)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "mine on trees, pathological, 4 clients" in done.stdout
+    (path,) = (at / "results").glob("*.h5")
+    return at, path, done.stdout
+
+
+@pytest.fixture
+def alone(outside, tmp_path, monkeypatch):
+    """The result where the files have become others, which leave a mark when they are executed; the working directory is theirs."""
+    _, path, _ = outside
+    mark = MARK.format(str(tmp_path / "executed"))
+    own.folder(tmp_path, **{name: mark for name in ("mine", "nets/net", "nets/parts", "trees", "helper")})
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / path.name
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, tmp_path, monkeypatch, capsys):
+    """To the bit; and the same command finds it and says so."""
+    at, path, _ = outside
+    monkeypatch.chdir(at)
+    fields = {"method": "mine.py", "model": "nets/net.py", "dataset": "trees.py", "options": {"scale": 0.5}} | own.SMALL
+    with Result(run_here(tmp_path / "one.h5", fields)) as one, Result(path) as two:
+        assert Result.differences(one, two) == ["model/best"] and one.key == two.key
+    capsys.readouterr()
+    run_here(path, fields, quiet=False)
+    said = capsys.readouterr().out
+    with Result(path) as result:
+        since = result.starts()[0]["time"][:16].replace("T", " ")
+    assert said == f"found, not computed (since {since}); --fresh runs anew\n"
+
+
+def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "analysis"))
+    tables, curves, names = map(importlib.import_module, ("accuracy_table", "learning_curves", "_names"))
+    with Result(alone) as result:
+        method = declared(result.run)
+        assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
+        assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
+        assert local_epochs(result).tolist() == (2 * result["round/epochs"]).tolist()
+        assert names.class_names(result) == ["ash", "birch", "cedar", "elm"]
+        assert names.label(result.run) == "Mine"
+        (row,) = tables.measure([result]).to_dict("records")
+        assert row["method"] == "Mine" and row["setting"].startswith("trees [") and row["mean"] == 100 * result.test_acc
+        assert set(curves.draw([result]).data["method"]) == {"Mine"}
+    assert show.main([str(alone)]) == 0 and "mine on trees, finished" in capsys.readouterr().out
+    assert show.main(["--cite", str(alone)]) == 0
+    assert capsys.readouterr().out.endswith("\n\n@misc{mine, title = {Mine}}\n")
+
+
+def test_no_result_names_what_is_executed(alone, capsys):
+    """Not even one that a stranger wrote, as earlier versions wrote them: without its key the Run used to be resolved."""
+    with h5py.File(alone, "r+") as file:
+        for name in {"key", "declared", "checksum"} & set(file.attrs):
+            del file.attrs[name]
+    with Result(alone) as result:
+        assert declared(result.run).title == "mine"
+        with pytest.raises(UserError, match="it is executed only where a command line or a Run names it"):
+            find("method", result.run.method)
+    assert show.main([str(alone), "--cite"]) == 0
+
+
+def test_a_number_that_no_method_can_declare_is_not_believed():
+    """A result tells of its method what its code said; 10^30 models would end in an overflow."""
+    for told, models in ((2, 2), (0, 1), (10**30, 1), (True, 1), ("2", 1)):
+        run = SimpleNamespace(method="mine.py", declared={"method": {"name": "mine", "models": told}})
+        assert declared(run).models == models
+
+
+def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):
+    at, _, _ = outside
+    assert evaluate.main([str(alone)]) == 2
+    said = (
+        "error: the run's model is code of its own; name it with --model (nets/net.py), in Python model(k, code=...)\n"
+    )
+    assert capsys.readouterr().err == said
+    assert evaluate.main([str(alone), "--model", "nets/net.py"]) == 2
+    assert "--model is nets/net.py; other code than the run's" in capsys.readouterr().err
+    model = ["--model", str(at / "nets" / "net.py")]
+    assert evaluate.main([str(alone), *model]) == 2
+    assert "the run's data set is code of its own; name it with --dataset (trees.py)" in capsys.readouterr().err
+    assert evaluate.main([str(alone), *model, "--dataset", str(at / "trees.py")]) == 0
+    assert "the same for 4 of 4 clients" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_the_old_code_is_not_gone_on_from(tmp_path):
+    breaks = own.METHOD.replace(
+        "def round(fed, state, t):", "def round(fed, state, t):\n    if t == 2: raise KeyboardInterrupt"
+    )
+    at = own.folder(tmp_path, mine=breaks)
+    fields = {"method": str(at / "mine.py")} | own.SMALL | {"rounds": 2}
+    out = tmp_path / "run.h5"
+    with pytest.raises(KeyboardInterrupt):
+        run_here(out, fields, checkpoint_every="1")
+    assert list(Path(f"{out}.checkpoint").glob("000001.*.manifest.h5"))
+    (at / "mine.py").write_text(own.METHOD)
+    with pytest.raises(UserError, match=r"run.h5 holds another Run \(different: method\)"):
+        run_here(out, fields)
+    out.unlink()
+    with pytest.raises(UserError, match=r"holds a checkpoint of another run \(different: method\)"):
+        run_here(out, fields)
+    with Result(run_here(out, fields, fresh=True)) as result:
+        assert result.finished
+
+
+def test_two_versions_in_one_table(outside, alone, tmp_path, monkeypatch):
+    """Two methods of one title are two rows, two data sets of one name two columns: their marks are told apart."""
+    at, path, _ = outside
+    monkeypatch.syspath_prepend(str(ROOT / "analysis"))
+    tables = importlib.import_module("accuracy_table")
+    edited = own.folder(tmp_path / "edited", helper="SCALE = 0.5\n", trees=own.DATA.replace("SEED = 0", "SEED = 1"))
+    fields = {"model": str(at / "nets/net.py"), "options": {"scale": 0.5}} | own.SMALL
+    other = {"method": str(edited / "mine.py"), "dataset": str(at / "trees.py")}
+    third = {"method": str(at / "mine.py"), "dataset": str(edited / "trees.py")}
+    paths = [path, run_here(tmp_path / "b.h5", fields | other), run_here(tmp_path / "c.h5", fields | third)]
+    with Result(paths[0]) as a, Result(paths[1]) as b, Result(paths[2]) as c:
+        rows = tables.measure([a, b, c])
+    assert len(rows) == 3 and list(rows["n"]) == [1, 1, 1]
+    assert rows["setting"].nunique() == 2 and len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
+    assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
+
+
+# MPI ----------------------------------------------------------------------------------------------------------------------
+SCRIPT = """
+import os, sys
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+os.chdir(sys.argv[1] if rank == 0 else sys.argv[2])
+from dpfl_mpi.__main__ import main
+try:
+    main(sys.argv[3:])
+except SystemExit as end:
+    code = end.code
+assert MPI.COMM_WORLD.allgather(code) == [2, 2]
+"""
+
+
+def test_ranks_that_see_other_files_are_refused(tmp_path):
+    """As on a node whose copy is old: one sentence, which names the rank, and exit code 2 on every rank. A model fails after MPI has started."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    a = own.folder(tmp_path / "a")
+    b = own.folder(tmp_path / "b", helper="SCALE = 2.0\n")
+    words = ["--quiet", *(f"--{n}={v}" for n, v in own.SMALL.items())]
+    done = mpirun(2, tmp_path / "script.py", a, b, "--method=mine.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("error: rank 1 on ") and done.stderr.count("\n") == 1
+    assert "--method is mine.py, of which this is another version than the one that root read" in done.stderr
+    own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
+    done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (
+        f"error: --model is nets/net.py, which fails: ValueError: no such layer ({a}/nets/parts.py, line 1)\n"
+    )
+    assert not list(a.glob("results/*"))
+
+
+# what else takes names --------------------------------------------------------------------------------------------------
+def test_prepare_takes_a_file(tmp_path, monkeypatch, capsys):
+    """A data set with `read` is staged under its short name; its data count by their content."""
+    text = own.DATA.replace("DATA = None", 'DATA = "data/trees.h5"\nSOURCE, NO_DOWNLOAD = "a file", "none"').replace(
+        "def load():", "def read(source):"
+    )
+    at = own.folder(tmp_path, trees=text)
+    monkeypatch.chdir(at)
+    assert prepare.main(["trees.py", "--source", "helper.py"]) == 0
+    assert "data/trees.h5: 240 training and 80 test" in capsys.readouterr().out
+    first = Run(dataset="trees.py", **own.SMALL).resolve()
+    assert len(first.contents["data"]) == 64
+    with Result(run_here(tmp_path / "a.h5", {"dataset": "trees.py", "tau_init": 0} | own.SMALL)) as result:
+        assert result.finished and json.loads(str(result.file.attrs["declared"]))["dataset"] == {"name": "trees"}
+    assert prepare.main(["digits"]) == 2
+    assert (
+        capsys.readouterr().err == "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
+    )

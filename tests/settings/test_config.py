@@ -1,0 +1,328 @@
+"""Run and Job: defaults, budgets, the name of a result, the command line and YAML."""
+
+import dataclasses
+import json
+from typing import Literal
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dpfl_mpi import plugins
+from dpfl_mpi.__main__ import main, parse, parser
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find, names
+from dpfl_mpi.settings import Job, Resolved, Run
+from dpfl_mpi.settings import run as config
+from dpfl_mpi.settings.fields import method_options
+from dpfl_mpi.settings.texts import budget_name
+
+
+@pytest.mark.parametrize(
+    ("budget", "clients", "name"),
+    [
+        (10, 100, 10),
+        ("10", 100, 10),
+        ("0.1N", 100, 10),
+        ("0.05N", 100, 5),
+        (".2N", 100, 20),
+        ("0.2 N", 100, 20),
+        ("0.2*N", 100, 20),
+        ("0.1N", 32, 3),  # 3.2
+        ("0.1N", 36, 4),  # 3.6
+        ("0.1N", 35, 4),  # 3.5: halves go up
+        ("0.1N", 25, 3),  # 2.5: and not to the even number
+        ("0.001N", 100, 1),  # at least 1
+        ("1N", 100, "inf"),
+        ("inf", 100, "inf"),
+        (".inf", 100, "inf"),  # as YAML writes it
+        (100, 100, "inf"),  # k itself and all 99 others
+        (99, 100, 99),
+        (1000, 100, "inf"),
+        (1, 1, 1),
+        (1, 100, 1),
+    ],
+)
+def test_budget_name(budget, clients, name):
+    assert budget_name(budget, clients, counts_self=True) == name
+
+
+def test_budget_that_does_not_count_the_client_itself():
+    assert budget_name(99, 100, counts_self=False) == "inf"
+    assert budget_name(98, 100, counts_self=False) == 98
+    runs = [Run(clients=20, budget=5, budget_counts_self=c).resolve() for c in (True, False)]
+    assert [r.others for r in runs] == [4, 5]
+    assert Run(clients=20, budget="inf").resolve().others == 19
+    assert Run(clients=20, budget=1).resolve().others == 0
+
+
+@pytest.mark.parametrize("budget", [0, -1, "0N", "0.0N", "-0.1N", "1.5", 1.5, "N", "half", "", None, "nan", True])
+def test_budget_refused(budget):
+    with pytest.raises(
+        UserError, match=r"--budget is .*; allowed is a whole number of at least 1, a share .* 0\.1N, or inf"
+    ):
+        budget_name(budget, 100, True)
+
+
+@given(st.integers(1, 1000), st.integers(1, 100))
+@example(150, 69)
+def test_a_share_is_the_nearest_whole_number(clients, percent):
+    """Against integer arithmetic: floor((percent * N + 50) / 100)."""
+    nearest = max(1, (percent * clients + 50) // 100)
+    got = budget_name(f"{percent / 100}N", clients, True)
+    assert got == ("inf" if nearest >= clients and nearest > 1 else nearest)
+
+
+def test_paper_settings_of_cifar10():
+    """`--dataset cifar10` alone: section E of the paper."""
+    run = Run(dataset="cifar10").resolve()
+    expected = {
+        "partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 10, "clients": 100,
+        "model": "cnn", "rounds": 98, "tau_init": 10, "tau_train": 5, "budget": 10, "lr": 0.01, "momentum": 0.9,
+        "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "clip_norm": 20.0, "augment": True, "init": "kaiming",
+        "ggc_period": 1, "ggc_repeats": 1, "tie": "latest", "seed": 42, "partition_seed": 42, "data": "data/cifar10.h5",
+    }  # fmt: skip
+    assert {name: getattr(run, name) for name in expected} == expected
+    assert Run(dataset="cifar10", method="local").resolve().rounds == 100  # preprocessing costs DPFL two rounds
+
+
+def test_authors_code_is_the_other_column():
+    """Same as the paper but for what their code has otherwise; what the user says still counts."""
+    paper, code = (Run(dataset="cifar10", preset=p).resolve() for p in ("paper", "authors_code"))
+    differ = {f.name for f in dataclasses.fields(Run) if getattr(paper, f.name) != getattr(code, f.name)}
+    assert differ == {"preset", "weight_decay", "lr_decay", "tau_init", "rounds", "batch_size"}
+    assert (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size) == (1e-4, 0.998, 15, 32)
+    for name, epochs in (("cifar10", 500), ("cinic10", 250), ("femnist", 100)):  # as many as the baselines
+        dpfl, local = (Run(dataset=name, preset="authors_code", method=m).resolve() for m in ("dpfl", "local"))
+        assert dpfl.tau_init + dpfl.rounds * dpfl.tau_train == epochs == local.rounds * local.tau_train
+    assert Run(dataset="cifar10", preset="authors_code", batch_size=16).resolve().batch_size == 16
+
+
+@pytest.mark.parametrize("method", names("method"))
+@pytest.mark.parametrize("dataset", names("dataset"))
+def test_resolving_twice_changes_nothing(dataset, method):
+    once = Run(dataset=dataset, method=method).resolve()
+    assert once.resolve() == once
+    assert Resolved.from_json(once.to_json()) == once
+    if not hasattr(find("dataset", dataset), "OWN_DATA"):  # else the name needs the file at hand
+        assert Run.from_json(once.to_json()).slug() == Run(dataset=dataset, method=method).slug()
+
+
+def test_an_explicit_default_is_the_same_run():
+    bare = Run(dataset="cifar10")
+    resolved = bare.resolve()
+    for f in dataclasses.fields(Run):
+        explicit = dataclasses.replace(bare, **{f.name: getattr(resolved, f.name)})
+        assert explicit.slug() == bare.slug(), f.name
+    assert Run(dataset="cifar10", budget="0.1N").slug() == Run(dataset="cifar10", budget="10").slug()
+    assert Run(dataset="cifar10", budget=100).slug() == Run(dataset="cifar10", budget="inf").slug()
+
+
+def test_every_other_value_is_another_run():
+    """Each field that decides numbers changes the name; the file of the data counts by its content, not its path."""
+    bare = Run(dataset="digits", model="mlp")
+    other = {
+        "dataset": "cifar10", "partition": "dirichlet", "classes_per_client": 4, "dirichlet_alpha": 0.7, "min_per_class": 1,
+        "clients": 16, "partition_seed": 7, "init": "torch", "method": "local", "rounds": 3, "tau_init": 1, "tau_train": 1,
+        "budget": 3, "budget_counts_self": False, "ggc_period": 2, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
+        "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5, "batch_size": 5, "clip_norm": 5.0,
+        "augment": True, "tie": "earliest", "seed": 5, "on_divergence": "exclude",
+    }  # fmt: skip
+    slugs = {name: dataclasses.replace(bare, **{name: value}).slug() for name, value in other.items()}
+    assert len({*slugs.values(), bare.slug()}) == len(slugs) + 1
+    assert dataclasses.replace(bare, model="cnn").slug() != bare.slug()
+
+
+def test_the_name_says_what_it_is():
+    slug = Run(dataset="cifar10", budget="0.2N", seed=7).slug()
+    head, digest = slug.rsplit("-", 1)
+    assert head == "cifar10-pathological-dpfl-B20-s7"
+    assert len(digest) == 8 and int(digest, 16) >= 0
+    assert str(Run(dataset="cifar10", budget="0.2N", seed=7).path("here")) == f"here/{slug}.h5"
+
+
+def test_a_later_field_orphans_nothing():
+    """A schema with one more field, at its default, gives every old Run its old name; another value gives a new name."""
+    later = dataclasses.make_dataclass(
+        "Later",
+        [("sparsity", float, dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""}))],
+        bases=(Resolved,),
+        frozen=True,
+    )
+    fields = {"dataset": "cifar10", "budget": 20, "weight_decay": 0.0}
+    run = Run(**fields).resolve()
+    assert later(**vars(run)).slug() == run.slug()
+    assert later(**vars(run), sparsity=0.5).slug() != run.slug()
+
+
+def test_numerics_is_part_of_the_name(monkeypatch):
+    before = Run().slug()
+    monkeypatch.setattr(config, "NUMERICS", config.NUMERICS + 1)
+    assert Run().slug() != before
+
+
+def test_a_change_of_some_runs_numbers_leaves_the_others_their_names():
+    """The names of Runs without the controls whose numbers changed are those of the version before."""
+    assert Run(attack="label_flip:0.2").resolve().numerics == Run(drift="0.5:3").resolve().numerics == config.NUMERICS
+    later = ({"attack": "scale:0.2"}, {"drift": "0.5:3", "patience": 2}, {"ggc_repeats": 2})
+    later += ({"drift": "0.5:3", "participation": 0.5}, {"newcomers": 0.1, "method": "scaffold"})
+    later += ({"newcomers": 0.1, "method": "knnper"},)
+    assert [Run(**fields).resolve().numerics for fields in later] == [config.NUMERICS + 1] * 6
+
+
+def test_data_counts_by_content(tmp_path, digits_file):
+    """A copy of a prepared file is the same data; other bytes are another Run."""
+    copy = tmp_path / "elsewhere.h5"
+    copy.write_bytes(digits_file.read_bytes())
+    fields = {"dataset": "image_folder", "model": "mlp"}
+    assert Run(**fields, data=str(copy)).slug() == Run(**fields, data=str(digits_file)).slug()
+    (tmp_path / "a.bin").write_bytes(b"one")
+    (tmp_path / "b.bin").write_bytes(b"two")
+    other = [Run(dataset="cifar10", data=str(tmp_path / f"{name}.bin")).slug() for name in "ab"]
+    assert len({*other, Run(dataset="cifar10").slug()}) == 3
+    with pytest.raises(
+        UserError, match=r"^--data is .*a.bin; the data set digits makes its data itself, and reads no file$"
+    ):
+        Run(data=str(tmp_path / "a.bin")).resolve()
+
+
+def test_a_whole_number_is_the_same_run(tmp_path):
+    """1 and 1.0 are one setting, wherever they come from; so are no model options and none at all."""
+    assert (
+        Run(momentum=0, clip_norm=5, dirichlet_alpha=1).slug()
+        == Run(momentum=0.0, clip_norm=5.0, dirichlet_alpha=1.0).slug()
+    )
+    assert (
+        Run(method="perfedavg", options={"alpha": 1}).slug() == Run(method="perfedavg", options={"alpha": 1.0}).slug()
+    )
+    assert Run(model_options={}).slug() == Run().slug()
+    method = 'from dataclasses import dataclass\n\nfrom dpfl_mpi.settings import option\nfrom dpfl_mpi.methods import Method\n\nMETHOD = Method(title="Mine", topology="none")\n\n\n@dataclass(frozen=True)\nclass Options:\n    """Of mine."""\n\n    share: float = option(1, "a share")\n\n\ndef init(fed):\n    """Return nothing."""\n\n\ndef round(fed, state, t):\n    """Return nothing."""\n'
+    (tmp_path / "mine.py").write_text(method)
+    mine = str(tmp_path / "mine.py")
+    assert type(Run(method=mine).resolve().options["share"]) is float
+    assert Run(method=mine).slug() == Run(method=mine, options={"share": 1.0}).slug()
+
+
+def test_json_of_a_later_version_is_refused():
+    text = json.dumps(json.loads(Run().resolve().to_json()) | {"sparsity": 0.5})
+    with pytest.raises(UserError, match="later version of dpfl_mpi: it does not know sparsity"):
+        Run.from_json(text)
+
+
+# the command line ------------------------------------------------------------------------------------------------------
+def shown(capsys, *arguments):
+    """What --print_config prints."""
+    with pytest.raises(SystemExit) as end:
+        parse([*arguments, "--print_config"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+NOT_THE_DEFAULTS = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2 --partition dirichlet
+    --min_samples 30 --save_models --out x.h5 --block 4"""
+
+
+def test_flags_become_fields():
+    run, job = parse(NOT_THE_DEFAULTS.split())
+    assert (run.budget, run.augment, run.budget_counts_self, run.partition, run.min_samples) == (
+        5,
+        False,
+        False,
+        "dirichlet",
+        30,
+    )
+    assert (job.save_models, job.out, job.block, job.quiet) == (True, "x.h5", 4, False)
+    assert (
+        run
+        == Run(
+            "cifar10", budget=5, augment=False, budget_counts_self=False, partition="dirichlet", min_samples=30
+        ).resolve()
+    )
+
+
+def test_print_config_and_config_are_inverse(capsys, tmp_path):
+    flags = ["--dataset=cifar10", "--budget=inf", "--no-augment", "--seed=7", "--weight_decay=1e-4", "--quiet"]
+    text = shown(capsys, *flags)
+    (tmp_path / "run.yaml").write_text(text)
+    assert parse(["--config", str(tmp_path / "run.yaml")]) == parse(flags)
+    assert shown(capsys, "--config", str(tmp_path / "run.yaml")) == text
+    values = yaml.safe_load(text)
+    assert list(values) == [f.name for settings in (Run, Job) for f in dataclasses.fields(settings)]
+    assert values["rounds"] == 98 and values["budget"] == "inf"  # resolved, not null
+
+
+def test_flags_after_a_config_override_it(tmp_path):
+    (tmp_path / "run.yaml").write_text("dataset: cifar10\nbudget: .inf\nseed: 3\n")
+    run, _ = parse(["--config", str(tmp_path / "run.yaml"), "--seed", "4"])
+    assert (run.dataset, run.budget, run.seed) == ("cifar10", "inf", 4)
+
+
+def test_help_fits_a_terminal(capsys, monkeypatch):
+    """At 80 columns: every field of Run and Job once, with its first words and its group, no line wider."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for settings in (Run, Job):
+        for f in dataclasses.fields(settings):
+            assert f"--{f.name}" in text or f"--[no-]{f.name}" in text, f.name
+            words = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in plugins.KINDS else "")
+            assert words in " ".join(text.split()), f.name
+            assert f"{f.metadata['group']}:" in text
+    for symbol in ("B_c", "tau_init", "tau_train", "P:", "m:", " N", " T ", "eta"):
+        assert symbol in text, symbol
+
+
+NAMED = """dataset data model partition classes_per_client dirichlet_alpha min_per_class clients method budget rounds tau_init
+    tau_train ggc_period ggc_off_rounds lr momentum momentum_state weight_decay lr_decay batch_size clip_norm augment no-augment init
+    budget_counts_self no-budget_counts_self tie ggc_repeats seed partition_seed preset device results out save_models quiet config"""
+
+
+def test_the_papers_symbols_have_flags():
+    """The names that the paper's symbols go by."""
+    assert {f"--{n}" for n in NAMED.split()} <= {o for action in parser()._actions for o in action.option_strings}
+
+
+def test_options_that_are_plain_fields_are_checked_by_their_type():
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        depth: int = 3
+        kind: Literal["a", "b"] = "a"
+
+    assert method_options("own", Options, {"depth": 4}, tuned=True) == {"depth": 4, "kind": "a"}
+    with pytest.raises(UserError, match=r"--options.depth is 0.5; allowed is a whole number$"):
+        method_options("own", Options, {"depth": 0.5}, tuned=True)
+    with pytest.raises(UserError, match=r"--options.kind is 'c'; allowed are a, b$"):
+        method_options("own", Options, {"kind": "c"}, tuned=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"lr": "fast"}, "--lr is 'fast'; allowed is a number above 0$"),
+        ({"lr": float("inf")}, "--lr is inf; allowed is a number above 0$"),
+        ({"lr_decay": 1.5}, "--lr_decay is 1.5; allowed is a number above 0 and at most 1$"),
+        ({"momentum": 1}, "--momentum is 1; allowed is a number of at least 0 and below 1$"),
+        ({"seed": 2**32}, "--seed is 4294967296; allowed is a whole number from 0 to 4294967295$"),
+        ({"clients": True}, "--clients is True; allowed is a whole number of at least 1$"),
+        ({"overlap": 1}, "--overlap is 1; allowed is true or false$"),
+        ({"tie": None}, "--tie is None; allowed are latest, earliest$"),
+        ({"participation": 0.0}, "--participation is 0.0; allowed is a share above 0 and at most 1$"),
+    ],
+)
+def test_one_check_says_what_a_field_takes(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Run(**fields).resolve()
+
+
+def test_print_config_is_for_one_rank_and_refuses_what_a_run_would(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert shown(capsys) == ""
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(SystemExit) as end:
+        parse(["--print_config", "--budget=0"])
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: --budget is 0; allowed")
+    assert yaml.safe_load(shown(capsys, "--method=local"))["rounds"] == 22

@@ -1,0 +1,254 @@
+"""A resolved Run is a value: files that it names count by what they held when it was resolved, and are not read again."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+import starts
+import tiny_result
+from launch import ROOT
+
+from dpfl_mpi import show
+from dpfl_mpi.data.source import content_sha256
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Resolved, Run
+from dpfl_mpi.settings.fields import as_dict, changed, to_flags
+from dpfl_mpi.settings.run import stored_run
+
+N, T = 6, 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One file of each kind that a Run of six clients and two rounds can name, and another of the same name under `other`."""
+    from dpfl_mpi.describe import main as describe
+
+    out = tmp_path_factory.mktemp("named")
+    for at, budget, reach, there, seed in ((out, 3, "0 1\n1 0\n", "1", 42), (out / "other", 2, "2 1\n", "0", 7)):
+        at.mkdir(exist_ok=True)
+        (at / "budget.txt").write_text(f"{budget}\n" * N)
+        (at / "reach.txt").write_text(reach)
+        (at / "available.txt").write_text(f"{there} 1 1 1 1 1\n" * T)
+        shutil.copy(starts.data(), at / "data.h5")
+        flags = to_flags({**starts.small(), "seed": seed, "rounds": T})
+        assert describe([*flags, "--no-measure", f"--save={at / 'partition.json'}"]) == 0
+    with h5py.File(out / "other" / "data.h5", "r+") as file:
+        file["train/labels"][:2] = file["train/labels"][:2][::-1]
+    held = content_sha256(out / "other" / "data.h5")
+    with h5py.File(out / "other" / "data.h5", "r+") as file:
+        file.attrs["sha256"] = held
+    return out
+
+
+NAMED = {
+    "data": "data.h5",
+    "partition": "partition.json",
+    "budget": "budget.txt",
+    "reach": "reach.txt",
+    "available": "available.txt",
+}
+
+
+def run_of(name, path, **fields):
+    """The fields of a Run that names one of these files."""
+    value = f"file:{path}" if name == "partition" else str(path)
+    return starts.small(rounds=T, **fields) | {name: value}
+
+
+@pytest.fixture
+def one(folder, tmp_path, request):
+    """(field, a copy of its file that may be edited, the file with other content)."""
+    name = request.param
+    mine = tmp_path / "files" / NAMED[name]
+    mine.parent.mkdir()
+    shutil.copy(folder / NAMED[name], mine)
+    return name, mine, folder / "other" / NAMED[name]
+
+
+every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
+
+
+@every_file
+def test_what_was_resolved_stays_when_the_file_is_edited_or_deleted(one):
+    name, mine, other = one
+    before = Run(**run_of(name, mine)).resolve()
+    slug = before.slug()
+    shutil.copy(other, mine)
+    after = Run(**run_of(name, mine)).resolve()
+    assert before.slug() == slug != after.slug()
+    assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
+    mine.unlink()
+    assert before.slug() == slug and before.resolve() is before
+    assert before.path("results") == Path("results") / f"{slug}.h5"
+
+
+@every_file
+def test_an_edited_file_is_another_run_for_a_finished_result(one, tmp_path):
+    name, mine, other = one
+    out = starts.here(tmp_path / "out.h5", run_of(name, mine))
+    changed_at = out.stat().st_mtime_ns
+    starts.here(out, run_of(name, mine))  # the same: nothing to do
+    shutil.copy(other, mine)
+    with pytest.raises(UserError, match=rf"out.h5 holds another Run \(different: {name}\); choose another --out"):
+        starts.here(out, run_of(name, mine))
+    assert out.stat().st_mtime_ns == changed_at
+
+
+@every_file
+def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatch):
+    from dpfl_mpi.engine import train
+
+    name, mine, other = one
+    out = tmp_path / "out.h5"
+    monkeypatch.setattr(train.Checkpoints, "clear", lambda self, sure=False: None)  # the checkpoint stays
+    starts.here(out, run_of(name, mine), checkpoint_every="1")
+    assert starts.checkpoint_rounds(out)
+    out.unlink()
+    shutil.copy(other, mine)
+    with pytest.raises(UserError, match=rf"holds a checkpoint of another run \(different: {name}\)"):
+        starts.here(out, run_of(name, mine), checkpoint_every="1")
+    shutil.copy(Path(other).parent.parent / NAMED[name], mine)  # as it was
+    starts.here(out, run_of(name, mine), checkpoint_every="1")
+    with Result(out) as result:
+        assert result.finished and result.key == Run(**run_of(name, mine)).key()
+
+
+@every_file
+def test_a_result_knows_its_files_when_they_are_gone(one, tmp_path, capsys):
+    name, mine, _ = one
+    run = Run(**run_of(name, mine)).resolve()
+    out = starts.here(tmp_path / "out.h5", run_of(name, mine))
+    mine.unlink()
+    with Result(out) as result:
+        assert (result.run, result.key) == (run, run.key()) and result.run.slug() == run.slug()
+    assert show.main([str(out), "--compare", str(out), str(out)]) == 0
+    assert "the settings are the same" in capsys.readouterr().out
+
+
+def without_key(path):
+    """Make a result one of an earlier version."""
+    with h5py.File(path, "r+") as file:
+        del file.attrs["key"], file.attrs["checksum"]
+    return path
+
+
+@every_file
+def test_a_result_of_an_earlier_version_opens_and_compares(one, tmp_path):
+    """Without a key: the one of the files that are there; the path of a file that is gone stands for what it held."""
+    name, mine, other = one
+    out = without_key(starts.here(tmp_path / "out.h5", run_of(name, mine)))
+    run = Run(**run_of(name, mine)).resolve()
+    with Result(out) as result:
+        assert (result.run, result.key) == (run, run.key())
+    starts.here(out, run_of(name, mine))  # still the same
+    mine.unlink()
+    with Result(out) as result:
+        gone = result.key
+    if name == "data":  # such a result keeps the hash of its data
+        assert gone == run.key()
+        return
+    assert {n for n in gone if gone[n] != run.key()[n]} >= {name} and str(mine) in gone[name]
+    shutil.copy(other, mine)
+    with Result(out) as result:
+        assert result.key == Run(**run_of(name, mine)).key()
+
+
+def test_a_checkpoint_of_an_earlier_version_compares(folder):
+    run = Run(**run_of("budget", folder / "budget.txt")).resolve()
+    assert stored_run({"run": run.to_json()}) == (run, run.key())
+    assert stored_run({"run": run.to_json(), "key": json.dumps(run.key())}) == (run, run.key())
+
+
+def test_to_change_a_field_is_to_resolve_anew():
+    run = Run(method="fedprox", finetune_epochs=2, options={"finetune_prox": False}).resolve()
+    assert isinstance(run, Resolved) and run.untuned() == Run(method="fedprox").resolve()
+    assert Run(**as_dict(run)).resolve() == run
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.seed = 1
+
+
+# figures on a laptop -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def common(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "analysis"))
+    import _common
+
+    yield _common
+    sys.modules.pop("_common", None)
+
+
+@every_file
+def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path, common):
+    """By the name of the file, in whatever folder it lay; an edited file that is there is another Run."""
+    name, mine, other = one
+    fields = run_of(name, mine)
+    path = starts.here(Run(**fields).resolve().path(tmp_path / "results"), fields)
+    elsewhere = run_of(name, Path("data") / mine.name)
+    found, missing = common.gather([Run(**fields)], tmp_path / "results")
+    assert [r.path for r in found] == [path] and not missing
+    mine.unlink()
+    for asked in (fields, elsewhere):
+        found, missing = common.gather([Run(**asked)], tmp_path / "results")
+        assert [r.path for r in found] == [path] and not missing
+    found, missing = common.gather([Run(**(elsewhere | {"seed": 3}))], tmp_path / "results")
+    assert not found and "not available in this version" not in missing[0]
+    assert not common.gather([Run(**run_of(name, f"data/x{mine.name}"))], tmp_path / "results")[0]
+    shutil.copy(other, mine)
+    assert not common.gather([Run(**fields)], tmp_path / "results")[0]
+
+
+def test_data_of_ones_own_in_their_usual_place(tmp_path, common, monkeypatch):
+    """image_folder's data/image_folder.h5 counts by its content, too."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    shutil.copy(starts.data(), "data/image_folder.h5")
+    fields = {n: v for n, v in starts.small(rounds=T).items() if n != "data"}
+    path = starts.here(Run(**fields).path(), fields)
+    Path("data/image_folder.h5").unlink()
+    assert not Run(**fields).path().is_file()
+    found, missing = common.gather([Run(**fields)], "results")
+    assert [r.path for r in found] == [path] and not missing
+
+
+def test_two_files_of_one_name_are_told_apart(folder, tmp_path, common):
+    """Where both are gone, neither is guessed."""
+    for at in (folder, folder / "other"):
+        (tmp_path / at.name).mkdir()
+        mine = tmp_path / at.name / "budget.txt"
+        shutil.copy(at / "budget.txt", mine)
+        fields = run_of("budget", mine)
+        starts.here(Run(**fields).path(tmp_path / "results"), fields)
+        mine.unlink()
+    found, missing = common.gather([Run(**run_of("budget", "budget.txt"))], tmp_path / "results")
+    assert not found and "are of different files of one name: name the one to draw" in missing[0]
+
+
+def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, common, monkeypatch):
+    """`RUNS` of analysis/, each with a result of its own beside no data file at all."""
+    from dpfl_mpi.sweep.wanted import runs_of
+
+    monkeypatch.chdir(tmp_path)
+    for file in sorted((ROOT / "analysis").glob("[!_]*.py")):
+        try:
+            runs = runs_of(file)
+        except UserError:
+            continue  # draws what it is given
+        for run in runs:
+            held = Run(**as_dict(run)).resolve({"data": "0" * 64})
+            path = held.path(tmp_path / "results")
+            if not path.exists():
+                tiny_result.empty(path, held)
+        found, missing = common.gather(runs, tmp_path / "results")
+        assert (len(found), missing) == (len(runs), []), file.name
+
+
+def test_changed_fields_are_the_command_line():
+    assert changed(Run(seed=3, augment=False)) == {"seed": 3, "augment": False}
+    assert to_flags({"seed": 3, "augment": False, "quiet": True, "out": None, "options": {"mu": 1.0, "head": "a b"}}) == [
+        "--seed=3", "--no-augment", "--quiet", "--options.mu=1.0", "--options.head=a b"
+    ]  # fmt: skip

@@ -1,0 +1,499 @@
+"""What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import struct
+import tarfile
+import threading
+import zipfile
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import starts
+import tiny_result
+from launch import federation
+from making import folder, images, png, zipped
+from PIL import Image
+
+from dpfl_mpi import __main__, describe, export, prepare
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import in_file, open_source, verify
+from dpfl_mpi.datasets import arrays, image_folder
+from dpfl_mpi.datasets._files import decode
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.storage import files, foreign
+from dpfl_mpi.survival import shm
+from dpfl_mpi.survival.checkpoint import Checkpoints
+from dpfl_mpi.sweep.known import Known, recall
+
+
+def refused(words: str, call, *arguments) -> str:
+    """Check that a call is refused by one sentence with these words; return it."""
+    with pytest.raises(UserError) as error:
+        call(*arguments)
+    assert words in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+# what is deleted and replaced -------------------------------------------------------------------------------------------
+def test_a_note_deletes_only_what_a_run_can_have_left(tmp_path):
+    """Not by `..`, not through a link, not in a folder below; and what is no note of ours says nothing."""
+    mine, name = Path("/dev/shm") / f"mpich_shm_test_{os.getpid()}", f"shm.{socket.gethostname()}"
+    victim, linked = tmp_path / "victim", Path(f"{mine}.link")
+    victim.write_text("kept")
+    try:
+        mine.touch()
+        linked.symlink_to(victim)
+        (tmp_path / f"{name}.0").write_text(f"/dev/shm/../..{victim}\n{victim}\n{linked}\n/dev/shm/..\n{mine}\n")
+        (tmp_path / f"{name}.1").symlink_to(victim)
+        os.mkfifo(tmp_path / f"{name}.2")
+        (tmp_path / f"{name}.3").write_bytes(b"\xff\0")
+        shm.remove_left(tmp_path)
+        assert victim.read_text() == "kept" and linked.is_symlink() and not mine.exists()
+        assert [p.name for p in tmp_path.iterdir()] == ["victim"]
+    finally:
+        mine.unlink(missing_ok=True)
+        linked.unlink(missing_ok=True)
+
+
+def test_a_note_is_not_written_through_a_link(tmp_path):
+    victim, segments = tmp_path / "victim", shm.Segments(tmp_path / "c", 0)
+    victim.write_text("kept")
+    (tmp_path / "c").mkdir()
+    segments.path.symlink_to(victim)
+    segments.noted = {"/dev/shm/none"}  # so that there is something to write
+    segments.note()
+    assert victim.read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", ["text", "link", "device", "folder"])
+def test_fresh_replaces_only_a_result(tmp_path, kind):
+    out = tmp_path / "notes.h5"
+    if kind == "text":
+        out.write_text("mine")
+    elif kind == "link":
+        out.symlink_to(tiny_result.make(tmp_path / "result.h5"))
+    elif kind == "device":
+        out.symlink_to("/dev/null") if os.getuid() else os.mknod(out, 0o20666, os.makedev(1, 3))
+    else:
+        out.mkdir()
+    before = os.lstat(out)
+    refused("notes.h5", starts.here, out, None, *())
+    words = "allowed is the name of a file" if kind == "folder" else "--fresh replaces nothing else"
+    with pytest.raises(UserError, match=words):
+        starts.here(out, fresh=True)
+    after = os.lstat(out)
+    assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, before.st_size)
+
+
+def test_a_temporary_name_cannot_be_waited_for(tmp_path, monkeypatch):
+    path, victim = tmp_path / "r.h5", tmp_path / "victim"
+    victim.write_text("kept")
+    assert files.temporary(path) != files.temporary(path)
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)  # if it could
+    files.temporary(path).symlink_to(victim)
+    with pytest.raises(OSError), files.replacing(path) as part:
+        part.write_text("written")
+    assert victim.read_text() == "kept" and not path.exists()
+
+
+def test_an_export_is_not_written_through_a_link(tmp_path):
+    result, victim = tiny_result.make(tmp_path / "r.h5"), tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "r.csv").symlink_to(victim)
+    assert export.main([str(result)]) == 2 and victim.read_text() == "kept"
+
+
+def test_leftovers_of_others_are_left(tmp_path):
+    path, dead = tmp_path / "r.h5", 2**22 + 7  # above the largest number of a process
+    planted = files.temporary(path).with_name(files.temporary(path).name.replace(f".{os.getpid()}.", f".{dead}."))
+    (tmp_path / "folder").mkdir()
+    planted.symlink_to(tmp_path / "folder")
+    files.remove_leftovers(path)
+    assert not os.path.lexists(planted) and (tmp_path / "folder").is_dir()
+
+
+# images -----------------------------------------------------------------------------------------------------------------
+def stored(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **how)
+    return out.getvalue()
+
+
+def deep_png(values: bytes) -> bytes:
+    """Return a colour PNG of one pixel with 16 bits per channel, which Pillow opens as 8."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" + values)) + chunk(b"IEND", b"")
+
+
+GREY = np.array([[0, 17], [128, 255]], np.uint8)
+PALETTE = Image.fromarray(GREY).convert("P")
+
+
+@pytest.mark.parametrize("name, data, pixels", [
+    ("16 bits", png(GREY.astype(np.uint16) * 257), GREY[..., None]),
+    ("16 bits, tif", stored(Image.fromarray(GREY.astype(np.uint16) * 257), "TIFF"), GREY[..., None]),
+    ("1 bit", stored(Image.fromarray(GREY > 100)), np.array([[[0], [0]], [[255], [255]]])),
+    ("palette", stored(PALETTE), np.repeat(GREY[..., None], 3, 2)),
+    ("opaque", stored(Image.fromarray(GREY).convert("RGBA")), np.repeat(GREY[..., None], 3, 2)),
+    ("grey and opaque", stored(Image.fromarray(GREY).convert("LA")), GREY[..., None]),
+])  # fmt: skip
+def test_images_that_are_exact_in_8_bits(name, data, pixels):
+    assert np.array_equal(decode(data, name, None), pixels)
+
+
+@pytest.mark.parametrize("data, words", [
+    (png(GREY.astype(np.uint16) * 200), "is of 16 bits, and has values that 8 bits do not hold exactly"),
+    (deep_png(b"\x12\x34" * 3), "is of more than 8 bits per channel"),
+    (stored(Image.fromarray(GREY.astype(np.int32)), "TIFF"), "is of 32-bit whole numbers"),
+    (stored(Image.fromarray(GREY.astype(np.float32) / 255), "TIFF"), "is of floats"),
+    (stored(Image.fromarray(GREY).convert("CMYK"), "JPEG"), "is CMYK; allowed are grey, RGB and palettes"),
+    (stored(Image.fromarray(GREY), "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "has 2 frames"),
+    (stored(PALETTE, transparency=17), "has transparent pixels"),
+    (stored(Image.fromarray(np.full((2, 2, 4), 9, np.uint8))), "has transparent pixels"),
+    (b"P6 1 1 1023\n\x03\xff\x00\x01\x00\x02", "is of more than 8 bits per channel"),
+])  # fmt: skip
+def test_images_that_8_bits_do_not_hold(data, words):
+    refused(words, decode, data, "train/a/0.png", None)
+
+
+# what never ends --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dataset", ["image_folder", "arrays", "cifar10", "femnist"])
+def test_a_source_without_an_end(tmp_path, dataset, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for source in (tmp_path / "pipe", Path("/dev/zero")):
+        assert prepare.main([dataset, "--source", str(source), "--out", str(tmp_path / "x.h5")]) == 2
+        assert capsys.readouterr().err.endswith("is not a regular file, but a folder, a pipe or a device\n")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_tar_header_of_gigabytes(tmp_path, kind, mode, limited):
+    """It claims 3 GB, and is followed by zeros, packed in the second case, so that they are there."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, 3 * 2**30
+    with tarfile.open(tmp_path / "a.tar", mode) as archive:
+        archive.fileobj.write(info.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(64 if mode == "w:gz" else 1):
+            archive.fileobj.write(bytes(2**20))
+    refused("truncated or not a tar", image_folder.read, tmp_path / "a.tar")
+
+
+@pytest.fixture
+def limited():
+    """Allow this process no more than another gigabyte, so that what takes more fails."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize("text, words", [
+    (BOMB, "which has anchors (& or *)"),
+    ("options: " + "[" * 3000 + "]" * 3000, "nested more than 8 levels deep"),
+    ("- " * 3000 + "x", "nested more than 8 levels deep"),
+    ("\0", "which is not YAML"),
+])  # fmt: skip
+def test_settings_that_explode(tmp_path, capsys, text, words):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        __main__.parse(["--config", str(tmp_path / "c.yaml")])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and words in error and error.count("\n") == 1
+
+
+def test_settings_from_a_pipe(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemExit) as end:
+        __main__.parse([f"--config={tmp_path / 'pipe'}"])
+    assert end.value.code == 2 and "is not a regular file" in capsys.readouterr().err
+
+
+def test_data_that_claim_terabytes(tmp_path, digits_file, limited):
+    path = tmp_path / "d.h5"
+    path.write_bytes(digits_file.read_bytes())
+    with h5py.File(path, "r+") as file:
+        del file["train/labels"], file["train/images"]
+        file.create_dataset("train/labels", (10**12,), np.uint8, chunks=True)
+        file.create_dataset("train/images", (10**12, 8, 8, 1), np.uint8)
+    refused("train/images claims 64000000000000 bytes, which 0 stored ones cannot hold", in_file, path, "image_folder")
+
+
+# content is verified ----------------------------------------------------------------------------------------------------
+def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
+    path = tmp_path / "d.h5"
+    path.write_bytes(starts.data().read_bytes())
+    run = Run(**starts.small(data=str(path))).resolve()
+    verify(open_source(run))
+    with h5py.File(path) as file:
+        at = file["test/images"].id.get_offset()
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    refused("which is damaged: its content has the sha256", verify, open_source(run))
+    refused("which is damaged", federation, starts.small(data=str(path)))  # as a run starts
+    assert describe.main(["--dataset", "image_folder", "--data", str(path), "--model", "mlp"]) == 2
+
+
+@pytest.mark.parametrize("name, values, words", [
+    ("train/labels", np.full(480, 9, np.uint8), "train/labels has values beyond 0 to 3"),
+    ("train/labels", np.zeros(480), "train/labels is of type float64"),
+    ("train/labels", np.zeros(9, np.uint8), "train/labels has the shape (9,), not (480)"),
+    ("test/images", np.zeros((160, 9, 8, 1), np.uint8), "test/images has the shape (160, 9, 8, 1)"),
+])  # fmt: skip
+def test_data_out_of_their_range(tmp_path, name, values, words):
+    path = tmp_path / "d.h5"
+    path.write_bytes(starts.data().read_bytes())
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file[name] = values
+    refused(words, in_file, path, "image_folder")
+
+
+def test_data_of_another_file(tmp_path):
+    path = tmp_path / "d.h5"
+    path.write_bytes(starts.data().read_bytes())
+    with h5py.File(path, "r+") as file:
+        del file["train/labels"]
+        file["train/labels"] = h5py.ExternalLink(str(starts.data()), "train/labels")
+    refused("train/labels is missing, or leads to another file", in_file, path, "image_folder")
+
+
+def test_a_partition_file_that_was_edited(tmp_path):
+    path = tmp_path / "p.json"
+    words = [
+        "--dataset",
+        "image_folder",
+        "--data",
+        str(starts.data()),
+        "--model",
+        "mlp",
+        "--clients",
+        "3",
+        "--min_per_class",
+        "1",
+    ]
+    assert describe.main([*words, "--save", str(path)]) == 0
+    whole = json.loads(path.read_text())
+
+    def use(**changed: object) -> object:
+        path.write_text(json.dumps(whole | changed))
+        run = Run(**starts.small(partition=f"file:{path}", clients=None)).resolve()
+        return deal(run, open_source(run))
+
+    use()
+    fewer = [{**whole["clients"][0], "train": whole["clients"][0]["train"][1:]}, *whole["clients"][1:]]
+    refused("is not the split it was written with (partition_sha256)", lambda: use(clients=fewer))
+    use(clients=fewer, partition_sha256="")
+    for odd in (True, 1.0, "1", None, 10**30, [1]):
+        train = [*whole["clients"][0]["train"], odd]
+        refused(
+            "is not a partition",
+            lambda t=train: use(clients=[{**whole["clients"][0], "train": t}, *whole["clients"][1:]]),
+        )
+
+
+def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
+    """Any byte of any array, and of what the file says about its Run: "paper" does not become "papez"."""
+    path = tiny_result.make(tmp_path / "r.h5")
+    with Result(path) as result:
+        arrays_of = {name: result[name].tobytes() for name in result.names() if name != "meta/starts"}
+    with h5py.File(path) as file:
+        places = {n: file[n].id.get_chunk_info(0) for n in arrays_of if file[n].chunks and file[n].size}
+        assert all(file[n].fletcher32 for n in places) and set(places) == {n for n in arrays_of if file[n].size}
+    raw = path.read_bytes()
+
+    def flipped(at: int) -> Path:
+        changed = bytearray(raw)
+        changed[at] ^= 8
+        (tmp_path / "flipped.h5").write_bytes(changed)
+        return tmp_path / "flipped.h5"
+
+    for name, place in places.items():
+        for at in {0, place.size // 2, place.size - 1}:
+            with Result(flipped(place.byte_offset + at)) as result:
+                refused(f"is damaged: {name} cannot be read", result.__getitem__, name)
+    refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(raw.index(b'"preset": "paper"') + 14))
+    with Result(flipped(raw.index(b'"device": "cpu"') + 12)) as result:
+        refused("is damaged: meta/starts cannot be read", result.starts)
+    with h5py.File(path) as file:
+        accuracy = struct.pack("<d", file.attrs["test_acc"])
+    with Result(flipped(raw.index(accuracy))) as result:
+        refused("its progress cannot be read", lambda: result.finished)
+
+
+def test_a_result_without_checksums_is_read(tmp_path):
+    """As earlier versions wrote them."""
+    path = tiny_result.make(tmp_path / "r.h5")
+    with Result(path) as result:
+        before = {name: result[name] for name in result.names() if name != "meta/starts"}
+    with h5py.File(path) as old, h5py.File(tmp_path / "old.h5", "w", libver="earliest") as new:
+        for name, values in before.items():
+            new[name] = values
+        new["meta/starts"] = old["meta/starts"][()]
+        new.attrs.update({n: v for n, v in old.attrs.items() if n not in ("checksum", "progress")})
+        new["meta"].attrs.update(old["meta"].attrs)
+    with Result(path) as a, Result(tmp_path / "old.h5") as b:
+        assert Result.differences(a, b) == [] and Result.same_numbers(a, b) and b.finished and b.starts() == a.starts()
+
+
+def two_generations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Path]]:
+    """Return a run cut after round 3, and its two shards, the older one first."""
+    from starts import cut_after
+
+    out = tmp_path / "run.h5"
+    cut_after(monkeypatch, 3, out)
+    return out, sorted(Path(f"{out}.checkpoint").glob("*.shard.h5"))
+
+
+def test_an_older_shard_copied_over_a_newer_one_is_refused(tmp_path, monkeypatch, capsys):
+    out, (older, newer) = two_generations(tmp_path, monkeypatch)
+    newer.write_bytes(older.read_bytes())
+    fed = federation(starts.small())
+    store = Checkpoints(out, fed.run, Job(out=str(out)), fed.world)
+    assert store.restore(fed) is not None and store.round == 1  # the generation before, which is whole
+    assert "is damaged; going back to the one before" in capsys.readouterr().err
+
+
+def test_a_checkpoint_folder_that_leads_elsewhere(tmp_path):
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "000001.h5").write_text("kept")
+    (tmp_path / "r.h5.checkpoint").symlink_to(tmp_path / "others")
+    refused("is a link, or no folder", starts.here, tmp_path / "r.h5")
+    assert (tmp_path / "others" / "000001.h5").read_text() == "kept"
+
+
+# one damaged file -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"jobs": 3}',
+        b"[" * 9000,
+        b'{"cluster": "local", "submitted": 1, "jobs": {"r.h5": "../x"}, "host": "h", "born": {}}',
+    ],
+)
+def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
+    good = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
+    for name, data in (("a", text), ("b", json.dumps(good).encode())):
+        folder(tmp_path / name, {"jobs.json": data})
+    known = Known(Run().resolve(), tmp_path / "r.h5")
+    recall([known], tmp_path)
+    recall([known], tmp_path)  # said once
+    assert known.job_id == "123"
+    assert capsys.readouterr().err.count("the jobs of that submission are not known") == 1
+
+
+@pytest.mark.parametrize("out", ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"])
+def test_names_that_no_result_can_have(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        __main__.parse([f"--out={out}"])
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: --out is ")
+    assert prepare.main(["image_folder", "--source", str(tmp_path), f"--out={out}"]) == 2
+
+
+def test_a_long_setting_is_not_tried_as_a_path():
+    groups = "groups:" + ";".join(",".join(map(str, range(k, k + 10))) for k in range(0, 100, 10))
+    assert len(groups) > 255 and Run(dataset="cifar10", reach=groups).resolve().reach == groups
+
+
+@pytest.mark.parametrize("field, value", [
+    ("rounds", 10**400), ("lr", 10**400), ("lr", 1e400), ("clients", 2**63), ("seed", -1), ("budget", "9" * 400), ("budget", "9" * 400 + "N"),
+    ("budget", "uniform:1:" + "9" * 400), ("reach", "geometric:" + "9" * 400), ("reach", "sites:" + "9" * 400), ("available", "a\0b"), ("data", "a\udcff"),
+])  # fmt: skip
+def test_settings_beyond_all_bounds(field, value):
+    refused(f"--{field} is ", Run(**{field: value}).resolve)
+
+
+def test_an_encrypted_archive(tmp_path):
+    path = zipped(tmp_path / "a.zip", images(("train", "test"), ("a",), 1))
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.arange(9) % 2)
+    for file, read in ((path, image_folder.read), (tmp_path / "a.npz", arrays.read)):
+        raw = bytearray(file.read_bytes())
+        for mark, flag in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flag of encryption in both lists
+            for at in [i for i in range(len(raw)) if raw[i : i + 4] == mark]:
+                raw[at + flag] |= 1
+        file.write_bytes(raw)
+        refused("is encrypted", read, file)
+
+
+def test_a_member_that_is_no_array(tmp_path):
+    np.save(tmp_path / "y.npy", np.arange(9))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x", b"text")
+        archive.write(tmp_path / "y.npy", "y.npy")
+    refused("x is no array", arrays.read, tmp_path / "a.npz")
+
+
+def test_folders_that_are_not_in_utf8(tmp_path):
+    source = folder(tmp_path / "i", images(("train", "test"), ("a",), 2))
+    os.rename(os.fsencode(source / "train" / "a"), os.fsencode(source / "train") + b"/\xff")
+    os.rename(os.fsencode(source / "test" / "a"), os.fsencode(source / "test") + b"/\xff")
+    refused("which is not text in UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {})
+
+
+def test_ctrl_c_while_preparing(tmp_path, monkeypatch, capsys):
+    def interrupted(source: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(image_folder, "read", interrupted)
+    (tmp_path / "i").mkdir()
+    assert prepare.main(["image_folder", "--source", str(tmp_path / "i"), "--out", str(tmp_path / "x.h5")]) == 130
+    assert capsys.readouterr().err == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["i"]
+
+
+def test_a_pipe_is_refused_at_once_and_a_large_file_by_its_size(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(bytes(101))
+    waiting = threading.Timer(20, os._exit, (1,))
+    waiting.start()
+    refused("is not a regular file", foreign.read_text, tmp_path / "pipe")
+    waiting.cancel()
+    refused("is too large; allowed are 100 bytes", foreign.read_bytes, tmp_path / "large", 100)
+    assert foreign.read_bytes(tmp_path / "large", 101) == bytes(101)
+    refused("cannot be read: ", foreign.read_text, tmp_path / "none")
+
+
+def test_a_bound_beyond_all_memory_asks_for_no_more_than_there_is(tmp_path):
+    """As of a manifest, which may be as large as memory: most systems refuse that much at once."""
+    path = tmp_path / "a"
+    path.write_bytes(b"four")
+    assert foreign.read_bytes(path, 2**46) == b"four"
+
+
+def test_what_memory_does_not_hold(tmp_path, monkeypatch):
+    from dpfl_mpi.datasets import _files
+
+    source = folder(tmp_path / "i", images(("train", "test"), ("a",), 20))
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((2000, 40), np.uint8), y=np.arange(2000) % 2)
+    for module in (_files, arrays):
+        monkeypatch.setattr(module, "memory", lambda: 70_000)
+    monkeypatch.setattr(_files, "ROOM", 32 * 32 * 3)
+    refused("holds more images than this machine's memory", image_folder.read, source)
+    refused("is larger than this machine's memory", arrays.read, tmp_path / "a.npz")

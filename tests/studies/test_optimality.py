@@ -1,0 +1,107 @@
+"""The greedy search against all subsets: by hand, and the run's own search as a twin."""
+
+import contextlib
+import csv
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from launch import federation, run_here
+from torch.nn.functional import cross_entropy
+
+from dpfl_mpi import streams
+from dpfl_mpi.models import mlp
+from dpfl_mpi.results import Result
+from dpfl_mpi.studies import optimality
+
+N = 5
+FIELDS = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return run_here(tmp_path_factory.mktemp("saved") / "run.h5", FIELDS, save_models=True)
+
+
+def test_greedy_by_hand():
+    """Three others; R by subset 000 to 111. The order 0, 1, 2 takes 0 (gain 2 against 0), then 1 by a coin, and then it is full."""
+    rewards = np.array([0.0, 2, 1, 3, 5, 5, 4, 2])
+    order = np.array([0, 1, 2])
+    # 0: a = 2, b = R(110) - R(111) = 2: a coin below 1/2 adds. 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: below 1/4 adds
+    assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 2) == 0b011
+    assert (
+        optimality.greedy(rewards, order, np.array([0.4, 0.3, 0.9]), 2) == 0b101
+    )  # not 1; then 2: a = 3, b = 0: added
+    assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 1) == 0b001
+    assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 0) == 0
+    assert [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)] == [0, 0b100, 0b100, 0b100]
+    assert optimality.best_subset(np.array([0.0, 1, 1, 4]), 1) == 1
+
+
+def test_rewards_are_losses_of_averages(saved):
+    """Every subset of client 2's others, by a module in plain PyTorch."""
+    with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
+        models, k = optimality.Models(result, None), 2
+        rewards, others = models.rewards(k), [0, 1, 3, 4]
+        i, p, module = int(fed.row_of[k]), result["client/p"], mlp.build((8, 8, 1), 10)
+        start, n = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
+        images = ((fed.clients.score_x[start : start + n].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
+        labels = fed.clients.score_y[start : start + n]
+        best = result["model/best"].astype(float)
+        for size in range(5):
+            for members in itertools.combinations(range(4), size):
+                chosen = [k, *(others[m] for m in members)]
+                row = (p[chosen] @ best[chosen]) / p[chosen].sum()
+                torch.nn.utils.vector_to_parameters(torch.from_numpy(row).float(), module.parameters())
+                loss = cross_entropy(module(images), labels).item()
+                assert rewards[sum(1 << m for m in members)] == pytest.approx(-loss, abs=1e-5)
+        assert models.test_acc(k, 0) == pytest.approx(result["best/test_acc"][k])
+
+
+def test_it_is_the_search_of_the_runs(saved):
+    """With the order and the coins of a round, it chooses what Algorithms 2 and 3 choose there."""
+    with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
+        models = optimality.Models(result, None)
+        w = models.rows[torch.from_numpy(fed.ids)]
+        for t in (0, 1, 2):
+            fed.begin_round(t)
+            omega = fed.bggc(w)
+            for k in range(N):
+                others = np.delete(np.arange(N), k)
+                order = np.searchsorted(others, fed.shuffle(k, others, 0))
+                coins = streams.stream(fed.run.seed, streams.COIN, k, 1000 * t).random(N - 1)
+                found = optimality.greedy(models.rewards(k), order, coins, 2)
+                assert others[[found >> i & 1 == 1 for i in range(N - 1)]].tolist() == omega.of(k).tolist()
+
+
+def test_the_report(saved, tmp_path, capsys):
+    assert optimality.main([str(saved), "--orders", "30", "--out", str(tmp_path / "o.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "5 clients, B_c = 3, 16 subsets per client, 30 orders" in out
+    rows = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
+    assert len(rows) == 5 * 31 and all(float(r["gap"]) >= 0 and len(r["collaborators"].split()) <= 2 for r in rows)
+    assert all(float(r["gap"]) == 0 for r in rows if r["order"] == "-1")
+    found = 100 * np.mean([float(r["gap"]) < 1e-12 for r in rows if r["order"] != "-1"])
+    assert f"in {found:.1f} % of the orders" in out
+
+
+def test_what_the_run_does_otherwise_is_said(tmp_path, capsys):
+    more = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
+    path = run_here(tmp_path / "a.h5", FIELDS | more, save_models=True)
+    assert optimality.main([str(path), "--orders", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "here a client may choose any other; in the run it reached fewer (--reach)" in out
+    assert "losses are means over images; the run took means over mini-batches (--metric batch)" in out
+
+
+def test_mistakes_are_sentences(saved, tmp_path, capsys):
+    bare = run_here(tmp_path / "bare.h5", FIELDS)
+    many = run_here(tmp_path / "many.h5", FIELDS | {"clients": 17, "rounds": 0}, save_models=True)
+    for words, sentence in (
+        ([str(bare)], "holds no models; run with --save_models"),
+        ([str(many)], "has 17 clients; all subsets are tried of 2 to 16"),
+        ([str(saved), "--orders", "0"], "--orders is 0; allowed is a whole number of at least 1"),
+    ):
+        assert optimality.main(words) == 2
+        assert sentence in capsys.readouterr().err

@@ -1,0 +1,227 @@
+"""Kills without notice: of a rank, of root, of mpirun, at random moments; a full disk; clients that diverge."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import starts
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.window import Inbox
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
+
+RANKS, KILLS = 2, 6
+
+
+def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segments: set[str]) -> str:
+    """Start (or continue) the run and kill something of it at a random moment; return what was killed, "" where it finished."""
+    process = starts.start(RANKS, starts.command(out, fields, checkpoint_every=1, quiet=True))
+    lock = Path(f"{out}.lock")
+    end = time.monotonic() + 120
+    while not lock.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.005)
+    victims = starts.ranks_of(process.pid)
+    target = rng.choice(["rank", "root", "mpirun"])
+    if rng.random() < 0.2:  # while it starts
+        time.sleep(rng.random() * whole_s / 2)
+    else:  # some rounds further, half of the time while files are being written
+        goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)
+        while process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
+            time.sleep(0.002)
+        writing = rng.random() < 0.5
+        while writing and process.poll() is None and not starts.being_written(out):
+            pass
+        time.sleep(rng.random() * 0.01 if writing else rng.random() * 0.3)
+    pid = {"rank": rng.choice(victims or [process.pid]), "root": (victims or [process.pid])[0], "mpirun": process.pid}
+    for victim in victims:
+        segments.update(mapped(str(victim)))
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid[target], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    starts.wait_for(
+        lambda: not any(starts.alive(p) for p in victims), timeout=60
+    )  # ranks follow a killed mpirun by themselves
+    if process.returncode == 0:
+        return ""
+    assert process.returncode != 2, err
+    return target
+
+
+@pytest.mark.timeout(900)
+def test_kills_at_random_moments_change_nothing(tmp_path):
+    fields = starts.small(rounds=25)
+    start = time.monotonic()
+    whole = starts.here(tmp_path / "whole.h5", fields, checkpoint_every="1")
+    whole_s = time.monotonic() - start
+    rng, killed, finished, segments = random.Random(KILLS), [], 0, set()
+    out = tmp_path / "run.h5"
+    while len(killed) < KILLS:
+        if target := kill_once(out, fields, rng, whole_s, segments):
+            killed.append(target)
+            if out.exists():
+                with Result(out) as result:  # it opens, whatever happened
+                    assert result.state.startswith(("running", "stopped", "finished"))
+        else:
+            finished += 1
+            assert starts.same(out, whole)
+            out.unlink()
+    time.sleep(ABANDONED_S)  # what was killed inside MPI's start counts as abandoned only by its age
+    starts.complete(RANKS, out, fields, quiet=True)
+    assert starts.same(out, whole)
+    with Result(out) as result:
+        print(
+            f"{KILLS} kills ({', '.join(killed)}), {finished + 1} finished runs, {len(result.starts())} starts of the last"
+        )
+    assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
+
+
+def test_only_what_nobody_uses_is_removed(tmp_path):
+    """Of MPICH's segments in /dev/shm: an old one goes, one just made or mapped by a process stays."""
+    names = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{i}") for i in range(3)]
+    try:
+        for path in names:
+            path.write_bytes(bytes(4096))
+        for path in names[:2]:
+            os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2)
+        with names[1].open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ):
+            remove_left(tmp_path)
+        assert [path.exists() for path in names] == [False, True, True]
+    finally:
+        for path in names:
+            path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder with 3 MB of room."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no small disk here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Fill a disk while others write to it, and return the file that does."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return path
+
+
+def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_disk, tmp_path):
+    out, fields = small_disk / "run.h5", starts.small(rounds=300)
+    process = starts.start(2, starts.command(out, fields, checkpoint_every=1))
+    starts.wait_for(lambda: max(starts.checkpoint_rounds(out), default=0) >= 2, process)
+    filler = fill(small_disk)
+    message = starts.finish(process, 2)
+    assert "cannot be written: No space left on device" in message
+    assert len([line for line in message.splitlines() if line]) == 1
+    rounds = starts.checkpoint_rounds(out)
+    assert len(rounds) >= 1
+    with Result(out) as result:
+        assert result.last_round >= rounds[-1]
+    filler.unlink()
+    process = starts.start(2, starts.command(out, fields, checkpoint_every=1))
+    starts.wait_for(lambda: max(starts.checkpoint_rounds(out), default=0) > rounds[-1], process)
+    process.send_signal(signal.SIGUSR1)
+    assert "damaged" not in starts.finish(process, 75)
+
+
+def test_windows_that_cannot_fit_are_refused(tmp_path, monkeypatch):
+    from dpfl_mpi.mpi import world as comm
+
+    monkeypatch.setattr(comm, "node_memory", lambda: (1000, "/dev/shm"))
+    with pytest.raises(UserError, match=r"the RMA windows need .* GiB on a node that has .* GiB \(/dev/shm\)"):
+        comm.World(comm.MPI.COMM_SELF).check_memory(2000, "set a smaller --window_gb")
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, client: int, t: int) -> None:
+    """Let a client's model be NaN after its training in round t."""
+    from dpfl_mpi.federation import Federation
+
+    train = Federation.local_opt
+
+    def local_opt(fed, w_KW, *args, **kwargs):
+        w_KW = train(fed, w_KW, *args, **kwargs)
+        if fed.round == t:
+            w_KW[fed.ids == client] = float("nan")
+        return w_KW
+
+    monkeypatch.setattr(Federation, "local_opt", local_opt)
+
+
+def test_a_diverged_client_stops_the_run_with_its_name(tmp_path, monkeypatch):
+    poisoned(monkeypatch, client=2, t=3)
+    boxes, close = [], Inbox.close
+    monkeypatch.setattr(Inbox, "close", lambda box: (boxes.append(box), close(box)))
+    with pytest.raises(UserError, match="client 2 diverged in round 3"):
+        starts.here(tmp_path / "run.h5", checkpoint_every="1")
+    assert boxes and boxes[-1].window is None  # else MPI warns at its end
+    assert starts.checkpoint_rounds(tmp_path / "run.h5") == [1, 2]
+
+
+def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path, monkeypatch):
+    """From the base Run's file as when its rounds are computed again."""
+    poisoned(monkeypatch, client=2, t=1)
+    fields = starts.small(on_divergence="exclude", method="local")
+    base = starts.here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    tuned = fields | {"finetune_epochs": 2}
+    from_file = starts.here(tmp_path / "file.h5", tuned, results=str(tmp_path))
+    again = starts.here(tmp_path / "again.h5", tuned, results=str(tmp_path / "elsewhere"))
+    assert starts.same(from_file, again)
+    with Result(from_file) as result, Result(base) as before:
+        assert np.isfinite(result["best/test_acc"]).all()
+        assert result["best/test_acc"][2] == before["best/test_acc"][2]
+        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, -1, -1]
+
+
+def test_a_client_that_diverges_while_it_is_tuned_is_named(tmp_path, monkeypatch):
+    fields = starts.small(on_divergence="exclude", method="local", finetune_epochs=2)
+    poisoned(monkeypatch, client=2, t=5)  # the first epoch of tuning, after four rounds
+    with Result(starts.here(tmp_path / "run.h5", fields)) as result:
+        assert result["client/diverged_round"].tolist() == [-1, -1, 5, -1, -1, -1]
+        assert result["best/round"][2] <= 4 and np.isfinite(result["best/test_acc"]).all()
+
+
+def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch):
+    from dpfl_mpi.engine import record
+
+    poisoned(monkeypatch, client=2, t=1)
+    fields = starts.small(on_divergence="exclude")
+    whole = starts.here(tmp_path / "whole.h5", fields)
+    whole_round = record.write_round
+
+    def cut(recorder, fed, state):
+        whole_round(recorder, fed, state)
+        if fed.round == 3:
+            fed.close()
+            raise InterruptedError
+
+    out = tmp_path / "run.h5"
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(record, "write_round", cut)
+        starts.here(out, fields, checkpoint_every="2")
+    starts.here(out, fields)
+    assert starts.same(out, whole)
+    with Result(out) as result:
+        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, -1, -1]
+        assert result["best/round"][2] == 0 and np.isfinite(result["best/test_acc"]).all()
+        for t in (1, 2, 3, 4):
+            assert not result.graph(t)[2].any() and not result.graph(t)[:, 2].any()

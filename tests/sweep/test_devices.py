@@ -1,0 +1,282 @@
+"""Which GPU a rank or a Run of a sweep gets, decided without one: a fake nvidia-smi on PATH, and CUDA_VISIBLE_DEVICES."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import starts
+import torch
+from launch import mpirun
+
+from dpfl_mpi.engine.build import pick_backend
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.models.mlp import MLP
+from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
+from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.device import pick_device, why_hidden
+from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.settings import Job
+from dpfl_mpi.sweep import __main__ as sweep
+from dpfl_mpi.sweep import here
+
+ALONE = SimpleNamespace(agree=bool)
+FOUR = "".join(f"GPU {i}: Fake H200 (UUID: GPU-{i}{i}{i}{i}-00)\n" for i in range(4))
+SPLIT = """GPU 0: Fake A100 (UUID: GPU-0000-00)
+  MIG 3g.20gb     Device  0: (UUID: MIG-aaaa-00)
+  MIG 3g.20gb     Device  1: (UUID: MIG-bbbb-00)
+GPU 1: Fake A100 (UUID: GPU-1111-00)
+"""
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """A function that puts an nvidia-smi on PATH which lists what it is told, and unsets CUDA_VISIBLE_DEVICES."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def lists(text):
+        (folder / "list").write_text(text)
+        (folder / "nvidia-smi").write_text(f'#!/bin/sh\ntest "$1" = -L && cat {folder}/list\n')
+        (folder / "nvidia-smi").chmod(0o755)
+
+    return lists
+
+
+def uuids(*numbers):
+    return [f"GPU-{i}{i}{i}{i}-00" for i in numbers]
+
+
+def test_gpus_of_a_node(smi, monkeypatch):
+    smi(FOUR)
+    assert installed_gpus() == visible_gpus() == uuids(0, 1, 2, 3)
+    for text, seen in (
+        ("2,3", ["2", "3"]),
+        ("GPU-1111-00", uuids(1)),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,-1,1", ["0"]),  # CUDA reads no further
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+        assert visible_gpus() == seen, text
+        assert installed_gpus() == uuids(0, 1, 2, 3)
+    smi(SPLIT)
+    assert installed_gpus() == ["MIG-aaaa-00", "MIG-bbbb-00", "GPU-1111-00"]
+    smi("")
+    assert installed_gpus() == []
+
+
+@pytest.fixture
+def four(monkeypatch):
+    """A PyTorch that sees four GPUs; the list returned holds the number that was chosen."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(device.index))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    yield chosen
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_ranks_of_a_node_have_different_gpus(four, wanted):
+    """Local rank modulo the GPUs seen."""
+    devices = [pick_device(wanted, "float32", local_rank) for local_rank in range(6)]
+    assert [d.index for d in devices] == four == [0, 1, 2, 3, 0, 1]
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    assert pick_device("cpu", "float32", 1).type == "cpu"
+
+
+def test_a_gpu_computes_with_recorded_steps():
+    """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
+    ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
+    for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
+        backend = pick_backend(job, ALONE, ensemble, range(3), sgd)
+        assert type(backend) is kind
+        assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
+    with pytest.raises(UserError, match="--kernels is native; the native kernels compute in float32 on a CPU"):
+        pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+
+
+def test_a_rank_without_a_gpu_computes_as_those_with_one():
+    """Nodes may differ under --device auto: no rank may wait for the others' word on the native kernels, which GPUs do not ask for."""
+    ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bf16=False, module=MLP(64, 10)), []
+    world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
+    backend = pick_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
+    assert type(backend) is Backend and asked == [False]
+
+
+def test_why_no_gpu_is_seen(smi, monkeypatch):
+    smi("")
+    assert why_hidden() == ""
+    smi(FOUR)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for value, said in (("", "empty"), ("-1", "-1"), ("NoDevFiles", "NoDevFiles")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert why_hidden() == f"4 GPUs are installed, but CUDA_VISIBLE_DEVICES is {said}"
+    with pytest.raises(UserError, match="--device is cuda; PyTorch sees no GPU here: 4 GPUs are installed, but CUDA_V"):
+        pick_device("cuda", "float32", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert why_hidden() == "4 GPUs are installed, but this PyTorch is built without CUDA"
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    assert "torch.cuda.init()" in why_hidden()
+
+
+def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path):
+    """One line of root, however many ranks; a CPU that was asked for is no news."""
+    smi(FOUR)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    few = starts.small(rounds=1)
+    err = starts.complete(2, tmp_path / "auto.h5", few)
+    said = "warning: --device auto takes the CPU: 4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
+    assert err.splitlines().count(said) == 1
+    assert "GPU" not in starts.complete(2, tmp_path / "cpu.h5", few, device="cpu")
+
+
+SHARING = """
+import sys, torch
+from types import SimpleNamespace
+from mpi4py import MPI
+from dpfl_mpi.settings import Job
+from dpfl_mpi.engine.build import warn_of_device
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.numerics.device import pick_device
+
+gpus, bound = int(sys.argv[1]), sys.argv[2] == "bound"  # bound: each rank sees one GPU, number 0, as under --gpu-bind
+world = World(MPI.COMM_WORLD)
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1 if bound else gpus
+torch.cuda.set_device = lambda device: None
+torch.cuda.get_device_properties = lambda d: SimpleNamespace(uuid=f"GPU-{world.local_rank % gpus if bound else d.index}")
+warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
+"""
+
+
+@pytest.mark.parametrize(("gpus", "how", "most"), [(1, "seen", 3), (2, "seen", 2), (2, "bound", 2), (3, "bound", 0)])
+def test_ranks_that_share_a_gpu_are_counted(tmp_path, gpus, how, most):
+    (tmp_path / "sharing.py").write_text(SHARING)
+    done = mpirun(3, tmp_path / "sharing.py", gpus, how)
+    assert done.returncode == 0, done.stderr
+    line = f"warning: up to {most} ranks share one GPU; they take turns on it, unless CUDA's MPS runs\n"
+    assert done.stderr == (line if most else "")
+
+
+# sweeps ------------------------------------------------------------------------------------------------------------------
+def test_slots_take_turns():
+    slots = here.Slots(["a", "b", "c", "d", "e"], per_run=2, runs_per_gpu=2)
+    assert slots.groups == ["a,b", "c,d"] and slots.most == 4  # e is left over
+    taken = []
+    for _ in range(4):
+        taken.append(slots.free(taken))
+    assert taken == ["a,b", "c,d", "a,b", "c,d"]
+    assert slots.free(["a,b", "c,d", "c,d"]) == "a,b"
+
+
+def test_without_gpus_a_run_keeps_the_environment(monkeypatch):
+    slots = here.Slots([], per_run=1, runs_per_gpu=1)
+    assert slots.most == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert slots.free([]) == here.UNSET
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert slots.free([]) == ""
+
+
+def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
+    smi(FOUR)
+    args = argparse.Namespace(cluster="local", gpus=None, runs_per_gpu=3)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert here.slots_of(args, Job()).most == 12
+    assert "MPS does not run here" in capsys.readouterr().err
+    (tmp_path / "control").touch()
+    assert here.slots_of(args, Job()).groups == uuids(0, 1, 2, 3)
+    assert capsys.readouterr().err == ""
+    assert here.slots_of(args, Job(device="cpu")).groups == []
+
+
+def test_gpus_that_cannot_be(smi, tmp_path, capsys):
+    few = ["--methods", "local", *starts.command(tmp_path, starts.small())[4:], f"--results={tmp_path}"]
+    for text, words, said in (
+        ("", ["--gpus", "1"], "--gpus is 1; a Run can have 1 or more of the GPUs that are visible here (0)"),
+        (FOUR, ["--gpus", "5"], "--gpus is 5; a Run can have 1 or more of the GPUs that are visible here (4)"),
+        (FOUR, ["--gpus", "0"], "--gpus is 0; a Run can have 1 or more"),
+        (FOUR, ["--runs_per_gpu", "0"], "--runs_per_gpu is 0; allowed is a whole number of at least 1"),
+        (FOUR, ["--runs_per_gpu", "2", "--cluster", "slurm"], "--sbatch gres=shard:1"),
+    ):
+        smi(text)
+        assert sweep.main([*few, *words]) == 2
+        assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("sweeps/*"))
+
+
+@pytest.fixture
+def seen(smi, tmp_path):
+    """A function that returns what CUDA_VISIBLE_DEVICES was for each mpirun, sorted: an mpirun that writes it down is first on PATH.
+
+    It computes nothing, unless it is told to go on as `real`.
+    """
+    smi(FOUR)
+    script, folder = tmp_path / "bin" / "mpirun", tmp_path / "seen"
+    folder.mkdir()
+
+    def make(real=""):
+        go_on = f'exec {real} "$@"' if real else "sleep 0.5"
+        script.write_text(f'#!/bin/sh\necho "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$\n{go_on}\n')
+        script.chmod(0o755)
+
+    make()
+    return SimpleNamespace(real=make, read=lambda: sorted(p.read_text().strip() for p in folder.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "expected"),
+    [
+        (None, [], uuids(0, 1)),
+        ("2,3", ["--gpus", "2"], ["2,3", "2,3"]),  # one after the other
+        ("1", ["--runs_per_gpu", "2"], ["1", "1"]),
+        (None, ["--device=cpu"], ["unset", "unset"]),
+        ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
+    ],
+)
+def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatch, visible, words, expected):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    flags = [*starts.command(tmp_path, starts.small())[4:], f"--results={tmp_path}"]
+    sweep.main(["--seeds", "1,2", "--max_parallel", "2", *words, *flags])
+    assert seen.read() == expected
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_with_two_gpus_for_two_ranks(seen, tmp_path, capsys):
+    """Whole Runs: each mpirun has two GPUs of its own. PyTorch cannot use these, and each Run's log says so in one line."""
+    seen.real(shutil.which("mpirun", path=os.environ["PATH"].split(":", 1)[1]))
+    flags = [*starts.command(tmp_path, starts.small(rounds=1))[4:], f"--results={tmp_path}"]
+    assert sweep.main(["--seeds", "1,2", "--max_parallel", "2", "--gpus", "2", "--ranks", "2", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "GPUs visible here: 4; per Run 2, Runs on each 1" in out and "2 finished of 2" in out
+    assert seen.read() == [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]
+    logs = [log.read_text() for log in tmp_path.glob("sweeps/*/*.log")]
+    assert [log.count("warning: --device auto takes the CPU: 4 GPUs are installed, but ") for log in logs] == [1, 1]
+
+
+def test_the_sbatch_file_has_lines_for_gpus(tmp_path):
+    """One rank per GPU where the pair is uncommented, and an MPS daemon that starts before the ranks and ends with the script."""
+    text = (starts.ROOT / "slurm" / "train.sbatch").read_text()
+    pair = dict(re.findall(r"^##SBATCH --(gpus-per-node|ntasks-per-node)=(\d+)$", text, re.M))
+    assert len(pair) == 2 and len(set(pair.values())) == 1
+    lines = re.findall(r"^# ((?:export CUDA_MPS|mkdir).*)$", text, re.M)
+    fake = tmp_path / "nvidia-cuda-mps-control"
+    fake.write_text('#!/bin/sh\ntest "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat\n')
+    fake.chmod(0o755)
+    script = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks']).replace(
+        "/tmp/", f"{tmp_path}/"
+    )
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ranks\nquit\n"), done.stderr

@@ -1,0 +1,106 @@
+"""The table of a sweep: its columns, its refreshing on a terminal, what a log gets."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from dpfl_mpi.sweep.table import Live, Row, lines, screen, summary
+
+NONE = float("nan")
+LONG = "image_folder-pathological-random_graph-Buniform:2:20-s{}-300df09d"
+ROWS = [
+    Row("digits-pathological-dpfl-B8-s1-0aa53c1e", "finished", 20, 20, 0.973),
+    Row("digits-pathological-dpfl-B8-s2-93be07f2", "running", 7, 20, 0.9012),
+    Row("digits-pathological-dpfl-B8-s3-5d7f11c0", "waiting", -1, 20, NONE),
+]
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def seen(text: str) -> list[str]:
+    """Return the screen that a terminal shows after this text; it knows the few codes that are used."""
+    rows, at = [""], 0
+    for code in re.findall(r"\x1b\[\d*[A-Z]|[\r\n]|[^\x1b\r\n]+", text):
+        if code == "\n":
+            at += 1
+            rows += [""] * (at + 1 - len(rows))
+        elif code.endswith("A") and code.startswith("\x1b"):
+            at -= int(code[2:-1])
+        elif code == "\x1b[2K":
+            rows[at] = ""
+        elif code == "\x1b[J":
+            del rows[at:]
+            rows.append("")
+        elif code != "\r":
+            assert not code.startswith("\x1b"), code
+            rows[at] = code
+    return rows
+
+
+def test_the_table_word_for_word():
+    assert lines(ROWS) == [
+        "run                                      state     round  test %",
+        "digits-pathological-dpfl-B8-s1-0aa53c1e  finished  20/20   97.30",
+        "digits-pathological-dpfl-B8-s2-93be07f2  running    7/20   90.12",
+        "digits-pathological-dpfl-B8-s3-5d7f11c0  waiting       -       -",
+    ]
+    assert summary(ROWS) == "1 finished, 1 running, 1 waiting of 3"
+
+
+def test_nothing_is_wider_than_the_terminal_and_the_ends_of_names_stay():
+    rows = [Row(LONG.format(s), "unreadable", 1234, 5000, 1.0) for s in (1, 2)]
+    table = screen(rows, 80, 24)
+    assert max(map(len, table)) == 79  # a full last column would begin a new line on some terminals
+    assert table[1].startswith("…") and "-s1-300df09d  unreadable  1234/5000  100.00" in table[1]
+    assert max(map(len, lines(rows))) > 80  # in a log names are whole
+
+
+def test_a_low_terminal_shows_what_moves():
+    rows = [
+        Row(f"run{i:02d}", "finished" if i < 10 else "running" if i < 12 else "waiting", -1, 5, NONE) for i in range(30)
+    ]
+    table = screen(rows, 80, 10)
+    assert len(table) == 9
+    assert [line.split()[0] for line in table[1:-2]] == ["run10", "run11", "run12", "run13", "run14", "run15"]
+    assert table[-2:] == ["… and 24 more", "10 finished, 2 running, 18 waiting of 30"]
+
+
+def test_it_is_refreshed_in_place(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    out = Terminal()
+    out.write("$ sweep\n")
+    live = Live(out)
+    live.show(ROWS)
+    once = out.getvalue()
+    live.show(ROWS)
+    assert out.getvalue() == once  # nothing changed, nothing flickers
+    later = [ROWS[0], Row(ROWS[1].name, "finished", 20, 20, 0.95), Row(ROWS[2].name, "running", 0, 20, 0.5)]
+    live.show(later)
+    assert seen(out.getvalue()) == ["$ sweep", *lines(later), "2 finished, 1 running of 3", ""]
+    live.end(later[:2])
+    assert seen(out.getvalue()) == ["$ sweep", *lines(later[:2]), "2 finished of 2", ""]
+
+
+def test_a_log_gets_changes_of_state_and_the_table_at_the_end():
+    out = io.StringIO()
+    live = Live(out)
+    live.show(ROWS)
+    live.show([ROWS[0], Row(ROWS[1].name, "running", 8, 20, 0.91), ROWS[2]])
+    assert out.getvalue() == ""
+    later = [ROWS[0], Row(ROWS[1].name, "finished", 20, 20, 0.95), Row(ROWS[2].name, "running", -1, 20, NONE)]
+    live.show(later)
+    assert [line[10:] for line in out.getvalue().splitlines()] == [
+        "digits-pathological-dpfl-B8-s2-93be07f2  finished  round 20/20  test 95.00 %",
+        "digits-pathological-dpfl-B8-s3-5d7f11c0  running",
+    ]
+    live.end(later)
+    assert out.getvalue().splitlines()[2:] == [*lines(later), "2 finished, 1 running of 3"]
+    assert "\x1b" not in out.getvalue()
