@@ -16,8 +16,9 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import short
+from dpfl_mpi.results import schema
 from dpfl_mpi.results.result import Result
-from dpfl_mpi.results.schema import CHUNK, SCHEMA, schema
+from dpfl_mpi.results.schema import CHUNK, SCHEMA
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
