@@ -269,7 +269,7 @@ def test_ranks_show_the_help_once_and_end_without_an_error():
 
 INJECT = """
 import sys
-from dpfl_mpi import federation, config
+from dpfl_mpi import federation; from dpfl_mpi.settings import run as config
 from dpfl_mpi.__main__ import main
 train = federation.Federation.local_opt
 def broken(self, *args, **named):

@@ -9,9 +9,10 @@ from launch import run_here
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from test_analysis import module
 
-from dpfl_mpi import export, metrics, show
+from dpfl_mpi import export, show
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
+from dpfl_mpi.results import scores as metrics
 
 
 def test_scores_are_scikit_learns():

@@ -12,7 +12,7 @@ import own
 import pytest
 from launch import ROOT, mpirun, run_here
 
-from dpfl_mpi import evaluate, plugins, prepare, show, sweep
+from dpfl_mpi import evaluate, plugins, prepare, show
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import declared, local_epochs
@@ -20,6 +20,7 @@ from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import wanted
 
 MARK = "from pathlib import Path\nPath({!r}).touch()\n"

@@ -11,10 +11,11 @@ import pytest
 import tiny_result
 from launch import ROOT, run_here
 
-from dpfl_mpi import evaluate, export, optimality, outcome, show
+from dpfl_mpi import evaluate, export, show
 from dpfl_mpi.plugins import find
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import Result, outcome
 from dpfl_mpi.results.summary import summary
+from dpfl_mpi.studies import optimality
 
 
 def whole(text):

@@ -20,10 +20,11 @@ import pytest
 import starts
 import tiny_result
 
-from dpfl_mpi import __main__, sweep
+from dpfl_mpi import __main__
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.survival import signals
 from dpfl_mpi.survival.lock import born
+from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import here, jobs, known, wanted
 
 REFUSAL = "sbatch: error: invalid partition specified: typo\nsbatch: error: Batch job submission failed: Invalid name"
