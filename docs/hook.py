@@ -65,5 +65,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return text
         return f"[{text}]({os.path.relpath(home, Path(here).parent)}{anchor or ''})"
 
-    pictures = markdown.replace("](docs/pictures/", "](pictures/") if here in PAGES else markdown
+    pictures = markdown.replace("docs/pictures/", "pictures/") if here in PAGES else markdown
     return LINK.sub(pointed, pictures)

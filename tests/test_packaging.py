@@ -1,4 +1,4 @@
-"""What states one fact in several files agrees: versions, Python, pins."""
+"""What states one fact in several files agrees: version, license, authors, Python, pins."""
 
 import configparser
 import json
@@ -29,14 +29,14 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
     assert (done.stdout, done.stderr) == (f"{dpfl_mpi.__version__}\n", "")
 
 
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def pins(file: str) -> dict[str, str]:
     """Return the version of each package that a constraints file names."""
     lines = [line for line in (ROOT / file).read_text().splitlines() if line and line[0] not in "#-"]
     return {canonical(r.name): str(r.specifier).removeprefix("==") for r in map(Requirement, lines)}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def requirements() -> list[Requirement]:
@@ -55,18 +55,30 @@ def test_cpu_constraints_ask_for_the_same_torch_without_cuda():
     assert "\n-c constraints.txt\n" in text  # and everything else is pinned alike
 
 
-def test_one_version_and_one_lowest_python_everywhere():
+def test_the_metadata_agree():
     codemeta = json.loads((ROOT / "codemeta.json").read_text())
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert codemeta["name"] == SETUP["metadata"]["name"] == dpfl_mpi.__name__
+    assert codemeta["description"] == SETUP["metadata"]["description"]
     assert codemeta["version"] == citation["version"] == dpfl_mpi.__version__
-    assert codemeta["license"].endswith("/" + citation["license"])
+    assert f"\n## {dpfl_mpi.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    license = SETUP["metadata"]["license"]
+    assert codemeta["license"].endswith(f"/{license}") and citation["license"] == license
+    assert [a["name"] for a in codemeta["author"]] == [a["name"] for a in citation["authors"]]
+    paper, cited = codemeta["referencePublication"], citation["preferred-citation"]
+    assert (paper["name"], paper["url"], paper["datePublished"]) == (cited["title"], cited["url"], str(cited["year"]))
+    names = [(a["givenName"], a["familyName"]) for a in paper["author"]]
+    assert names == [(a["given-names"], a["family-names"]) for a in cited["authors"]]
+
+
+def test_one_lowest_and_one_highest_python_everywhere():
     python = SETUP["options"]["python_requires"]
-    assert codemeta["runtimePlatform"] == f"Python {python.replace('>=', '>= ')}"
-    low = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])[0]
-    assert python == f">={low}" and SETUP["mypy"]["python_version"] == low
-    assert f'target-version = "py{low.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
     versions = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
+    low, high = versions[0], versions[-1]
+    assert python == f">={low}" and SETUP["mypy"]["python_version"] == low
     assert all(SpecifierSet(python).contains(v) for v in versions)
-    for page in ("README.md", "docs/install.md"):
+    assert f'target-version = "py{low.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
+    for page in ("README.md", "docs/install.md", "codemeta.json"):
         said = re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / page).read_text())
-        assert said == [(low, versions[-1])], page  # .ci/newest reads the highest from setup.cfg
+        assert said == [(low, high)], page  # .ci/newest reads the highest from setup.cfg
+    assert f'python-version: "{low}"' in (ROOT / ".github/workflows/ci.yml").read_text()
