@@ -40,10 +40,11 @@ def main() -> None:
         "budget": np.zeros(n, np.int64),
         "diverged_round": np.zeros(n, np.int64),
     }
-    fed = SimpleNamespace(
-        round=0, device=torch.device("cpu"), training=SimpleNamespace(momentum={"w": torch.rand(K, W)}),
+    parts = SimpleNamespace(
+        round=0, about={"data_sha256": "", "partition_sha256": ""}, n=n, training=SimpleNamespace(momentum={"w": torch.rand(K, W)}),
         state=lambda: (mine, shared), set_state=lambda number, values, momentum: None,
-        owner=np.repeat(np.arange(world.size), K), row_of=np.tile(np.arange(K), world.size),
+        members=SimpleNamespace(owner=np.repeat(np.arange(world.size), K), row_of=np.tile(np.arange(K), world.size)),
+        backend=SimpleNamespace(ensemble=SimpleNamespace(device=torch.device("cpu"))),
         ids=np.arange(K) + K * world.rank,
     )  # fmt: skip
     run, state = Run().resolve(), {"client": {"w": torch.rand(K, W)}, "shared": {}}
@@ -51,13 +52,13 @@ def main() -> None:
         path = Path(world.decide(lambda: folder)) / "x.h5"
         recorder = Recorder(path, run, {}, {}) if world.root else None
         save, load = [], []
-        for fed.round in range(REPEATS):
+        for parts.round in range(REPEATS):
             checkpoints = Checkpoints(path, run, Job(), world)
             start = time.perf_counter()
-            checkpoints.save(fed, state, recorder)
+            checkpoints.save(parts, state, recorder)
             save.append(time.perf_counter() - start)
             start = time.perf_counter()
-            assert checkpoints.restore(fed) is not None
+            assert checkpoints.restore(parts) is not None
             load.append(time.perf_counter() - start)
         if world.root:
             size = 3 * K * W * 4 / 1e6

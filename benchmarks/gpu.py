@@ -127,7 +127,7 @@ def ours(bench: Bench, recorded: RecordedSteps | None) -> Callable[[], int]:
                 return total
             block = Block(bench.ensemble, w, momentum, everyone)
             for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
-                block = block.first(bench.ensemble, batch.k)
+                block = block.first(batch.k)
                 bench.ensemble.gradient(block, batch.x, batch.y, batch.weight)
                 sgd_step(block.w, block.g, block.momentum, 0.01, *STEP)
         return total

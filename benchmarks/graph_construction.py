@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 
 from dpfl_mpi.engine.build import build
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.greedy import decide
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings import Job, Run
@@ -28,10 +28,10 @@ from dpfl_mpi.settings import Job, Run
 class Twin:
     """Algorithm 2 for one client after another, each average made anew."""
 
-    def __init__(self, fed: Federation, w_KW: torch.Tensor):
-        self.fed, self.w, self.evaluations = fed, w_KW, 0
-        self.module = copy.deepcopy(fed.ensemble.module)
-        self.row_of = {int(k): i for i, k in enumerate(fed.ids)}
+    def __init__(self, parts: Parts, w_KW: torch.Tensor):
+        self.parts, self.fed, self.w, self.evaluations = parts, parts.fed, w_KW, 0
+        self.module = copy.deepcopy(parts.backend.ensemble.module)
+        self.row_of = {int(k): i for i, k in enumerate(parts.ids)}
 
     def reward(self, members: set[int]) -> float:
         """Return R = -validation loss of the average over the members on the client searched."""
@@ -40,23 +40,23 @@ class Twin:
         p = torch.from_numpy(fed.p[ids])
         rows = self.w[[self.row_of[j] for j in ids]].double()
         average = ((rows * p[:, None]).sum(0) / p.sum()).float()
-        torch.nn.utils.vector_to_parameters(average[: fed.ensemble.size], self.module.parameters())
+        torch.nn.utils.vector_to_parameters(average[: self.parts.backend.ensemble.size], self.module.parameters())
         self.evaluations += 1
         return -float(torch.nn.functional.cross_entropy(self.module(self.x), self.y))
 
     def images(self, i: int) -> None:
         """Keep local client i's validation images in the module's order of channels."""
-        fed = self.fed
-        rows = slice(int(fed.clients.scored[i]), int(fed.clients.scored[i] + fed.clients.n_val[i]))
-        x = fed.ensemble.normalise(fed.clients.score_x[rows])
-        self.x, self.y = x.permute(0, 3, 1, 2).contiguous(), fed.clients.score_y[rows]
+        backend = self.parts.backend
+        rows = slice(int(backend.clients.scored[i]), int(backend.clients.scored[i] + backend.clients.n_val[i]))
+        x = backend.ensemble.normalise(backend.clients.score_x[rows])
+        self.x, self.y = x.permute(0, 3, 1, 2).contiguous(), backend.clients.score_y[rows]
 
     def search(self, i: int) -> list[int]:
         """Return the set that local client i chooses (lines 1-13)."""
         fed, k = self.fed, int(self.fed.ids[i])
         self.images(i)
         order = fed.shuffle(k, fed.reachable(k), 0)
-        coins = fed.greedy.coins(slice(i, i + 1), 0)[0]
+        coins = self.parts.greedy.coins(slice(i, i + 1), 0)[0]
         x, y = {k}, {k, *map(int, order)}
         for j in map(int, order):
             if len(x) - 1 >= fed.others[k]:
@@ -81,13 +81,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = Run(dataset="cifar10", data=args.data, clients=args.clients, budget=args.budget, tau_init=args.epochs)
-    fed = Federation(build(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF)))
+    parts = build(run.resolve(), Job(device="cpu"), World(MPI.COMM_SELF))
+    fed = parts.fed
     w = fed.local_opt(fed.common_row(), epochs=args.epochs)
     start = time.perf_counter()
     omega = fed.bggc(w)
     ours = (time.perf_counter() - start) / len(fed.ids)
     evaluations = fed.notes["evaluations"]
-    twin, same = Twin(fed, w), 0
+    twin, same = Twin(parts, w), 0
     measured = np.linspace(0, len(fed.ids) - 1, min(args.measured, len(fed.ids))).astype(int)
     start = time.perf_counter()
     with torch.no_grad():
@@ -95,7 +96,7 @@ def main() -> None:
             same += twin.search(int(i)) == omega.of(int(fed.ids[i])).tolist()
     theirs = (time.perf_counter() - start) / len(measured)
     print(f"one thread, torch {torch.__version__}, N = {args.clients}, B_c = {args.budget}, "
-          f"{fed.clients.n_val.mean():.0f} validation images per client")  # fmt: skip
+          f"{parts.backend.clients.n_val.mean():.0f} validation images per client")  # fmt: skip
     print(
         f"ours   {ours:.3f} s per client, {evaluations.mean():.1f} evaluations, {1e3 * ours / evaluations.mean():.2f} ms each"
     )

@@ -150,7 +150,6 @@ def constants(folder: Path, data: Path) -> Costs:
     from mpi4py import MPI
 
     from dpfl_mpi.engine.build import build
-    from dpfl_mpi.federation import Federation
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route
     from dpfl_mpi.mpi.world import World
@@ -160,25 +159,26 @@ def constants(folder: Path, data: Path) -> Costs:
 
     k = 20
     made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model="cnn", budget=10).resolve()
-    fed = Federation(build(made, Job(), World(MPI.COMM_SELF)))
+    parts = build(made, Job(), World(MPI.COMM_SELF))
+    fed = parts.fed
     w, rng = fed.common_row(), np.random.default_rng(0)
     graph = CollaborationGraph.from_lists(
         rng.choice([j for j in range(k) if j != i], 9, replace=False) for i in range(k)
     )
     fed.local_opt(w, 1)
-    before = int(fed.training.steps.sum())
+    before = int(parts.training.steps.sum())
     fed.local_opt(w, 1)
-    steps = int(fed.training.steps.sum()) - before
+    steps = int(parts.training.steps.sum()) - before
     step = quickest(lambda: fed.local_opt(w, 1)) / steps
     score = quickest(lambda: fed.evaluate(w)) / k
     received = fed.exchange(w, graph)
     add = quickest(lambda: fed.average(w, graph, received)) / len(graph.senders)
-    starts = quickest(lambda: fed.sums.over_received(received)) / len(graph.senders)
-    fed.begin_round(1)
+    starts = quickest(lambda: parts.sums.over_received(received)) / len(graph.senders)
+    parts.begin_round(1)
     fed.ggc(w, received)
     evaluations = fed.notes["evaluations"].sum()
     evaluation = (quickest(lambda: fed.ggc(w, received)) - starts * len(graph.senders)) / evaluations
-    fed.close()
+    parts.close()
     n, ranks = 5000, 8
     lists = [rng.integers(0, n, 9) for _ in range(n)]
     receivers, senders = np.repeat(np.arange(n), 9), np.concatenate(lists)

@@ -54,7 +54,7 @@ def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
 
 
 def federation(fields: dict[str, object], **job: object):
-    """Return a Federation of one rank, in this process."""
+    """Return a Federation of one rank, in this process, that also has what its parts have: tests look inside."""
     from mpi4py import MPI
 
     from dpfl_mpi.engine.build import build
@@ -62,4 +62,12 @@ def federation(fields: dict[str, object], **job: object):
     from dpfl_mpi.mpi.world import World
     from dpfl_mpi.settings import Job, Run
 
-    return Federation(build(Run(**fields).resolve(), Job(**(DEFAULTS | job)), World(MPI.COMM_SELF)))
+    class Open(Federation):
+        def __getattr__(self, name: str):
+            parts = self._parts
+            held = next((part for part in (parts, parts.members, parts.backend) if hasattr(part, name)), object())
+            return getattr(held, name)
+
+    parts = build(Run(**fields).resolve(), Job(**(DEFAULTS | job)), World(MPI.COMM_SELF))
+    parts.fed = Open(parts)
+    return parts.fed

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Job, Run
@@ -37,14 +37,16 @@ class Progress:
         self.start = time.perf_counter()
         return self
 
-    def line(self, fed: Federation, t: int) -> None:
+    def line(self, parts: Parts, t: int) -> None:
         """Show a round. Collective."""
-        benign = fed.members.benign[fed.ids]
+        benign = parts.members.benign[parts.ids]
         sums = []  # over this rank's benign clients: each score's sum, and how many have it
-        for values in (fed.notes["val_acc"], fed.notes["test_acc"], fed.scoring.best_test):
+        for values in (parts.log.notes["val_acc"], parts.log.notes["test_acc"], parts.scoring.best_test):
             ok = np.isfinite(values) & benign
             sums += [values[ok].sum(), ok.sum()]
-        means = self.world.spread(np.array([*sums, fed.notes["models_received"].sum()], np.float64))[:, 1]  # over ranks
+        means = self.world.spread(np.array([*sums, parts.log.notes["models_received"].sum()], np.float64))[
+            :, 1
+        ]  # over ranks
         if not self.world.root or self.job.quiet:
             return
         seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
@@ -56,7 +58,7 @@ class Progress:
         else:
             print(
                 f"round {t:4d}  val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %  "
-                f"received {received / fed.n:5.1f}  {seconds:6.2f} s",
+                f"received {received / parts.n:5.1f}  {seconds:6.2f} s",
                 flush=True,
             )
 

@@ -16,14 +16,14 @@ import numpy as np
 
 from dpfl_mpi.engine.record import write_tuning
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 
 # what the base Run recorded of its rounds is this Run's record of them
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")
-# what its clients came to, which tuning goes on from: names in `Federation.state` -> datasets
+# what its clients came to, which tuning goes on from: names in `Parts.state` -> datasets
 REACHED = {
     "best_round": "best/round",
     "best_val": "best/val_acc",
@@ -37,37 +37,37 @@ REACHED = {
 BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
 
 
-def from_base(run: Run, job: Job, fed: Federation, recorder: Recorder | None) -> bool:
+def from_base(run: Run, job: Job, parts: Parts, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = run.untuned().path(job.results)
-    rows = max(1, BLOCK // (4 * fed.ensemble.size))
-    blocks = [slice(first, min(first + rows, fed.n)) for first in range(0, fed.n, rows)]
-    base = fed.world.share(lambda: copy_base(path, recorder, fed.about, job, blocks))
+    rows = max(1, BLOCK // (4 * parts.backend.ensemble.size))
+    blocks = [slice(first, min(first + rows, parts.n)) for first in range(0, parts.n, rows)]
+    base = parts.world.share(lambda: copy_base(path, recorder, parts.about, job, blocks))
     if not base:
         return False
     reached = {name: base[path] for name, path in REACHED.items()}
     if "client/stopped_round" in base:
-        fed.members.stopped_round[:] = base["client/stopped_round"]
-    fed.adopt(models(path, fed, blocks), reached, base["client/diverged_round"], int(base["steps"][0]))
+        parts.members.stopped_round[:] = base["client/stopped_round"]
+    parts.adopt(models(path, parts, blocks), reached, base["client/diverged_round"], int(base["steps"][0]))
     return True
 
 
-def models(path: Path, fed: Federation, blocks: Sequence[slice]) -> np.ndarray:
+def models(path: Path, parts: Parts, blocks: Sequence[slice]) -> np.ndarray:
     """Return the base's models of this rank's clients, float32 `[K, D]`: root sends all, block by block. Collective.
 
     Raises:
         UserError: on every rank; they cannot be read any more.
     """
-    best = np.empty((len(fed.ids), fed.ensemble.size), np.float32)
+    best = np.empty((len(parts.ids), parts.backend.ensemble.size), np.float32)
 
     def read(block: slice) -> dict[str, np.ndarray]:
         with Result(path) as base:  # anew: whoever computes it, a Run has the same models
             return {"rows": base.part("model/best", block)}
 
     for block in blocks:
-        sent = fed.world.share(functools.partial(read, block))["rows"]
-        here = (fed.ids >= block.start) & (fed.ids < block.stop)
-        best[here] = sent[fed.ids[here] - block.start]
+        sent = parts.world.share(functools.partial(read, block))["rows"]
+        here = (parts.ids >= block.start) & (parts.ids < block.stop)
+        best[here] = sent[parts.ids[here] - block.start]
     return best
 
 
@@ -106,28 +106,28 @@ def copy_base(
     return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
-def tune(recorder: Recorder | None, fed: Federation, method: Any) -> Iterator[int]:
+def tune(recorder: Recorder | None, parts: Parts, method: Any) -> Iterator[int]:
     """Train every client on from its best row and record it; yield the round's number, which counts on, after an epoch. Collective.
 
     /finetune row 0 scores the start; the best by validation is over the tuning epochs alone, and the end model is /last.
     """
-    start = fed.begin_tuning()
+    start = parts.begin_tuning()
     w = start.clone()
-    gradient = method.finetune_gradient(fed, start) if method.finetune_gradient else None
+    gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None
     # local epochs that the client with most has trained before the tuning
-    most = fed.world.spread(np.array([fed.training.epochs.max(initial=0)], np.float64))[0, 2]
+    most = parts.world.spread(np.array([parts.training.epochs.max(initial=0)], np.float64))[0, 2]
     val_acc, test_acc, steps = [], [], []
-    for epoch in range(fed.run.finetune_epochs + 1):
-        fed.begin_epoch(fed.run.rounds + epoch)
+    for epoch in range(parts.run.finetune_epochs + 1):
+        parts.begin_epoch(parts.run.rounds + epoch)
         if epoch:
-            fed.local_opt(w, 1, gradient, momentum="finetune")
+            parts.fed.local_opt(w, 1, gradient, momentum="finetune")
         # before the best is forgotten: a client that has diverged keeps its last finite one
-        fed.members.exclude_diverged(w)
+        parts.members.exclude_diverged(w)
         if epoch < 2:  # that of the rounds, then that of the start, which epoch 0 scores
-            fed.scoring.forget_best()
-        fed.evaluate(w)
-        val_acc.append(fed.notes["val_acc"].copy())
-        test_acc.append(fed.notes["test_acc"].copy())
-        steps.append(fed.world.sum_int64(np.array([fed.training.steps.sum()]))[0])
-        yield fed.round
-    write_tuning(recorder, fed, int(most), np.stack(val_acc, 1), np.stack(test_acc, 1), np.array(steps))
+            parts.scoring.forget_best()
+        parts.fed.evaluate(w)
+        val_acc.append(parts.log.notes["val_acc"].copy())
+        test_acc.append(parts.log.notes["test_acc"].copy())
+        steps.append(parts.world.sum_int64(np.array([parts.training.steps.sum()]))[0])
+        yield parts.round
+    write_tuning(recorder, parts, int(most), np.stack(val_acc, 1), np.stack(test_acc, 1), np.array(steps))

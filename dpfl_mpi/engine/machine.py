@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.plugins import find
 from dpfl_mpi.version import __version__
 
@@ -28,21 +28,21 @@ IDENTITY = {
 VECTORS = ("avx", "fma", "amx", "asimd", "sve")  # how the names of the extensions begin
 
 
-def describe_start(hosts: list[str], fed: Federation) -> dict[str, Any]:
+def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
     """Return what computed the numbers: time, hosts, ranks, device, root's processor, versions, commit."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "ranks": fed.world.size,
+        "ranks": parts.world.size,
         "hosts": sorted(set(hosts)),
-        "device": torch.cuda.get_device_name() if fed.device.type == "cuda" else "cpu",
-        "kernels": fed.backend.name,
-        "portable": fed.backend.name == "native"
-        and find("method", fed.run.method).elementwise
-        and fed.run.optimizer == "sgd",
+        "device": torch.cuda.get_device_name() if parts.backend.ensemble.device.type == "cuda" else "cpu",
+        "kernels": parts.backend.name,
+        "portable": parts.backend.name == "native"
+        and find("method", parts.run.method).elementwise
+        and parts.run.optimizer == "sgd",
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),
-        "block": max((b.stop - b.start for b in fed.backend.blocks), default=0),
+        "block": max((b.stop - b.start for b in parts.backend.blocks), default=0),
         "commit": commit(),
         "versions": {
             "dpfl_mpi": __version__,

@@ -15,47 +15,47 @@ import numpy as np
 import torch
 
 from dpfl_mpi.engine.record import write_newcomers
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, Newcomer
 from dpfl_mpi.results.recorder import Recorder
 
 EPOCHS = (0, 1, 5)  # of its own, in all
 
 
-def arrive(recorder: Recorder | None, fed: Federation, state: dict[str, Any], method: Method) -> None:
+def arrive(recorder: Recorder | None, parts: Parts, state: dict[str, Any], method: Method) -> None:
     """Let the newcomers in, score them, and record it. Collective."""
-    members = fed.members
-    frozen = fed.scoring.best.clone()
-    members.round = fed.run.rounds + fed.run.finetune_epochs + 1
+    members = parts.members
+    frozen = parts.scoring.best.clone()
+    members.round = parts.run.rounds + parts.run.finetune_epochs + 1
     members.begin_tuning()
-    fed.training.attack.begin()
-    how = method.newcomer(fed, state) if method.newcomer else usual(fed, state, method, frozen)
-    fed.meet("the end of newcomer")
+    parts.training.attack.begin()
+    how = method.newcomer(parts.fed, state) if method.newcomer else usual(parts, state, method, frozen)
+    parts.meet("the end of newcomer")
     members.begin_arrival()
-    mine = torch.from_numpy(members.limits.newcomers[fed.ids]).to(fed.device)[:, None]
+    mine = torch.from_numpy(members.limits.newcomers[parts.ids]).to(parts.backend.ensemble.device)[:, None]
     w, done, records = how.start, 0, []
     for epochs in EPOCHS:
-        fed.log.begin()
-        fed.local_opt(w, epochs - done, how.gradient, momentum="newcomer", trained=how.trained)
+        parts.log.begin()
+        parts.fed.local_opt(w, epochs - done, how.gradient, momentum="newcomer", trained=how.trained)
         done = epochs
         rows = w
         if method.topology == "graph":
             rows = torch.where(mine, w, frozen)
-            with fed.clock("graph"):
-                omega = fed.bggc(rows)
-            rows = fed.average(rows, omega)
-        fed.evaluate(rows, predict=how.predict)
+            with parts.log.clock("graph"):
+                omega = parts.fed.bggc(rows)
+            rows = parts.fed.average(rows, omega)
+        parts.fed.evaluate(rows, predict=how.predict)
         records.append(
-            {name: fed.notes[name].copy() for name in ("val_acc", "test_acc", "models_received", "evaluations")}
+            {name: parts.log.notes[name].copy() for name in ("val_acc", "test_acc", "models_received", "evaluations")}
         )
     stacked = {name: np.stack([record[name] for record in records], 1) for name in records[0]}
-    write_newcomers(recorder, fed, np.array(EPOCHS), stacked)
+    write_newcomers(recorder, parts, np.array(EPOCHS), stacked)
 
 
-def usual(fed: Federation, state: dict[str, Any], method: Method, frozen_KW: Any) -> Newcomer:
+def usual(parts: Parts, state: dict[str, Any], method: Method, frozen_KW: Any) -> Newcomer:
     """Return how a newcomer starts where the method says nothing of it."""
     if method.topology != "server":
-        return Newcomer(fed.common_row())
+        return Newcomer(parts.fed.common_row())
     shared = state["shared"].get("w")
-    start = fed.copies(fed.mean(frozen_KW) if shared is None else shared)
-    return Newcomer(start, method.finetune_gradient(fed, start.clone()) if method.finetune_gradient else None)
+    start = parts.fed.copies(parts.fed.mean(frozen_KW) if shared is None else shared)
+    return Newcomer(start, method.finetune_gradient(parts.fed, start.clone()) if method.finetune_gradient else None)

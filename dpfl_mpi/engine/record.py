@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
@@ -22,9 +22,7 @@ from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
 
 
-def open_recorder(
-    path: Path, run: Run, fed: Federation, start: dict[str, Any], snapshot: Path | None
-) -> Recorder | None:
+def open_recorder(path: Path, run: Run, parts: Parts, start: dict[str, Any], snapshot: Path | None) -> Recorder | None:
     """Return the Recorder on root, None elsewhere. Collective.
 
     Args:
@@ -37,105 +35,107 @@ def open_recorder(
     opened: list[Recorder] = []
 
     def create() -> None:
-        recorder = Recorder(path, run, fed.about, start, snapshot)
+        recorder = Recorder(path, run, parts.about, start, snapshot)
         opened.append(recorder)
         if snapshot:
             return
-        of_data = fed.partition.of_data
+        of_data = parts.partition.of_data
         recorder.write(
             {
-                "client/p": fed.p,
+                "client/p": parts.members.p,
                 **({} if of_data is None else {"client/of_data": of_data}),
-                "client/budget": fed.others + run.budget_counts_self,
-                "client/flipped": fed.flipped,
-                **controls(fed),
-                "client/class_counts": fed.partition.class_counts,
-                **{f"client/n_{part}": fed.partition.sizes(part) for part in ("train", "val", "test")},
+                "client/budget": parts.members.others + run.budget_counts_self,
+                "client/flipped": parts.members.flipped,
+                **controls(parts),
+                "client/class_counts": parts.partition.class_counts,
+                **{f"client/n_{part}": parts.partition.sizes(part) for part in ("train", "val", "test")},
             }
         )
-        if (reach := fed.members.reach) is not None:
+        if (reach := parts.members.reach) is not None:
             recorder.write({"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders})
 
-    fed.world.decide(create)
+    parts.world.decide(create)
     return opened[0] if opened else None
 
 
-def controls(fed: Federation) -> dict[str, np.ndarray]:
+def controls(parts: Parts) -> dict[str, np.ndarray]:
     """Return what the controls of the run draw, by name in the file: who lies, drifts, comes later. Nothing where the run has none."""
     out: dict[str, np.ndarray] = {}
-    if fed.run.attack:
-        out["client/liars"] = fed.members.limits.liars
-    if fed.run.newcomers:
-        out["client/newcomers"] = fed.members.limits.newcomers
-    if fed.run.drift:
-        out |= {"client/drifted": fed.drift.drifted, "client/drift_classes": fed.drift.classes}
+    if parts.run.attack:
+        out["client/liars"] = parts.members.limits.liars
+    if parts.run.newcomers:
+        out["client/newcomers"] = parts.members.limits.newcomers
+    if parts.run.drift:
+        out |= {"client/drifted": parts.drift.drifted, "client/drift_classes": parts.drift.classes}
     return out
 
 
-def gather(fed: Federation, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def gather(parts: Parts, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return on root all clients' arrays `[N, ...]` by the names of this rank's `[K, ...]`, in one gather; elsewhere none. Collective.
 
     Numbers travel as float64: whole ones are exact up to 2^53.
     """
     widths = [int(np.prod(values.shape[1:], dtype=np.int64)) for values in mine.values()]
-    columns = [values.reshape(len(fed.ids), width) for values, width in zip(mine.values(), widths, strict=True)]
-    table = fed.members.to_root(np.concatenate(columns, 1, dtype=np.float64))
+    columns = [values.reshape(len(parts.ids), width) for values, width in zip(mine.values(), widths, strict=True)]
+    table = parts.members.to_root(np.concatenate(columns, 1, dtype=np.float64))
     if table is None:
         return {}
     pieces = np.split(table, np.cumsum(widths)[:-1], 1)
     return {
-        name: piece.reshape(fed.n, *values.shape[1:]).astype(values.dtype)
+        name: piece.reshape(parts.n, *values.shape[1:]).astype(values.dtype)
         for (name, values), piece in zip(mine.items(), pieces, strict=True)
     }
 
 
-def best_so_far(fed: Federation) -> dict[str, np.ndarray]:
+def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
     """Return this rank's best and last scores and epochs, `[K]` each, by their names in the file."""
     return {
-        "best/round": fed.scoring.best_round.astype(np.int32),
-        "best/val_acc": fed.scoring.best_val,
-        "best/test_acc": fed.scoring.best_test,
-        "last/test_acc": fed.scoring.last_test,
-        "client/epochs": fed.training.epochs,
+        "best/round": parts.scoring.best_round.astype(np.int32),
+        "best/val_acc": parts.scoring.best_val,
+        "best/test_acc": parts.scoring.best_test,
+        "last/test_acc": parts.scoring.last_test,
+        "client/epochs": parts.training.epochs,
     }
 
 
-def write_best(recorder: Recorder, fed: Federation, everyone: Mapping[str, np.ndarray]) -> None:
+def write_best(recorder: Recorder, parts: Parts, everyone: Mapping[str, np.ndarray]) -> None:
     """Write the gathered `best_so_far`, and make all that was written durable. On root."""
     recorder.write(
-        {name: everyone[name] for name in best_so_far(fed)} | {"client/diverged_round": fed.members.diverged_round}
+        {name: everyone[name] for name in best_so_far(parts)} | {"client/diverged_round": parts.members.diverged_round}
     )
-    if fed.run.patience:
-        recorder.write({"client/stopped_round": fed.members.stopped_round})
-    benign = everyone["best/test_acc"][fed.members.benign]
-    recorder.flush(fed.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
+    if parts.run.patience:
+        recorder.write({"client/stopped_round": parts.members.stopped_round})
+    benign = everyone["best/test_acc"][parts.members.benign]
+    recorder.flush(parts.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
 
 
-def write_round(recorder: Recorder | None, fed: Federation, state: dict[str, Any]) -> None:
-    """Write the records of the round that `fed` is in. Collective; one gather of 18 numbers per client."""
-    with fed.clock("write"):
-        everyone = gather(fed, fed.notes | best_so_far(fed))
-        totals = fed.world.sum_int64(
-            np.array([fed.training.steps.sum(), fed.mail.bytes_put, fed.world.bytes_collective])
+def write_round(recorder: Recorder | None, parts: Parts, state: dict[str, Any]) -> None:
+    """Write the records of the round that `parts` is in. Collective; one gather of 18 numbers per client."""
+    with parts.log.clock("write"):
+        everyone = gather(parts, parts.log.notes | best_so_far(parts))
+        totals = parts.world.sum_int64(
+            np.array([parts.training.steps.sum(), parts.mail.bytes_put, parts.world.bytes_collective])
         )
-    seconds = fed.world.spread(np.array([fed.log.seconds[name] for name in PHASES]))
+    seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
     def write() -> None:
         assert recorder is not None
         start = time.perf_counter()
-        omega = state["shared"].get("omega", CollaborationGraph.empty(fed.n))
-        if fed.round == 0:
+        omega = state["shared"].get("omega", CollaborationGraph.empty(parts.n))
+        if parts.round == 0:
             recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
-        recorder.append_graph(fed.members.among_active(state["shared"].get("chosen", omega)))
+        recorder.append_graph(parts.members.among_active(state["shared"].get("chosen", omega)))
         recorder.append(
             {
-                "round/number": np.int64(fed.round),
+                "round/number": np.int64(parts.round),
                 "round/epochs": everyone["client/epochs"].max(),
                 "round/gradient_steps": totals[0],
                 **{f"round/{name}": everyone[name] for name in SCORES},
                 **({} if recorder.lacks("round/best_test_acc") else {"round/best_test_acc": everyone["best/test_acc"]}),
                 **(
-                    {f"mixed/{n}": everyone[f"mixed_{n}"] for n in ("val_acc", "test_acc")} if fed.scoring.mixed else {}
+                    {f"mixed/{n}": everyone[f"mixed_{n}"] for n in ("val_acc", "test_acc")}
+                    if parts.scoring.mixed
+                    else {}
                 ),
                 "graph/cases": everyone["cases"].astype(np.int32),
                 "graph/evaluations": everyone["evaluations"].astype(np.int32),
@@ -146,19 +146,19 @@ def write_round(recorder: Recorder | None, fed: Federation, state: dict[str, Any
         )
         seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
         recorder.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
-        write_best(recorder, fed, everyone)
+        write_best(recorder, parts, everyone)
 
-    fed.world.decide(write)
+    parts.world.decide(write)
 
 
 def write_tuning(
-    recorder: Recorder | None, fed: Federation, first: int, val_acc: np.ndarray, test_acc: np.ndarray, steps: np.ndarray
+    recorder: Recorder | None, parts: Parts, first: int, val_acc: np.ndarray, test_acc: np.ndarray, steps: np.ndarray
 ) -> None:
     """Write what tuning did: scores `[K, E+1]` after each epoch, and all ranks' gradient steps `[E+1]` up to it. Collective.
 
     `first`: the local epochs before it, those of the client with most. They are not told from the end: it may have diverged, and not be tuned.
     """
-    everyone = gather(fed, {"finetune/val_acc": val_acc, "finetune/test_acc": test_acc} | best_so_far(fed))
+    everyone = gather(parts, {"finetune/val_acc": val_acc, "finetune/test_acc": test_acc} | best_so_far(parts))
 
     def write() -> None:
         assert recorder is not None
@@ -166,20 +166,20 @@ def write_tuning(
             {
                 "finetune/val_acc": everyone["finetune/val_acc"].T,
                 "finetune/test_acc": everyone["finetune/test_acc"].T,
-                "finetune/epochs": first + np.arange(fed.run.finetune_epochs + 1),
+                "finetune/epochs": first + np.arange(parts.run.finetune_epochs + 1),
                 "finetune/gradient_steps": steps,
             }
         )
-        write_best(recorder, fed, everyone)
+        write_best(recorder, parts, everyone)
 
-    fed.world.decide(write)
+    parts.world.decide(write)
 
 
 def write_newcomers(
-    recorder: Recorder | None, fed: Federation, epochs: np.ndarray, mine: Mapping[str, np.ndarray]
+    recorder: Recorder | None, parts: Parts, epochs: np.ndarray, mine: Mapping[str, np.ndarray]
 ) -> None:
     """Write what newcomers came to: arrays `[K, E]` by name, after each of E numbers of epochs. Collective."""
-    everyone = gather(fed, mine)
+    everyone = gather(parts, mine)
 
     def write() -> None:
         assert recorder is not None
@@ -188,29 +188,29 @@ def write_newcomers(
         for name, values in everyone.items():
             recorder.write({f"newcomers/{name}": values.T.astype(np.int32) if name in counts else values.T})
 
-    fed.world.decide(write)
+    parts.world.decide(write)
 
 
-def finish(recorder: Recorder | None, fed: Federation, save_models: bool) -> None:
+def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
     """Write what is known at the end, confusion matrices and, where asked, the best models, and close the file. Collective."""
-    confusion = fed.members.to_root(fed.scoring.best_confusion)
-    best = fed.scoring.best[:, : fed.ensemble.size]
-    models = fed.members.to_root(best.cpu().numpy()) if save_models else None
-    backdoor = fed.training.attack.kind == "backdoor"
-    success = fed.members.to_root(backdoor_success(fed.scoring)) if backdoor else None
+    confusion = parts.members.to_root(parts.scoring.best_confusion)
+    best = parts.scoring.best[:, : parts.backend.ensemble.size]
+    models = parts.members.to_root(best.cpu().numpy()) if save_models else None
+    backdoor = parts.training.attack.kind == "backdoor"
+    success = parts.members.to_root(backdoor_success(parts.scoring)) if backdoor else None
 
     def write() -> None:
         assert recorder is not None and confusion is not None
         recorder.write({"best/confusion": confusion.astype(np.int32)})
-        if fed.run.patience:
+        if parts.run.patience:
             # once more: the last may have stopped after the last record
-            recorder.write({"client/stopped_round": fed.members.stopped_round})
+            recorder.write({"client/stopped_round": parts.members.stopped_round})
         if success is not None:
             recorder.write({"attack/success": success})
         if models is not None:
             recorder.write({"model/best": models})
-            shapes = [list(fed.ensemble.shapes[n]) for n in fed.ensemble.names]
-            recorder.set_attributes("model", names=json.dumps(fed.ensemble.names), shapes=json.dumps(shapes))
+            shapes = [list(parts.backend.ensemble.shapes[n]) for n in parts.backend.ensemble.names]
+            recorder.set_attributes("model", names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
         recorder.close("finished")
 
-    fed.world.decide(write)
+    parts.world.decide(write)

@@ -19,7 +19,7 @@ from dpfl_mpi.engine.bar import Progress
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
@@ -102,52 +102,52 @@ def agreed(run: Run, job: Job, world: World) -> Resolved:
 def rounds(path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoints, watch: Watch) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end."""
     method = find("method", run.method)
-    fed, state, recorder = begin(path, run, job, world, checkpoints, watch)
+    parts, state, recorder = begin(path, run, job, world, checkpoints, watch)
     total = run.rounds
     try:
-        first = fed.round + 1 if state else 0
-        if run.finetune_epochs and not state and not run.newcomers and finetune.from_base(run, job, fed, recorder):
+        first = parts.round + 1 if state else 0
+        if run.finetune_epochs and not state and not run.newcomers and finetune.from_base(run, job, parts, recorder):
             first = total + 1  # the base Run has computed the rounds
         with Progress(run, job, world, first) as progress:
             for t in range(first, total + 1):
                 watch.begin(t)
-                fed.begin_round(t)
-                if fed.members.all_stopped:
+                parts.begin_round(t)
+                if parts.members.all_stopped:
                     break
-                state = state_after(t, fed, method, state)
-                record.write_round(recorder, fed, state)
-                progress.line(fed, t)
+                state = state_after(t, parts, method, state)
+                record.write_round(recorder, parts, state)
+                progress.line(parts, t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
                 if due:
-                    checkpoints.save(fed, state, recorder)
+                    checkpoints.save(parts, state, recorder)
                     watch.code = REQUEUE
                 if stop and t < total:
-                    fed.close()
+                    parts.close()
                     raise Leave(
                         REQUEUE,
                         f"stopped after round {t} of {total} ({Heard.name or 'a signal'}); {again_text(job)} goes on from there",
                     )
             if run.finetune_epochs:
-                for t in finetune.tune(recorder, fed, method):
+                for t in finetune.tune(recorder, parts, method):
                     watch.begin(t)
-                    progress.line(fed, t)
+                    progress.line(parts, t)
         if run.newcomers:
             assert state is not None
-            newcomers.arrive(recorder, fed, state, method)
-        record.finish(recorder, fed, job.save_models)
+            newcomers.arrive(recorder, parts, state, method)
+        record.finish(recorder, parts, job.save_models)
     except UserError:
         if world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
-            fed.close()
+            parts.close()
         raise
     finally:
         if recorder:
             recorder.abandon()
-    fed.close()
+    parts.close()
 
 
 def begin(
     path: Path, run: Run, job: Job, world: World, checkpoints: Checkpoints, watch: Watch
-) -> tuple[Federation, State | None, Recorder | None]:
+) -> tuple[Parts, State | None, Recorder | None]:
     """Return what this start goes on with: the Federation, the method's state (None before round 0), and on root the Recorder. Collective."""
     if world.local_rank == 0:
         remove_left(checkpoints.folder)
@@ -155,22 +155,22 @@ def begin(
     segments = Segments(checkpoints.folder, world.rank)
     segments.note()
     try:
-        fed = Federation(build(run, job, world, on_window=segments.note))
+        parts = build(run, job, world, on_window=segments.note)
     except UserError:
         segments.forget()
         raise
-    state = checkpoints.restore(fed)
+    state = checkpoints.restore(parts)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
     hosts = world.hosts()
-    start = describe_start(hosts, fed) if world.root else {}
-    recorder = record.open_recorder(path, run, fed, start, checkpoints.results)
+    start = describe_start(hosts, parts) if world.root else {}
+    recorder = record.open_recorder(path, run, parts, start, checkpoints.results)
     if recorder and checkpoints.results:
         warn_of_change(recorder.starts[-1], start)
-    return fed, state, recorder
+    return parts, state, recorder
 
 
-def state_after(t: int, fed: Federation, method: Method, before: State | None) -> State:
+def state_after(t: int, parts: Parts, method: Method, before: State | None) -> State:
     """Return the method's state after round t, checked; `before` is that of the round before, None for round 0.
 
     A round in which no client can take part changes nothing where the method has a server: there is no mean of nobody.
@@ -178,17 +178,23 @@ def state_after(t: int, fed: Federation, method: Method, before: State | None) -
     Raises:
         UserError: the state breaks the contract of a method.
     """
-    if before is not None and method.topology == "server" and not fed.members.present.any():
+    if before is not None and method.topology == "server" and not parts.members.present.any():
         return before
-    name = short(fed.run.method)
+    name = short(parts.run.method)
     given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
     drawn = global_generators()
-    state = method.init(fed) if before is None else method.round(fed, before, t)
-    fed.meet(f"the end of {'init' if before is None else 'round'}")
-    check_state(name, state, fed, given, method.topology == "graph")
-    if fed.own:
-        check_own(name, state, t, drawn, fed.world)
-        if t == 1 and fed.world.root and fed.log.every_row and len(fed.ids) and not fed.notes["models_received"].any():
+    state = method.init(parts.fed) if before is None else method.round(parts.fed, before, t)
+    parts.meet(f"the end of {'init' if before is None else 'round'}")
+    check_state(name, state, parts, given, method.topology == "graph")
+    if parts.own:
+        check_own(name, state, t, drawn, parts.world)
+        if (
+            t == 1
+            and parts.world.root
+            and parts.log.every_row
+            and len(parts.ids)
+            and not parts.log.notes["models_received"].any()
+        ):
             print(
                 f"warning: round of the method {name} calls fed.every_row and counts no models received; say how many by fed.note_received",
                 file=sys.stderr,

@@ -65,9 +65,9 @@ class MailRoom:
 
     # sending -------------------------------------------------------------------------------------------------------------
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send every row along the graph, as far as both ends take part, and return what arrives. Collective.
+        """Send every row along the graph, as far as both ends take part, and return what arrives (Algorithm 1, line 9). Collective.
 
-        Where the graph is wider than the window nothing is sent yet: `Received.passes` sends it pass by pass.
+        It is here until rows are sent again, by this or another verb; to use it after that is a `UserError`. Where the graph is wider than the window nothing is sent yet: `Received.passes` sends it pass by pass.
         """
         members = self.members
         members.exclude_diverged(w_KW)

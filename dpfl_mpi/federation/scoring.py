@@ -47,7 +47,13 @@ class Scoring:
         self._scored_round = np.full(k, -1)
 
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
-        """Score every client's row, note the scores, and keep the client's best; see `Federation.evaluate`."""
+        """Score every client's row on its validation and test set, note it, and keep the client's best by validation. Collective.
+
+        Called where the algorithm's reported model exists. With `series="mixed"` (the row after mixing) the scores are only noted,
+        and only where `--mixed` asks for them. `predict(rows, w_kW, images)` replaces the model's logits `[k, S, C]` where more than
+        the row decides. Clients that are absent in a round are not scored. A client whose row is not finite is excluded, or ends the run.
+        """
+        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.evaluate")
         if series == "mixed" and not self.mixed:
             return
         self.members.exclude_diverged(w_KW)  # here too: a method without an exchange diverges as well
@@ -93,7 +99,10 @@ class Scoring:
         self.best_round[alive], self.best_confusion[alive] = -1, 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return one model's loss on the validation images of every client of this rank that `counted` `[K]` marks, nan for the others, `[K]`."""
+        """Return a model's loss on the validation images that the search sees, for the clients of this rank that bool `counted` `[K]` marks: float64 `[K]`.
+
+        Those of the others are nan. Each counts as an evaluation.
+        """
         self.log.notes["evaluations"] += counted
         out = np.full(len(counted), np.nan)
         for b in self.backend.blocks:
@@ -101,6 +110,11 @@ class Scoring:
                 out[b] = self._search_losses(b, row_W.repeat(b.stop - b.start, 1)[:, None])[:, 0]
         out[~counted] = np.nan
         return out
+
+    def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
+        """Return the mean loss of m models on local client i's training images, float64 `[m]`; they count as evaluations."""
+        self.log.notes["evaluations"][i] += len(w_mW)
+        return self.backend.training_losses(i, w_mW)
 
     def reward(self, rows: slice, pair_k2W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return R = -validation loss of two models per client of a block, float64 `[k, 2]` (equation 6).

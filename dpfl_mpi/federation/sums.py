@@ -40,7 +40,11 @@ class Sums:
         self.order = order
 
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
-        """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; see `Federation.average`."""
+        """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; a client without senders keeps its row. Collective.
+
+        `received` saves the exchange where the models are already here. All clients average the rows of one snapshot;
+        with --averaging serial those who come later average over averages.
+        """
         members = self.members
         members.check_graph(graph, "the graph of fed.average")
         if received is None:  # --averaging serial: senders that come before their receiver send once they have averaged

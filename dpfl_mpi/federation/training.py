@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members, Phase
@@ -75,7 +76,15 @@ class Training:
         trained: Tensor | None = None,
         advance: bool = True,
     ) -> Tensor:
-        """Train every client's row in place for `epochs` local epochs and return it; see `Federation.local_opt`."""
+        """Train every client's row in place for `epochs` local epochs and return it (LocalOpt of Algorithm 1).
+
+        `gradient` replaces the plain gradient of the loss. `momentum` names the momentum rows: a method with a second model gives it a
+        name of its own. Columns where `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same
+        batches again: for the second model.
+        """
+        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.local_opt")
+        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
+            raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
         for (block,) in self._blocks({momentum: w_KW}, moves=self.members.phase is not Phase.ARRIVAL):
             self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
         self._advance(epochs if advance else 0)
@@ -84,18 +93,22 @@ class Training:
     def batches(
         self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows; see `Federation.batches`."""
+        """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows: LocalOpt's loop, for methods that write the step.
+
+        Each set is named after its momentum rows and trained in place; /round/train_loss is that of the last one. Absent clients take no
+        step. With `advance=False` the epochs do not count: the next call sees the same batches. `most` limits the steps of a client.
+        """
         backend = self.backend
         for now in self._blocks(rows_KW, moves=advance):
             for batch in backend.batches(now[0].rows, epochs, self.epochs):
                 if batch.step == most:
                     break
-                now = [block.first(backend.ensemble, batch.k) for block in now]
+                now = [block.first(batch.k) for block in now]
                 yield batch, *now
         self._advance(epochs if advance else 0)
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
-        """Take one step of SGD from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
+        """Take one step from `block.g`: the Run's optimiser, clipping, decay and momentum; columns not `trained` are frozen."""
         self.backend.step(block, loss, self.lr, trained)
 
     def _blocks(self, rows_KW: dict[str, Tensor], moves: bool) -> Iterator[list[Block]]:

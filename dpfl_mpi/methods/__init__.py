@@ -173,7 +173,7 @@ def local_epochs(result: Any) -> np.ndarray:
     return epochs
 
 
-def check_state(name: str, state: Any, fed: Any, before: State | None = None, budgeted: bool = True) -> None:
+def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:
     """Check what init (round 0) or round returned on this rank, `before` being the state that round was given: microseconds, so after every round.
 
     Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes.
@@ -181,47 +181,47 @@ def check_state(name: str, state: Any, fed: Any, before: State | None = None, bu
     Raises:
         UserError: it breaks the contract; the sentence says where. Not collective: it may be wrong on some ranks only.
     """
-    who = f"{'round' if fed.round else 'init'} of the method {name}"
-    parts = ("client", "shared")
-    if not (isinstance(state, dict) and set(state) == set(parts) and all(isinstance(state[p], dict) for p in parts)):
+    who = f"{'round' if parts.round else 'init'} of the method {name}"
+    groups = ("client", "shared")
+    if not (isinstance(state, dict) and set(state) == set(groups) and all(isinstance(state[g], dict) for g in groups)):
         got = (
             f"a dict of {', '.join(map(str, state)) or 'nothing'}" if isinstance(state, dict) else type(state).__name__
         )
         raise UserError(f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts')
-    for part in parts:
-        gone = sorted(set(before[part] if before else ()) - set(state[part]))
-        odd = next((key for key in state[part] if not (isinstance(key, str) and key and "/" not in key)), None)
+    for group in groups:
+        gone = sorted(set(before[group] if before else ()) - set(state[group]))
+        odd = next((key for key in state[group] if not (isinstance(key, str) and key and "/" not in key)), None)
         if gone:
             raise UserError(
-                f'{who} returned no state["{part}"]["{gone[0]}"], which it was given; every round returns all keys of init'
+                f'{who} returned no state["{group}"]["{gone[0]}"], which it was given; every round returns all keys of init'
             )
         if odd is not None:
-            raise UserError(f'{who} returned state["{part}"][{odd!r}]; a key is a text without /')
+            raise UserError(f'{who} returned state["{group}"][{odd!r}]; a key is a text without /')
     for key, value in state["client"].items():
         shape = tuple(getattr(value, "shape", ()))
-        if not (held(value) and shape[:1] == (len(fed.ids),)):
+        if not (held(value) and shape[:1] == (len(parts.ids),)):
             got = f"of shape {shape}" if held(value) else kind(value)
             raise UserError(
-                f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {len(fed.ids)} rows, '
+                f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {len(parts.ids)} rows, '
                 "one per client of this rank"
             )
     for key, value in state["shared"].items():
         graph = isinstance(value, CollaborationGraph)
-        if key in ("omega", "chosen") and not (graph and value.n == fed.n):
+        if key in ("omega", "chosen") and not (graph and value.n == parts.n):
             got = f"a graph of {value.n} clients" if graph else kind(value)
             raise UserError(
-                f'state["shared"]["{key}"] after {who} is {got}; it must be a CollaborationGraph of {fed.n} clients'
+                f'state["shared"]["{key}"] after {who} is {got}; it must be a CollaborationGraph of {parts.n} clients'
             )
         if graph and budgeted and key in ("omega", "chosen"):
-            fed.members.check_budget(value, f'state["shared"]["{key}"] after {who}')
+            parts.members.check_budget(value, f'state["shared"]["{key}"] after {who}')
         if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str)):
             raise UserError(
                 f'state["shared"]["{key}"] after {who} is {kind(value)}, which a checkpoint cannot hold; allowed are a tensor or array '
                 f"of {', '.join(HELD)}, a CollaborationGraph, a number, a text and None"
             )
-    if fed.round <= 1 and np.isnan(fed.notes["val_acc"][fed.active[fed.ids]]).any():
+    if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][parts.members.active[parts.ids]]).any():
         raise UserError(
-            f"{who} has scored no models; it must call fed.evaluate(w) with the rows [K, W] of round {fed.round}"
+            f"{who} has scored no models; it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
         )
 
 

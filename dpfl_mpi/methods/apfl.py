@@ -55,7 +55,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     for batch, w, v in fed.batches(fed.run.tau_train, {"w": w_i, "v": v_i}):
         alpha = alpha_i[w.rows]
         fed.step(w, fed.gradient(w, batch))  # w_i <- w_i - eta grad f(w_i)
-        mixed = v.scratch(fed.ensemble)
+        mixed = v.scratch()
         mixed.w.copy_(mixture(alpha, v.w, w.w))
         loss = fed.gradient(mixed, batch)
         v.g.copy_(alpha * mixed.g)

@@ -66,7 +66,7 @@ def round(fed: Federation, state: State, t: int) -> State:
         for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)):
             total[i] += w[i, k] * row.double()
             degree[i] += w[i, k]
-    pull = pulled(fed, total.float(), fed.ensemble.column(degree).float())
+    pull = pulled(fed, total.float(), fed.column(degree).float())
     x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=pull)
     fed.evaluate(x)
     near = [np.flatnonzero((w[i] > 0) & fed.active & (np.arange(fed.n) != k)) for i, k in enumerate(fed.ids)]

@@ -62,7 +62,7 @@ def round(fed: Federation, state: State, t: int) -> State:
         learn(fed, w, w_i, weight, learned)  # lines 6-16 of Algorithm 1 are ALA
         here = fed.active[fed.ids]
         start = mixture(higher(fed), w, w_i, weight)
-        w_i, learned = start.where(fed.ensemble.column(here) > 0, w_i), learned | here
+        w_i, learned = start.where(fed.column(here) > 0, w_i), learned | here
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
     fed.evaluate(w_i)
     return {"client": {"w": w_i, "W": weight, "learned": learned}, "shared": {"w": fed.mean(w_i)}}
@@ -81,7 +81,7 @@ def mixture(columns: Any, w: Any, w_i: Any, weight: Any) -> Any:
 def learn(fed: Federation, w: Any, w_i: Any, weight: Any, learned: np.ndarray) -> None:
     """Learn the weights W_i `[K, W]` in place: one pass over the sample, and until convergence where a client has not `learned` before."""
     columns = higher(fed)
-    per_epoch = -(-fed.clients.n_train // fed.run.batch_size)
+    per_epoch = -(-fed.n_train // fed.run.batch_size)
     sample = np.ceil(np.round(fed.options["share"] * per_epoch, 9))  # mini-batches; 0.7 of 10 is 7
     still = fed.active[fed.ids]  # who goes on
     losses: list[list[float]] = [[] for _ in fed.ids]
@@ -96,7 +96,7 @@ def learn(fed: Federation, w: Any, w_i: Any, weight: Any, learned: np.ndarray) -
             last[rows] = np.where(learns, fed.gradient(mixed, batch).cpu().numpy(), last[rows])
             slope = (w - w_i[rows]) * mixed.g  # of the loss, by W_i
             better = (weight[rows] - fed.options["eta"] * slope).clamp(0, 1)
-            weight[rows] = better.where(columns & (fed.ensemble.column(learns) > 0), weight[rows])
+            weight[rows] = better.where(columns & (fed.column(learns) > 0), weight[rows])
         for i in np.flatnonzero(still):
             losses[i].append(float(last[i]))
         still = still & ~learned & ~np.array([converged(of, fed.options["threshold"]) for of in losses], bool)

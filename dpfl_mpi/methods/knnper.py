@@ -78,11 +78,11 @@ def mixture(fed: Federation) -> Predict:
         if of[0] != rows or not of[1].equal(w_kW):
             of = rows, w_kW.clone()
             memories[:] = [fed.memory(rows.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
-        votes = log_p.new_zeros(log_p.shape)
+        votes, one_hot = log_p.new_zeros(log_p.shape), log_p.new_ones(log_p.shape[2]).diag().float()
         for vote, z, (remembered, labels) in zip(votes, z_kSF, memories, strict=True):
             d2, index = neighbours(z, remembered, k)
             weight = (-d2 / scale).softmax(1)  # exp(-d^2 / s), normalised: far neighbours must not underflow
-            vote += (fed.one_hot(labels[index]) * weight[:, :, None]).sum(1)
+            vote += (one_hot[labels[index]] * weight[:, :, None]).sum(1)
         return (log_p + log(1 - share)).logaddexp(votes.log() + log(share))
 
     return predict

@@ -39,7 +39,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def ask(fed: Federation) -> CollaborationGraph:
     """Return the graph of those that share the most classes."""
-    held = fed.partition.class_counts > 0
+    held = fed.class_counts > 0
     return fed.collect([best(k, fed.reachable(k), held, fed.p, fed.others[k]) for k in fed.ids])
 
 

@@ -49,7 +49,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     """
     w_i, alpha = fed.copies(state["shared"]["w"]), fed.options["alpha"]
     for batch, w in fed.batches(fed.run.tau_train, {"w": w_i}):
-        inner = w.scratch(fed.ensemble)
+        inner = w.scratch()
         if batch.step % 2 == 0:
             fed.gradient(w, batch)
             inner.w.copy_(w.w - alpha * w.g)  # w' = w_i - alpha grad f(w_i; B1)

@@ -52,7 +52,7 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; lines of Algorithm 1. An absent client keeps its theta_i."""
     lam, rate, w = fed.options["lam"], fed.options["personal_lr"], state["shared"]["w"]
-    here = fed.ensemble.column(fed.active[fed.ids]) > 0
+    here = fed.column(fed.active[fed.ids]) > 0
     w_i = fed.copies(w)  # lines 3, 5: w_i,0 = w
     theta_i = w_i.where(here, state["client"]["theta"])  # the search for theta_i begins at w
     for batch, w_r, theta in fed.batches(fed.run.tau_train, {"w": w_i, "theta": theta_i}):  # lines 6, 7

@@ -60,7 +60,7 @@ def draw(fed: Federation, t: int) -> CollaborationGraph:
 
 def order(fed: Federation, k: int, t: int) -> np.ndarray:
     """Return whom client k can receive from in round t, in the order that it draws from among all that are ever there."""
-    near = np.arange(fed.n) if fed.members.reach is None else fed.members.reach.of(k)
+    near = np.arange(fed.n) if fed.reach is None else fed.reach.of(k)
     counter = 1000 * t if fed.options["redraw"] else 0  # as fed.shuffle counts rounds
     drawn = streams.stream(fed.run.seed, streams.CANDIDATES, k, counter)
     drawn_order = drawn.permutation(near[near != k])

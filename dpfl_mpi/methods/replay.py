@@ -83,7 +83,7 @@ def check(fed: Federation, graph: CollaborationGraph, t: int) -> None:
             f"--budget lets client {k} receive {fed.others[k]} models; the {fed.options['variant']} graph of round {t} has {graph.degrees()[k]} for it: "
             "raise --budget, or set it to inf"
         )
-    if fed.members.reach is not None and not graph.within(fed.members.reach):
+    if fed.reach is not None and not graph.within(fed.reach):
         raise UserError(
             f"--graphs is {fed.run.graphs}, whose {fed.options['variant']} graph of round {t} goes beyond --reach"
         )

@@ -75,7 +75,7 @@ class Backend:
         gradient = gradient or self.gradient
         now = block
         for batch in self.batches(block.rows, epochs, first_epoch):
-            now = now.first(self.ensemble, batch.k)
+            now = now.first(batch.k)
             self.step(now, gradient(now, batch), lr, trained)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
@@ -101,7 +101,7 @@ class Backend:
         sgd_step(block.w, block.g, block.momentum, lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
-        """Take a step of plain gradient descent from `block.g`; with its `loss` it counts as a step of training."""
+        """Take a step of plain gradient descent from `block.g`: no momentum, decay or clipping. With its `loss` it counts as a step of training."""
         block.w.add_(block.g, alpha=-rate)
         self._count(block, loss)
 

@@ -47,7 +47,7 @@ class Block:
     """
 
     def __init__(self, ensemble: Ensemble, w_kW: Tensor, m_kW: Tensor | None = None, rows: Rows = slice(None)):
-        self.w, self.g, self.rows = w_kW, torch.zeros_like(w_kW), rows
+        self.ensemble, self.w, self.g, self.rows = ensemble, w_kW, torch.zeros_like(w_kW), rows
         self.momentum: Any = m_kW  # None where the rows are not trained
         self.layers, self.grads = ensemble.layers(self.w), ensemble.layers(self.g)
         self.leaves = (
@@ -56,20 +56,20 @@ class Block:
         self.loss, self.steps = w_kW.new_zeros(len(w_kW)), np.zeros(len(w_kW), np.int64)
         self._scratch: Block | None = None
 
-    def first(self, ensemble: Ensemble, k: int) -> Block:
+    def first(self, k: int) -> Block:
         """Return the block of the first k rows (clients are sorted by size: those that have finished are at the end)."""
         if k == len(self.w):
             return self
         rows = slice(self.rows.start, self.rows.start + k) if isinstance(self.rows, slice) else self.rows[:k]
-        block = Block(ensemble, self.w[:k], None if self.momentum is None else self.momentum[:k], rows)
+        block = Block(self.ensemble, self.w[:k], None if self.momentum is None else self.momentum[:k], rows)
         block.loss, block.steps = self.loss[:k], self.steps[:k]
-        block._scratch = None if self._scratch is None else self._scratch.first(ensemble, k)
+        block._scratch = None if self._scratch is None else self._scratch.first(k)
         return block
 
-    def scratch(self, ensemble: Ensemble) -> Block:
+    def scratch(self) -> Block:
         """Return a second block of the same shape, for rows at which a method needs a gradient but that it does not train."""
         if self._scratch is None:
-            self._scratch = Block(ensemble, torch.zeros_like(self.w), None, self.rows)
+            self._scratch = Block(self.ensemble, torch.zeros_like(self.w), None, self.rows)
         return self._scratch
 
 

@@ -85,7 +85,7 @@ class RecordedSteps:
 
     def _record(self, n: int) -> Any:
         """Return the graph of a step of the first n rows; on a CPU the function itself."""
-        block = self.block.first(self.ensemble, n)
+        block = self.block.first(n)
         key = None if self.key is None else self.key[:n]
 
         def step() -> None:

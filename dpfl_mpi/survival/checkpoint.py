@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import Federation
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
@@ -97,30 +97,30 @@ class Checkpoints:
         return bool(votes.any()), bool(votes[1])
 
     # writing -----------------------------------------------------------------------------------------------------------
-    def save(self, fed: Federation, state: State, recorder: Recorder | None) -> None:
-        """Keep the state after the round that `fed` is in, with the results recorded so far.
+    def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
+        """Keep the state after the round that `parts` is in, with the results recorded so far.
 
         Raises:
             UserError: on every rank, where any rank could not write; the generation before is whole.
         """
         start = time.perf_counter()
-        stem = f"{fed.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
+        stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
         shards = [f"{stem}.{rank:05d}.shard.h5" for rank in range(self.world.size)]
-        clients, shared = split(fed, state)
+        clients, shared = split(parts, state)
         with self._all_or_nobody():
-            if len(fed.ids):
+            if len(parts.ids):
                 with replacing(self.folder / shards[self.world.rank]) as path, disk.File(path, "w", **NEW) as file:
                     file.attrs["shard"] = shards[self.world.rank]
                     for name, value in clients.items():
                         values.write(file, name, value)
         with self._all_or_nobody():
             if recorder:
-                self._commit(fed, stem, shards, clients, shared, recorder)
-        self.round, self.last = fed.round, time.monotonic()
+                self._commit(parts, stem, shards, clients, shared, recorder)
+        self.round, self.last = parts.round, time.monotonic()
         self.seconds = time.perf_counter() - start
 
     def _commit(
-        self, fed: Federation, stem: str, shards: list[str], clients: Named, shared: Named, recorder: Recorder
+        self, parts: Parts, stem: str, shards: list[str], clients: Named, shared: Named, recorder: Recorder
     ) -> None:
         """Copy the results file, write the manifest, which makes the generation count, and delete what is older than the newest `KEEP`. On root."""
         with replacing(self.folder / f"{stem}.results.h5") as path:
@@ -131,7 +131,7 @@ class Checkpoints:
             file.attrs.update(
                 run=self.run.to_json(),
                 key=json.dumps(self.run.key()),
-                round=fed.round,
+                round=parts.round,
                 numerics=self.run.numerics,
                 job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
                 shards=json.dumps(shards),
@@ -140,11 +140,11 @@ class Checkpoints:
                 results=f"{stem}.results.h5",
                 results_sha256=digest,
             )
-            file["client/shard"], file["client/row"] = fed.owner, fed.row_of
+            file["client/shard"], file["client/row"] = parts.members.owner, parts.members.row_of
             for name, value in shared.items():
                 values.write(file, name, value)
         data = buffer.getvalue()
-        manifest = f"{fed.round:06d}.{hashlib.sha256(data).hexdigest()[:16]}.manifest.h5"
+        manifest = f"{parts.round:06d}.{hashlib.sha256(data).hexdigest()[:16]}.manifest.h5"
         self.still_ours()
         with replacing(self.folder / manifest) as path:
             path.write_bytes(data)
@@ -212,8 +212,8 @@ class Checkpoints:
         found = [(p.lstat().st_mtime_ns, p) for p in self.folder.glob("*.manifest.h5")] if self.folder.is_dir() else []
         return [p for _, p in sorted(found, key=lambda item: (item[1].name[:6], item[0]), reverse=True)]
 
-    def restore(self, fed: Federation) -> State | None:
-        """Return the state of the newest whole checkpoint and set `fed` to it; None where there is no checkpoint.
+    def restore(self, parts: Parts) -> State | None:
+        """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.
 
         A damaged one falls back to the one before, with a warning.
 
@@ -222,16 +222,16 @@ class Checkpoints:
         """
         manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
         for i, manifest in enumerate(manifests):
-            data = self.world.share(partial(self._read, manifest, fed.about))
+            data = self.world.share(partial(self._read, manifest, parts.about))
             state: State | None = None
             if data:
                 with contextlib.suppress(UserError), Hdf5(manifest, MANIFEST, data["manifest"].tobytes()) as file:
-                    state = self._load(file, fed)
+                    state = self._load(file, parts)
                     self.results = self.folder / file.attribute("results", str)
             if not self.world.agree(state is None):
                 assert state is not None
-                apply(fed, state)
-                self.round = fed.round
+                apply(parts, state)
+                self.round = parts.round
                 for damaged in manifests[:i] if self.world.root else ():
                     remove(damaged)  # would count as the newest until its round is reached again
                 return {"client": state["client"], "shared": state["shared"]}
@@ -279,7 +279,7 @@ class Checkpoints:
             )
         return {"manifest": np.frombuffer(data, np.uint8)}
 
-    def _load(self, file: Hdf5, fed: Federation) -> State:
+    def _load(self, file: Hdf5, parts: Parts) -> State:
         """Return this rank's state, the method's in "client" and "shared", with what else was kept in "momentum" and "federation".
 
         It opens just the shards that hold this rank's clients.
@@ -288,10 +288,10 @@ class Checkpoints:
             UserError: the manifest or a shard is damaged, or a shard is of another generation.
         """
         shards, schema = file.json("shards", list), file.json("schema", dict)
-        shard = file.array("client/shard", "iu", (fed.n,), 0, len(shards) - 1)[fed.ids]
-        row = file.array("client/row", "iu", (fed.n,), 0)[fed.ids]
+        shard = file.array("client/shard", "iu", (parts.n,), 0, len(shards) - 1)[parts.ids]
+        row = file.array("client/row", "iu", (parts.n,), 0)[parts.ids]
         with file.reading("its schema"):
-            arrays = {name: np.empty((len(fed.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
+            arrays = {name: np.empty((len(parts.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
         for number in np.unique(shard):
             with Hdf5(self.folder / Path(shards[number]).name, "a shard of a checkpoint") as part:
                 if (
@@ -312,12 +312,14 @@ class Checkpoints:
             group, _, short = name.partition("/")
             value: Any = array
             if schema[name]["kind"] == "tensor":
-                value = torch.from_numpy(array).to(fed.device, copy=True)  # aligned as PyTorch aligns, as before
+                value = torch.from_numpy(array).to(
+                    parts.backend.ensemble.device, copy=True
+                )  # aligned as PyTorch aligns, as before
             out["client" if group == "state" else group][short] = value
         for group, into in (("state", "shared"), ("federation", "federation")):
             with file.reading(group):
                 for short in file.file.get(group, {}):
-                    out[into][short] = values.read(file.file[group][short], fed.device)
+                    out[into][short] = values.read(file.file[group][short], parts.backend.ensemble.device)
         return out
 
 
@@ -333,20 +335,20 @@ MANIFEST = "the manifest of a checkpoint"
 NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
 
 
-def split(fed: Federation, state: State) -> tuple[Named, Named]:
+def split(parts: Parts, state: State) -> tuple[Named, Named]:
     """Return (client arrays `[K, ...]`, what is the same on every rank), by path: the method's state and the Federation's."""
     clients = {f"state/{name}": value for name, value in state["client"].items()}
-    clients |= {f"momentum/{name}": value for name, value in fed.training.momentum.items()}
-    mine, same = fed.state()
+    clients |= {f"momentum/{name}": value for name, value in parts.training.momentum.items()}
+    mine, same = parts.state()
     clients |= {f"federation/{name}": value for name, value in mine.items()}
     shared = {f"state/{name}": value for name, value in state["shared"].items()}
     shared |= {f"federation/{name}": value for name, value in same.items()}
     return clients, shared
 
 
-def apply(fed: Federation, state: State) -> None:
+def apply(parts: Parts, state: State) -> None:
     """Set the Federation to a restored state, and its window to what Omega needs."""
-    fed.set_state(state["federation"]["round"], state["federation"], state["momentum"])
+    parts.set_state(state["federation"]["round"], state["federation"], state["momentum"])
     omega = state["shared"].get("omega")
     if isinstance(omega, CollaborationGraph):
-        fed.narrow(omega)
+        parts.mail.narrow(omega)

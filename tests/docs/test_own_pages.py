@@ -138,7 +138,7 @@ AVERAGE = "    mean = fed.average(w, chosen)\n"
     ("text", "instead", "error"),
     [
         (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
-        (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Federation.average() got an unexpected keyword"),
+        (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Sums.average() got an unexpected keyword"),
         ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
     ],
     ids=["verb", "keyword", "option"],

@@ -166,14 +166,14 @@ from mpi4py import MPI
 import torch
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.engine.build import build
-from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 
-fed = Federation(build(Run(clients=4, budget=2).resolve(), Job(quiet=True, device="cpu"), World(MPI.COMM_WORLD)))
+parts = build(Run(clients=4, budget=2).resolve(), Job(quiet=True, device="cpu"), World(MPI.COMM_WORLD))
+fed = parts.fed
 omega = CollaborationGraph.from_lists([[(k + 1) % 4] for k in range(4)])
-fed.members.alive[2] = False
-fed.members.others[2] = 0  # who has diverged receives no more
+parts.members.alive[2] = False
+parts.members.others[2] = 0  # who has diverged receives no more
 fed.narrow(omega)
 w = fed.common_row() + torch.from_numpy(fed.ids)[:, None]
 mixed = fed.average(w, omega)
@@ -181,7 +181,7 @@ for i, k in enumerate(fed.ids):
     j, kept = (k + 1) % 4, k in (1, 2)
     expected = k if kept else (fed.p[k] * k + fed.p[j] * j) / (fed.p[k] + fed.p[j])
     assert abs(float((mixed[i] - fed.common_row()[i])[0]) - expected) < 1e-5, k
-fed.close()
+parts.close()
 """
 
 

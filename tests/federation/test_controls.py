@@ -613,7 +613,7 @@ def test_newcomers_of_dpfl_choose_among_the_frozen():
             patch.setattr(newcomers, "write_newcomers", lambda recorder, fed, epochs, stacked: caught.update(stacked))
             bggc, graphs = fed.bggc, []
             fed.bggc = lambda w: graphs.append((w.clone(), bggc(w))) or graphs[-1][1]
-            newcomers.arrive(None, fed, state, find("method", "dpfl"))
+            newcomers.arrive(None, fed._parts, state, find("method", "dpfl"))
         assert len(graphs) == 3
         for rows, omega in graphs:
             assert torch.equal(rows[fed.row_of[~new]], best[fed.row_of[~new]])

@@ -125,9 +125,8 @@ def fed(number=1, **notes):
         n=4,
         round=number,
         ids=np.array([1, 3]),
-        active=members.active,
         members=members,
-        notes={"val_acc": np.ones(2)} | notes,
+        log=SimpleNamespace(notes={"val_acc": np.ones(2)} | notes),
     )
 
 

@@ -15,7 +15,6 @@ from mpi4py import MPI
 
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation import Federation
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
@@ -212,14 +211,14 @@ def test_root_alone_knows_that_a_job_was_requeued(tmp_path):
 def test_every_kind_of_state_comes_back(tmp_path):
     world, job = World(MPI.COMM_SELF), Job(out=str(tmp_path / "run.h5"))
     run = Run(**starts.small()).resolve()
-    fed = Federation(build(run, job, world))
+    parts = build(run, job, world)
     rng = torch.Generator().manual_seed(0)
-    fed.begin_round(5)
-    k = len(fed.ids)
-    fed.training.momentum = {"w": torch.rand(k, fed.ensemble.width, generator=rng), "v": torch.rand(k, 16)}
-    fed.scoring.best.normal_(generator=rng)
-    fed.scoring.best_round[:] = np.arange(k)
-    fed.members.alive[2], fed.others[2], fed.members.diverged_round[2] = False, 0, 4
+    parts.begin_round(5)
+    k = len(parts.ids)
+    parts.training.momentum = {"w": torch.rand(k, parts.backend.ensemble.width, generator=rng), "v": torch.rand(k, 16)}
+    parts.scoring.best.normal_(generator=rng)
+    parts.scoring.best_round[:] = np.arange(k)
+    parts.members.alive[2], parts.members.others[2], parts.members.diverged_round[2] = False, 0, 4
     graph = CollaborationGraph.from_lists([[1, 2], [], [0], [5], [3, 0], [1]])
     state = {
         "client": {"w": torch.rand(k, 16), "mix": np.arange(k), "on": torch.arange(k) % 2 == 0},
@@ -236,11 +235,11 @@ def test_every_kind_of_state_comes_back(tmp_path):
         },
     }
     recorder = Recorder(tmp_path / "run.h5", run, {}, {"time": "now"})
-    Checkpoints(tmp_path / "run.h5", run, job, world).save(fed, state, recorder)
+    Checkpoints(tmp_path / "run.h5", run, job, world).save(parts, state, recorder)
     recorder.abandon()
 
-    fed.close()
-    fresh = Federation(build(run, job, world))
+    parts.close()
+    fresh = build(run, job, world)
     back = Checkpoints(tmp_path / "run.h5", run, job, world).restore(fresh)
     assert back is not None
     assert fresh.round == 5
@@ -253,15 +252,15 @@ def test_every_kind_of_state_comes_back(tmp_path):
     assert torch.equal(shared["row"], state["shared"]["row"])
     assert np.array_equal(shared["table"], np.eye(3)) and shared["empty"].shape == (0, 4)
     assert [shared[n] for n in ("count", "share", "yes", "name", "none")] == [3, 0.1, True, "x", None]
-    assert [list(part) for part in fed.state()] == [
+    assert [list(part) for part in parts.state()] == [
         ["best", "best_round", "best_val", "best_test", "best_confusion", "last_test", "epochs", "steps"],
         ["alive", "budget", "diverged_round"],
     ]
-    kept, restored = ({**mine, **same} for mine, same in (fed.state(), fresh.state()))
+    kept, restored = ({**mine, **same} for mine, same in (parts.state(), fresh.state()))
     for name in kept:
         a, b = (values.numpy_of(f[name]) for f in (kept, restored))
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), name
-    assert all(torch.equal(fresh.training.momentum[n], fed.training.momentum[n]) for n in ("w", "v"))
+    assert all(torch.equal(fresh.training.momentum[n], parts.training.momentum[n]) for n in ("w", "v"))
     fresh.close()
 
     with (

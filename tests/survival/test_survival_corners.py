@@ -95,7 +95,7 @@ from dpfl_mpi.methods import dpfl
 from dpfl_mpi.survival import lock
 whole, lock.BEAT = dpfl.round, {beat}
 def round(fed, state, t):
-    while t == 3 and ({beat} < 1 or fed.world.root and str(lock.os.getpid()) in open({path!r}).read()):
+    while t == 3 and ({beat} < 1 or fed._parts.world.root and str(lock.os.getpid()) in open({path!r}).read()):
         time.sleep(0.02)
     return whole(fed, state, t)
 dpfl.round = round
