@@ -59,7 +59,7 @@ class Twin:
         coins = self.parts.greedy.coins(slice(i, i + 1), 0)[0]
         x, y = {k}, {k, *map(int, order)}
         for j in map(int, order):
-            if len(x) - 1 >= fed.others[k]:
+            if len(x) - 1 >= fed.most_senders[k]:
                 break
             a = max(self.reward(x | {j}) - self.reward(x), 0.0)
             b = max(self.reward(y - {j}) - self.reward(y), 0.0)

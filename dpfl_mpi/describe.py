@@ -23,7 +23,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, unread_clients, verify
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.plan.needs import Needs, build, megabytes, needs_of, refuse
+from dpfl_mpi.plan.needs import Needs, ensemble_of, megabytes, needs_of, refuse
 from dpfl_mpi.plan.seconds import Cost, crowding, measure, seconds_of
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Run
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         if own.save:
             save(partition, own.save, run, source)
             print(f"saved to {own.save}: run on it with --partition file:{own.save}")
-        ensemble = build(run, source)
+        ensemble = ensemble_of(run, source)
         plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
         print("\n" + table(source, partition, plan.owner, own.rows))
         print("\n" + plan_text(run, plan))

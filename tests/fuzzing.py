@@ -347,7 +347,7 @@ def limit(folder: Path) -> Reader:
     def read(where: Path) -> None:
         fields = {name: str(where / name) for name in texts}
         run = Run(**small(clients=4, rounds=3) | fields).resolve()
-        limits.others(run), limits.reach_graph(run), limits.availability(run)
+        limits.most_senders(run), limits.reach_graph(run), limits.availability(run)
 
     return Reader("limits", texts, read)
 
@@ -376,7 +376,7 @@ def settings(folder: Path) -> Reader:
         value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][rng.integers(8)]
         if name in {f.name for f in dataclasses.fields(Run)}:
             run = Run(**small() | {name: value}).resolve()
-            run.path(), run.others, limits.flipped(run)
+            run.path(), run.most_senders, limits.flipped(run)
             deal(run, open_source(run))
 
     return Reader("settings", {}, read, few=40)

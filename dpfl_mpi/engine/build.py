@@ -20,12 +20,12 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.drift import Drift
+from dpfl_mpi.federation.graphs import graphs_of
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import limits_of
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom
 from dpfl_mpi.federation.members import Members
-from dpfl_mpi.federation.recorded import recorded_graphs
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training, learning_rate
@@ -87,7 +87,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     )
     sums = Sums(members, log, mail, ensemble, backend.blocks, order)
     greedy = Greedy(members, log, scoring, mail, sums, run.seed, run.ggc_repeats)
-    recorded, drift = recorded_graphs(run, world), Drift(run, source.classes)
+    graphs, drift = graphs_of(run, world), Drift(run, source.classes)
     about = {
         "data_sha256": source.sha256,
         "data_note": source.note,
@@ -97,7 +97,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
         "parameters": ensemble.size,
     }
     return Parts(
-        run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, recorded, drift
+        run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, graphs, drift
     )
 
 
@@ -134,7 +134,7 @@ def warn_of_clients(run: Run, source: Source, job: Job, world: World) -> None:
 
 def warn_of_budget(run: Run, job: Job, world: World) -> None:
     """Warn where a budget leaves nobody to average with: then the method is Local under another name."""
-    if find("method", run.method).topology == "graph" and run.others == 0 < run.clients - 1:
+    if find("method", run.method).topology == "graph" and run.most_senders == 0 < run.clients - 1:
         warn(
             f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
             "alone, as --method local does; --budget 2 or more lets it choose others",

@@ -44,7 +44,7 @@ def open_recorder(path: Path, run: Run, parts: Parts, start: dict[str, Any], sna
             {
                 "client/p": parts.members.p,
                 **({} if of_data is None else {"client/of_data": of_data}),
-                "client/budget": parts.members.others + run.budget_counts_self,
+                "client/budget": parts.members.most_senders + run.budget_counts_self,
                 "client/flipped": parts.members.flipped,
                 **controls(parts),
                 "client/class_counts": parts.partition.class_counts,

@@ -58,7 +58,7 @@ class Parts:
     mail: MailRoom
     sums: Sums
     greedy: Greedy
-    recorded: list[CollaborationGraph]  # of --graphs, those of rounds 0 to T
+    graphs: list[CollaborationGraph]  # of --graphs, those of rounds 0 to T
     drift: Drift
     fed: Federation = field(init=False)
 
@@ -123,7 +123,7 @@ class Parts:
         scoring, training, members = self.scoring, self.training, self.members
         mine = {name: getattr(scoring, name) for name in scoring.KEPT}
         mine |= {"epochs": training.epochs, "steps": training.steps}
-        shared = {"alive": members.alive, "budget": members.others, "diverged_round": members.diverged_round}
+        shared = {"alive": members.alive, "budget": members.most_senders, "diverged_round": members.diverged_round}
         if self.run.patience:
             mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
         if training.attack.kind == "stale":
@@ -180,11 +180,11 @@ class Federation:
         self._parts, self.run, self.options = parts, parts.run, parts.run.options or {}
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]
-        self.others = members.others  # B_c - 1 [N]
+        self.most_senders = members.most_senders  # with how many others' models a client may average, B_c - 1 [N]
         self.reach = members.reach  # whom each client can receive from; None: everyone
         self.n_train = parts.backend.clients.n_train  # [K]
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
-        self.recorded = parts.recorded
+        self.graphs = parts.graphs  # of --graphs, those of rounds 0 to T
 
     # a round -------------------------------------------------------------------------------------------------------------
     @property

@@ -55,7 +55,7 @@ class Greedy:
         for repeat in range(self.repeats):
             orders = [Order(self, int(k), repeat) for k in members.ids]  # line 9
             searches = self._searches(w_KW, sums, p_sums, repeat)
-            widths = members.others[members.ids]  # of a client's batch; 0 once its budget is full
+            widths = members.most_senders[members.ids]  # of a client's batch; 0 once its budget is full
             while True:  # line 10
                 batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
                 graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
@@ -65,20 +65,22 @@ class Greedy:
                     for search in searches:
                         search.consider(here, now[search.block])  # lines 12-25
                 full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
-                widths = np.where(full, 0, members.others[members.ids])
+                widths = np.where(full, 0, members.most_senders[members.ids])
             repeats.append(searches)
         return members.collect(best_of(repeats))
 
-    def shuffle(self, k: int, candidates: np.ndarray, repeat: int) -> np.ndarray:
-        """Return the candidates in client k's order of this round (and repeat)."""
-        return self._stream(streams.CANDIDATES, k, repeat).permutation(candidates)
+    def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
+        """Return the candidates in client k's order of this round, or of round `number` (and repeat)."""
+        return self._stream(streams.CANDIDATES, k, repeat, number).permutation(candidates)
 
     def coins(self, block: slice, repeat: int) -> list[np.random.Generator]:
         """Return each block client's generator of coins in [0, 1) for this round (and repeat); a candidate takes one."""
         return [self._stream(streams.COIN, k, repeat) for k in self.members.ids[block]]
 
-    def _stream(self, purpose: int, k: int, repeat: int) -> np.random.Generator:
-        return streams.stream(self.seed, purpose, int(k), self.members.round * 1000 + repeat)
+    def _stream(self, purpose: int, k: int, repeat: int, number: int | None = None) -> np.random.Generator:
+        # --ggc_repeats is below 1000: no repeat has the stream of another round
+        number = self.members.round if number is None else number
+        return streams.stream(self.seed, purpose, int(k), number * 1000 + repeat)
 
     def _searches(self, w_KW: Tensor, sums_KW: Tensor, p_sums: np.ndarray, repeat: int) -> list[Search]:
         """Return the search of each block, at its start."""
@@ -107,7 +109,7 @@ class Search:
         self.scoring, self.block, self.coins = scoring, block, coins
         self.ensemble, self.p = scoring.backend.ensemble, members.p
         self.ids = members.ids[block]
-        self.others = members.others[self.ids]  # B_c - 1
+        self.most_senders = members.most_senders[self.ids]  # B_c - 1
         self.cases = log.notes["cases"][block]
         self.x = w_KW[block].double() * self.ensemble.column(self.p[self.ids])
         self.y = start_sum_kW
@@ -121,7 +123,7 @@ class Search:
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
         # Paper: line 13 tests after the loop (Algorithm 2) or after a decision (Algorithm 3), which B_c = 1 would never meet.
-        return len(self.chosen[i]) >= self.others[i]
+        return len(self.chosen[i]) >= self.most_senders[i]
 
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
         """Decide the candidates of each client in their order (lines 2-12), whose models are all `here`."""

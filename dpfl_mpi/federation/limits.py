@@ -27,7 +27,7 @@ from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
 class Limits:
     """The limits of a Run's clients."""
 
-    others: np.ndarray  # int64 [N]: B_c - 1, how many other clients' models per client may receive for one average
+    most_senders: np.ndarray  # int64 [N]: B_c - 1, with how many other clients' models a client may average
     reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
     flipped: np.ndarray  # bool [N]: who holds flipped labels
@@ -38,7 +38,7 @@ class Limits:
 
     def present(self, t: int, can: np.ndarray | None = None) -> np.ndarray:
         """Return who takes part in round t, bool `[N]`: of those available that `can` `[N]` a share, at least one; all of them in round 0."""
-        n = len(self.others)
+        n = len(self.most_senders)
         able = np.flatnonzero(self.available[t - 1]) if 0 < t <= len(self.available) else np.arange(n)
         able = able if can is None else able[can[able]]
         if t > 0 and self.participation < 1:
@@ -56,7 +56,7 @@ def limits_of(run: Run, world: World) -> Limits:
         UserError: on every rank, where a file does not hold what it should.
     """
 
-    held = world.share(lambda: {"others": others(run), "available": availability(run)})
+    held = world.share(lambda: {"most_senders": most_senders(run), "available": availability(run)})
 
     def edges() -> dict[str, np.ndarray]:
         graph = reach_graph(run)
@@ -64,12 +64,12 @@ def limits_of(run: Run, world: World) -> Limits:
 
     near = world.share(edges)
     reach = CollaborationGraph(**near) if near else None
-    others_N, available = held["others"], held["available"]
-    return Limits(others_N, reach, available, flipped(run), run.participation, run.seed, liars(run), newcomers(run))
+    senders_N, available = held["most_senders"], held["available"]
+    return Limits(senders_N, reach, available, flipped(run), run.participation, run.seed, liars(run), newcomers(run))
 
 
-def others(run: Run) -> np.ndarray:
-    """Return how many other clients' models each client may receive for one average, int64 `[N]`.
+def most_senders(run: Run) -> np.ndarray:
+    """Return with how many other clients' models each client may average, int64 `[N]`.
 
     With --no-flipped_run_ggc a client with flipped labels has 0: it trains alone, and still sends its model.
 
@@ -88,7 +88,7 @@ def others(run: Run) -> np.ndarray:
         low, high = (int(v) for v in kind.split(":")[1:])
         b_c = streams.stream(run.seed, streams.BUDGET, 0, 0).integers(low, high + 1, n)
     else:
-        b_c = np.full(n, run.others + run.budget_counts_self)
+        b_c = np.full(n, run.most_senders + run.budget_counts_self)
     most = np.minimum(b_c - run.budget_counts_self, n - 1)
     if not run.flipped_run_ggc:
         most[flipped(run)] = 0

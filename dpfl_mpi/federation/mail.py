@@ -91,7 +91,7 @@ class MailRoom:
         members.exclude_diverged(w_KW)
         self.stage(w_KW)
         limit, most = self._capacity(), members.n
-        if not members.others.any():  # no graph says how wide the window is
+        if not members.most_senders.any():  # no graph says how wide the window is
             limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.MOST_ROWS)
         width = rows_per_pass(limit, members.per_rank, most)
         # so that later passes need no other window
@@ -167,7 +167,7 @@ class MailRoom:
     def _capacity(self) -> np.ndarray:
         """Return the slots of every rank's window: B_c - 1 per client, no more than there are other clients, within --window_gb."""
         members = self.members
-        wanted = np.bincount(members.owner, members.others, minlength=members.world.size).astype(np.int64)
+        wanted = np.bincount(members.owner, members.most_senders, minlength=members.world.size).astype(np.int64)
         return np.minimum(window_slots(wanted, members.per_rank, members.n), self._row_limit())
 
     def _row_limit(self) -> int:

@@ -51,7 +51,7 @@ class Members:
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
         self.ids = ids_of(self.owner, n_train, world.rank)
         self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
-        self.others = limits.others.copy()  # B_c - 1: how many other clients' models one average may take; diverged: 0
+        self.most_senders = limits.most_senders.copy()  # B_c - 1, of who has diverged 0
         self.reach = limits.reach  # whom each client can receive from; None: everyone
         self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
@@ -155,11 +155,11 @@ class Members:
     def check_budget(self, graph: CollaborationGraph, what: str) -> None:
         """Raise `UserError` where a graph gives a client that takes part more senders than its budget allows, B_c - 1."""
         self.check_graph(graph, what)
-        over = np.flatnonzero((graph.degrees() > self.others) & self.active)
+        over = np.flatnonzero((graph.degrees() > self.most_senders) & self.active)
         if len(over):
             k = over[0]
             raise UserError(
-                f"{what} gives client {k} {graph.degrees()[k]} senders; its budget allows {self.others[k]} (--budget is B_c, its own model included)"
+                f"{what} gives client {k} {graph.degrees()[k]} senders; its budget allows {self.most_senders[k]} (--budget is B_c, its own model included)"
             )
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
@@ -182,7 +182,7 @@ class Members:
                 )
             self.diverged_round[k] = self.round
         self.alive &= finite
-        self.others[~self.alive] = 0
+        self.most_senders[~self.alive] = 0
 
     # from the ranks to all, and to root ----------------------------------------------------------------------------------
     def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:

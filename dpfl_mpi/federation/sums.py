@@ -146,7 +146,7 @@ class Sums:
         """Return sum p_i w_i over each client and all it can reach, float64 `[K, W]`, and sum p_i, `[K]` (Algorithm 3, lines 1-7). Collective."""
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
-        wants = (members.others > 0)[members.ids] & members.awake[members.ids]
+        wants = (members.most_senders > 0)[members.ids] & members.awake[members.ids]
         if members.reach is None and members.phase is not Phase.ARRIVAL:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):

@@ -21,7 +21,7 @@ of two dicts, and everything that must outlive a round is in it, because a check
 
 No other name has a meaning outside the method; by custom "w" is the models. What init returned a key for, every round must. Init and
 round 1 score, they call fed.evaluate; a later round need not. A graph, sent along or in the state, gives no client more senders than its budget
-allows (`fed.others`); the weights of a server's mixture may. Rows that a verb takes are float32 and without gaps. `load` checks a file,
+allows (`fed.most_senders`); the weights of a server's mixture may. Rows that a verb takes are float32 and without gaps. `load` checks a file,
 `check_state` what its functions return.
 
 Axes: N clients in all, K on this rank, W row width, T rounds.

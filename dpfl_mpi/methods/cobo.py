@@ -90,13 +90,13 @@ def select(fed: Federation, x: Any, w: np.ndarray) -> None:
     mine = [partners[k] for k in fed.ids]
     rows: dict[tuple[int, int], Any] = {}
     for j, row in fed.every_row(x):
-        rows |= {(i, j): row.clone() for i, others in enumerate(mine) if j in others}
+        rows |= {(i, j): row.clone() for i, with_i in enumerate(mine) if j in with_i}
     gradients = []  # at the midpoints with every client's first partner, second partner, ...
     for turn in range(max(map(len, partners))):
         z = x * 0
-        for i, others in enumerate(mine):
-            if turn < len(others):
-                z[i] = (x[i] + rows[i, others[turn]]) / 2  # z_ij
+        for i, with_i in enumerate(mine):
+            if turn < len(with_i):
+                z[i] = (x[i] + rows[i, with_i[turn]]) / 2  # z_ij
         g = z * 0
         for batch, block in fed.batches(1, {"w": z}, advance=False, most=1):
             fed.gradient(block, batch)  # g_i at z_ij
@@ -104,13 +104,13 @@ def select(fed: Federation, x: Any, w: np.ndarray) -> None:
         gradients.append(g)
     for turn, g in enumerate(gradients):
         for j, g_j in fed.every_row(g):
-            for i, others in enumerate(mine):
+            for i, with_i in enumerate(mine):
                 if partners[j][turn : turn + 1] == [fed.ids[i]]:
-                    g_i = gradients[others.index(j)][i]
+                    g_i = gradients[with_i.index(j)][i]
                     # one at a time: the same bits for any number of ranks
                     along = float(g_i.double().dot(g_j.double()))
                     w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * along, 0, 1)  # Proj
-    fed.notes["models_received"] += 2 * np.array([len(others) for others in mine])  # z_ij down, its gradient up
+    fed.notes["models_received"] += 2 * np.array([len(with_i) for with_i in mine])  # z_ij down, its gradient up
 
 
 def pairs(fed: Federation) -> list[list[int]]:

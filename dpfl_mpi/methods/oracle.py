@@ -40,7 +40,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 def ask(fed: Federation) -> CollaborationGraph:
     """Return the graph of those that share the most classes."""
     held = fed.class_counts > 0
-    return fed.collect([best(k, fed.reachable(k), held, fed.p, fed.others[k]) for k in fed.ids])
+    return fed.collect([best(k, fed.reachable(k), held, fed.p, fed.most_senders[k]) for k in fed.ids])
 
 
 def best(k: int, candidates: np.ndarray, held: np.ndarray, p: np.ndarray, most: int) -> np.ndarray:

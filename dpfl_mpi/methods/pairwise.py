@@ -50,13 +50,13 @@ def choose(fed: Federation, w: Any) -> CollaborationGraph:
     loss = np.full((len(fed.ids), fed.n), np.nan)
     asks = np.zeros((len(fed.ids), fed.n), bool)
     for i, k in enumerate(fed.ids):
-        if fed.others[k] > 0:  # who may receive nothing asks nobody
+        if fed.most_senders[k] > 0:  # who may receive nothing asks nobody
             asks[i, fed.reachable(k)] = True
     for j, row in fed.every_row(w):
         with fed.clock("graph"):
             loss[:, j] = fed.losses(row, asks[:, j])
     fed.notes["models_received"] += asks.sum(1)
-    return fed.collect([smallest(loss[i], fed.others[k]) for i, k in enumerate(fed.ids)])
+    return fed.collect([smallest(loss[i], fed.most_senders[k]) for i, k in enumerate(fed.ids)])
 
 
 def smallest(loss: np.ndarray, most: int) -> np.ndarray:

@@ -68,7 +68,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
     if t <= nearest(fed.options["first_step"], fed.run.rounds):
-        sampled = [fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids]
+        sampled = [fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids]
         received = fed.exchange(w, fed.collect(sampled))
         with fed.clock("graph"):
             top = [
@@ -100,4 +100,4 @@ def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> l
 def neighbours(fed: Federation, k: int, liked: np.ndarray) -> np.ndarray:
     """Return client k's neighbours in its random order of this round, B_c - 1 at most: `liked` `[N]`, or all it can reach where none of them is."""
     near = fed.reachable(k)
-    return fed.shuffle(k, near[liked[near]] if liked[near].any() else near, 0)[: fed.others[k]]
+    return fed.shuffle(k, near[liked[near]] if liked[near].any() else near)[: fed.most_senders[k]]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method, State, _given, dpfl
 from dpfl_mpi.settings import option
@@ -43,7 +42,7 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t."""
-    again = fed.options["redraw"] or fed.recorded
+    again = fed.options["redraw"] or fed.graphs
     return _given.round(fed, state, lambda w: draw(fed, t) if again else state["shared"]["chosen"])
 
 
@@ -52,16 +51,14 @@ def draw(fed: Federation, t: int) -> CollaborationGraph:
 
     With --graphs it is the first so many as the client had in round t of that result, in the order of round 0 (`redraw`: of round t).
     """
-    if not fed.recorded:
-        return fed.collect([fed.shuffle(k, fed.reachable(k), 0)[: fed.others[k]] for k in fed.ids])
-    counts = np.minimum(fed.recorded[t].degrees(), fed.others)
+    if not fed.graphs:
+        return fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
+    counts = np.minimum(fed.graphs[t].degrees(), fed.most_senders)
     return fed.collect([order(fed, int(k), t)[: counts[k]] for k in fed.ids])
 
 
 def order(fed: Federation, k: int, t: int) -> np.ndarray:
     """Return whom client k can receive from in round t, in the order that it draws from among all that are ever there."""
     near = np.arange(fed.n) if fed.reach is None else fed.reach.of(k)
-    counter = 1000 * t if fed.options["redraw"] else 0  # as fed.shuffle counts rounds
-    drawn = streams.stream(fed.run.seed, streams.CANDIDATES, k, counter)
-    drawn_order = drawn.permutation(near[near != k])
-    return drawn_order[np.isin(drawn_order, fed.reachable(k))]
+    drawn = fed.shuffle(k, near[near != k], number=t if fed.options["redraw"] else 0)
+    return drawn[np.isin(drawn, fed.reachable(k))]

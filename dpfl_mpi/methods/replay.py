@@ -46,7 +46,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the state after preprocessing: the mixed rows and the recorded Omega."""
-    if not fed.recorded:
+    if not fed.graphs:
         raise UserError("--graphs is not set; replay takes the graphs of a result: --graphs results/RESULT.h5")
     return _given.init(fed, lambda w: graph_of(fed, 0))
 
@@ -65,7 +65,7 @@ def graph_of(fed: Federation, t: int) -> CollaborationGraph:
     variant, seed = fed.options["variant"], fed.run.seed
     if variant == "shuffled" and t > 0:
         t = 1 + int(streams.stream(seed, streams.SHUFFLE, 0, 0).permutation(fed.run.rounds)[t - 1])
-    graph = fed.recorded[t]
+    graph = fed.graphs[t]
     if variant == "reversed":
         graph = CollaborationGraph.from_edges(graph.n, graph.senders, graph.receivers())
     if variant == "rewired":
@@ -76,11 +76,11 @@ def graph_of(fed: Federation, t: int) -> CollaborationGraph:
 
 def check(fed: Federation, graph: CollaborationGraph, t: int) -> None:
     """Raise `UserError` where a graph does not fit the Run."""
-    over = np.flatnonzero((graph.degrees() > fed.others) & fed.active)
+    over = np.flatnonzero((graph.degrees() > fed.most_senders) & fed.active)
     if len(over):
         k = int(over[np.argmax(graph.degrees()[over])])
         raise UserError(
-            f"--budget lets client {k} receive {fed.others[k]} models; the {fed.options['variant']} graph of round {t} has {graph.degrees()[k]} for it: "
+            f"--budget lets client {k} receive {fed.most_senders[k]} models; the {fed.options['variant']} graph of round {t} has {graph.degrees()[k]} for it: "
             "raise --budget, or set it to inf"
         )
     if fed.reach is not None and not graph.within(fed.reach):

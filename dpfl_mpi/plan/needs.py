@@ -72,7 +72,7 @@ class Needs:
         return PYTHON + self.data + self.models + self.scratch + self.confusion + self.window
 
 
-def build(run: Run, source: Source) -> Any:
+def ensemble_of(run: Run, source: Source) -> Any:
     """Return the model's numerics on this machine's CPU."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
@@ -99,7 +99,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     slots, window, passes = windows(run, job, method, k_r, row)
     received, wire = traffic(run, method, k_r, slots, row)
     first, later = scored_to_choose(run, method, n)
-    anew = int(run.rounds // search_period(run.omega_period)) if run.others > 0 else 0
+    anew = int(run.rounds // search_period(run.omega_period)) if run.most_senders > 0 else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
     to_train, to_score = sample_bytes(run, source)
@@ -142,13 +142,13 @@ def windows(run: Run, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple
     `k_r` `[ranks]` are the clients of each rank, `row` the bytes of a row. 0 passes: not even one model per client fits the window.
     """
     n = int(k_r.sum())
-    slots, limit = window_slots(k_r * run.others, k_r, n), np.full(len(k_r), window_rows(job.window_gb, row))
+    slots, limit = window_slots(k_r * run.most_senders, k_r, n), np.full(len(k_r), window_rows(job.window_gb, row))
     window = np.minimum(slots, limit)
-    if run.others == 0 and method.every_row:  # no graph says how wide the window is
+    if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
         most = rows_per_pass(limit, k_r, min(n, MOST_ROWS))
         window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
     width = models_per_pass(slots, limit, k_r)
-    return slots, window, 1 if width is None else -(-run.others // width) if width else 0
+    return slots, window, 1 if width is None else -(-run.most_senders // width) if width else 0
 
 
 def traffic(
@@ -156,15 +156,15 @@ def traffic(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the models that clients receive and the bytes that MPI moves, at most, each in preprocessing and in a round; arguments as in `windows`."""
     n, ranks, repeats = int(k_r.sum()), len(k_r), run.ggc_repeats
-    graph, server = run.others > 0, method.topology == "server"
+    graph, server = run.most_senders > 0, method.topology == "server"
     searches, asks = graph and method.searches, graph and method.asks_all
     every = n * (n - 1)
     # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
     choosing = (1 + repeats) * every if searches else every if asks else 0
-    averaging = n * run.others if graph else 0
+    averaging = n * run.most_senders if graph else 0
     received = choosing + averaging, averaging if graph else method.sent * n if server else 0
     # a row may come to a rank again in another phase, for another client
-    phases = -(-(n - 1) // run.others) if searches else 0
+    phases = -(-(n - 1) // run.most_senders) if searches else 0
     asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
     averaged = int(slots.sum()) * row if graph else 0
     summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
@@ -175,9 +175,11 @@ def traffic(
 
 def scored_to_choose(run: Run, method: Any, n: int) -> tuple[int, int]:
     """Return how many models a client scores at most to choose collaborators, in preprocessing and in a round, without repeats."""
-    if run.others > 0 and method.searches:  # R of two models per candidate, and of the two that the search starts from
-        return 2 * (n - 1) + 2, 2 * run.others + 2
-    return (n - 1 if run.others > 0 and method.asks_all else 0), 0
+    if (
+        run.most_senders > 0 and method.searches
+    ):  # R of two models per candidate, and of the two that the search starts from
+        return 2 * (n - 1) + 2, 2 * run.most_senders + 2
+    return (n - 1 if run.most_senders > 0 and method.asks_all else 0), 0
 
 
 def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:

@@ -76,7 +76,7 @@ class Run:
     budget_counts_self: bool = field(True, "graph", "B_c counts the client's own model")
     ggc_period: int = field(1, "graph", "P: choose anew every P-th round", low=1)
     ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average over the last choice, or not")
-    ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1)
+    ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1, high=999)
     averaging: Literal["synchronous", "serial"] = field("synchronous", "graph", "serial: one client after the other, as the authors' code")
     omega_period: int | str | float = field("inf", "graph", "search Omega anew every so many rounds")
     graphs: str | None = field(None, "graph", "result whose graphs are taken: replay, random_graph")
@@ -148,8 +148,8 @@ class Run:
         return run
 
     @property
-    def others(self) -> int:
-        """Most models a resolved Run lets a client receive for one average: B_c - 1 when B_c counts the client's own.
+    def most_senders(self) -> int:
+        """The most senders that a resolved Run lets a client average with: B_c - 1 when B_c counts the client's own model.
 
         With a budget per client this is the most that any client might have.
         """

@@ -78,7 +78,9 @@ def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Resul
 
 def names_of(both: Sequence[Result]) -> list[str]:
     """Return what two Runs are called: method and budget, and where these are the same, what they differ in."""
-    names = [f"{short(r.run.method)}, B_c = {r.run.budget}" if r.run.others else short(r.run.method) for r in both]
+    names = [
+        f"{short(r.run.method)}, B_c = {r.run.budget}" if r.run.most_senders else short(r.run.method) for r in both
+    ]
     if names[0] != names[1]:
         return names
     settings = [as_dict(r.run) | {n: v[:12] for n, v in r.run.contents.items()} for r in both]

@@ -135,7 +135,7 @@ def test_a_plan_counts_confusion_matrices():
 
     run = Run(**SMALL).resolve()
     source = open_source(run)
-    plan = needs.needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 3, 1)
+    plan = needs.needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 3, 1)
     assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
     without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
     assert (plan.memory - without).tolist() == plan.confusion.tolist()

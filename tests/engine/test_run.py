@@ -227,7 +227,7 @@ def test_no_other_budget_is_broken(one_rank, digits_file, colour_file):
             omega = result.graph(0)
             assert np.array_equal(omega, result.omega().matrix())
             assert not omega.diagonal().any()
-            assert omega.sum(1).max() <= result.run.others
+            assert omega.sum(1).max() <= result.run.most_senders
             for t in range(1, result.run.rounds + 1):
                 assert not (result.graph(t) & ~omega).any()
 

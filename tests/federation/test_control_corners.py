@@ -173,7 +173,7 @@ parts = build(Run(clients=4, budget=2).resolve(), Job(quiet=True, device="cpu"),
 fed = parts.fed
 omega = CollaborationGraph.from_lists([[(k + 1) % 4] for k in range(4)])
 parts.members.alive[2] = False
-parts.members.others[2] = 0  # who has diverged receives no more
+parts.members.most_senders[2] = 0  # who has diverged receives no more
 fed.narrow(omega)
 w = fed.common_row() + torch.from_numpy(fed.ids)[:, None]
 mixed = fed.average(w, omega)

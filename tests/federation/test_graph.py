@@ -87,7 +87,7 @@ def draws(fed, k, candidates, repeats):
 
 def start(fed, number, others, repeats=1):
     fed.begin_round(number)
-    fed.others[:] = others
+    fed.most_senders[:] = others
     fed.greedy.repeats = repeats
 
 

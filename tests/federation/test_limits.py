@@ -90,6 +90,7 @@ def test_files_count_by_content(tmp_path):
         ({"reach": "sites:10"}, "sites:S with S from 1 to 9"),
         ({"reach": "groups:0,9"}, "groups of clients 0 to 8"),
         ({"reach": "/nowhere"}, "a file of lines 'receiver sender'"),
+        ({"ggc_repeats": 1000}, "allowed is a whole number from 1 to 999"),
         ({"participation": 0}, "allowed is a share above 0"),
         ({"participation": 1.5}, "allowed is a share above 0"),
         ({"available": "/nowhere"}, "there is no such file"),
@@ -119,7 +120,7 @@ def test_mistakes_are_sentences(fields, sentence):
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        getattr(limits, {"budget": "others", "reach": "reach_graph", "available": "availability"}[name])(
+        getattr(limits, {"budget": "most_senders", "reach": "reach_graph", "available": "availability"}[name])(
             run(**{name: str(tmp_path / "file")})
         )
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
@@ -137,13 +138,13 @@ def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
 # budgets -----------------------------------------------------------------------------------------------------------------
 def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
     path = write(tmp_path / "b", [[1], [2], [3], ["inf"], [100], [4], [5], [6], [7]])
-    assert limits.others(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
-    assert limits.others(run(budget=path, budget_counts_self=False)).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
-    assert limits.others(run()).tolist() == [3] * N
-    assert limits.others(run(budget="inf")).tolist() == [N - 1] * N
-    drawn = limits.others(run(clients=300, budget="uniform:2:20")) + 1
+    assert limits.most_senders(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
+    assert limits.most_senders(run(budget=path, budget_counts_self=False)).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
+    assert limits.most_senders(run()).tolist() == [3] * N
+    assert limits.most_senders(run(budget="inf")).tolist() == [N - 1] * N
+    drawn = limits.most_senders(run(clients=300, budget="uniform:2:20")) + 1
     assert drawn.min() == 2 and drawn.max() == 20 and 10 < drawn.mean() < 12
-    assert (limits.others(run(clients=300, budget="uniform:2:20", seed=1)) + 1 != drawn).any()
+    assert (limits.most_senders(run(clients=300, budget="uniform:2:20", seed=1)) + 1 != drawn).any()
 
 
 def test_budgets_of_one_number_are_that_number(default, tmp_path):
@@ -207,7 +208,7 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
     with Result(run_here(tmp_path / "run.h5", fields)) as result:
         near = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"]).matrix()
         assert np.array_equal(near, limits.reach_graph(Run(**fields).resolve()).matrix())
-        assert np.array_equal(result["client/budget"], limits.others(Run(**fields).resolve()) + 1)
+        assert np.array_equal(result["client/budget"], limits.most_senders(Run(**fields).resolve()) + 1)
         for t in range(3):
             chosen = result.graph(t)
             assert chosen.any() and not (chosen & ~near).any()
@@ -219,7 +220,7 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="outside the --reach"):
             fed.exchange(fed.common_row(), outside)
         crowd = np.flatnonzero(near[k])
-        fed.others[k] = len(crowd) - 1
+        fed.most_senders[k] = len(crowd) - 1
         with pytest.raises(
             UserError, match=r"the graph of fed.average gives client \d+ \d+ senders; its budget allows"
         ):

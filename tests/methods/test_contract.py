@@ -118,7 +118,7 @@ def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
 
 def fed(number=1, **notes):
     """Return what `check_state` looks at: two local clients of four, in round `number`."""
-    members = SimpleNamespace(others=np.array([3, 1, 1, 1]), active=np.ones(4, bool))
+    members = SimpleNamespace(most_senders=np.array([3, 1, 1, 1]), active=np.ones(4, bool))
     members.check_graph = lambda graph, what: Members.check_graph(members, graph, what)
     members.check_budget = lambda graph, what: Members.check_budget(members, graph, what)
     return SimpleNamespace(

@@ -96,7 +96,7 @@ def twin_fedala(tw, o):
 
 def twin_pens(tw, o):
     w, taken = [tw.start] * N, np.zeros((N, N))
-    others = tw.run.others
+    others = tw.run.most_senders
     first = round(o["first_step"] * ROUNDS)
     yield w
     for t in range(1, ROUNDS + 1):

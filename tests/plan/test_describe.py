@@ -62,7 +62,7 @@ def test_a_plan_counts_the_rounds_that_search_anew(capsys):
     assert "3 rounds search Omega anew" in shown(capsys, *flags, "--omega_period", "2")
     once, often = (Run(clients=8, budget=3, rounds=7, omega_period=p).resolve() for p in ("inf", 2))
     source = open_source(once)
-    ensemble = needs.build(once, source)
+    ensemble = needs.ensemble_of(once, source)
     plans = [needs_of(run, Job(), source, deal(run, source), ensemble, 2, 1) for run in (once, often)]
     val = [deal(once, source).sizes("val")[plans[0].owner == rank].sum() for rank in (0, 1)]
     searches = 3 * (2 * 7 + 2)  # R of two models per candidate, and of the two at the start
@@ -80,7 +80,7 @@ def test_plan_is_what_the_run_does(tmp_path):
     for method in ("local", "fedavg", "random_graph"):
         run = Run(method=method, **few).resolve()
         source = open_source(run)
-        plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
+        plan = needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
         path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
         with Result(path) as result:
             received = result["traffic/models_received"].sum(1)
@@ -90,7 +90,7 @@ def test_plan_is_what_the_run_does(tmp_path):
     for fields in (unbounded, few | {"method": "pairwise"}, few | {"method": "ditto", "finetune_epochs": 1}, few):
         run = Run(**fields).resolve()
         source = open_source(run)
-        plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
+        plan = needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
         path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
         with Result(path) as result:
             steps = "finetune/gradient_steps" if run.finetune_epochs else "round/gradient_steps"
@@ -111,7 +111,7 @@ def test_window_of_a_rank():
     run = Run(clients=30, budget=5, min_per_class=1).resolve()
     source = open_source(run)
     dealt = deal(run, source)
-    ensemble = needs.build(run, source)
+    ensemble = needs.ensemble_of(run, source)
     plan = needs_of(run, Job(), source, dealt, ensemble, 4, 2)
     assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
     assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
@@ -129,7 +129,7 @@ def test_what_goes_by_a_server_is_planned(tmp_path):
     for method, each in (("fedavg", 2), ("scaffold", 4), ("cobo", 22)):
         run = Run(method=method, **few).resolve()
         source = open_source(run)
-        plan = needs_of(run, Job(), source, deal(run, source), needs.build(run, source), 1, 1)
+        plan = needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
         with Result(run_here(tmp_path / f"{method}.h5", few | {"method": method})) as result:
             received = result["traffic/models_received"][1:].sum(1)
         assert plan.received[1] == 5 * each and (received <= plan.received[1]).all()
@@ -142,7 +142,7 @@ def test_all_rows_to_all_ranks_are_planned(tmp_path, monkeypatch):
     for method in ("pfedgraph", "cobo"):
         run = Run(method=method, **few).resolve()
         source = open_source(run)
-        dealt, ensemble = deal(run, source), needs.build(run, source)
+        dealt, ensemble = deal(run, source), needs.ensemble_of(run, source)
         plan = needs_of(run, Job(), source, dealt, ensemble, 3, 1)
         assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
         with Result(run_mpi(3, tmp_path / f"{method}.h5", few | {"method": method})) as result:

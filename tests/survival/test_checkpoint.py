@@ -218,7 +218,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
     parts.training.momentum = {"w": torch.rand(k, parts.backend.ensemble.width, generator=rng), "v": torch.rand(k, 16)}
     parts.scoring.best.normal_(generator=rng)
     parts.scoring.best_round[:] = np.arange(k)
-    parts.members.alive[2], parts.members.others[2], parts.members.diverged_round[2] = False, 0, 4
+    parts.members.alive[2], parts.members.most_senders[2], parts.members.diverged_round[2] = False, 0, 4
     graph = CollaborationGraph.from_lists([[1, 2], [], [0], [5], [3, 0], [1]])
     state = {
         "client": {"w": torch.rand(k, 16), "mix": np.arange(k), "on": torch.arange(k) % 2 == 0},

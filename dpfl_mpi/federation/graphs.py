@@ -14,7 +14,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 
-def recorded_graphs(run: Run, world: World) -> list[CollaborationGraph]:
+def graphs_of(run: Run, world: World) -> list[CollaborationGraph]:
     """Return the graphs of rounds 0 to T that the result of --graphs holds, on every rank; none without --graphs. Collective.
 
     Raises:
@@ -22,12 +22,12 @@ def recorded_graphs(run: Run, world: World) -> list[CollaborationGraph]:
     """
     if run.graphs is None:
         return []
-    held = world.share(lambda: read(run))
+    held = world.share(lambda: edges_of(run))
     indptr = held["indptr"]
     return [CollaborationGraph(row - row[0], held["senders"][row[0] : row[-1]]) for row in indptr]
 
 
-def read(run: Run) -> dict[str, np.ndarray]:
+def edges_of(run: Run) -> dict[str, np.ndarray]:
     """Return the recorded graphs, `indptr` int64 `[T+1, N+1]` and `senders` int64 `[E]`, as the result has them."""
     with Result(str(run.graphs)) as result:
         n, rounds = len(result["client/p"]), result.last_round
