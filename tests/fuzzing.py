@@ -239,7 +239,7 @@ def checkpoint(folder: Path) -> Reader:
 
     method = find("method", fed.run.method)
     store = Checkpoints(folder / "r.h5", fed.run, job, fed.world)
-    recorder = record.open_recorder(folder / "r.h5", fed.run, fed, {}, None)
+    recorder = record.open_recorder(folder / "r.h5", fed, {}, None)
     state = None
     for t in range(2):
         fed.begin_round(t)

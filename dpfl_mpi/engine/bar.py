@@ -9,59 +9,52 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.engine.record import gather
+from dpfl_mpi.engine.session import Session
 from dpfl_mpi.federation import Parts
-from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
-from dpfl_mpi.settings import Job, Run
+
+NOTES = ("val_acc", "test_acc", "models_received")
 
 
 class Progress:
     """The bar or the lines, shown by root; every rank takes part, because the means are over all clients. Use with `with`."""
 
-    def __init__(self, run: Run, job: Job, world: World, first: int = 0):
-        self.run, self.job, self.world, self.first = run, job, world, first
+    def __init__(self, session: Session, first: int = 0):
+        self.run, self.world, self.first = session.run, session.world, first
+        self.shows = self.world.root and not session.job.quiet
         self.bar: Any = None
 
     def __enter__(self) -> Progress:
-        terminal = sys.stderr.isatty() or bool(os.environ.get("DPFL_MPI_TERMINAL"))
-        if self.world.root and not self.job.quiet and terminal:
+        if self.shows and (sys.stderr.isatty() or os.environ.get("DPFL_MPI_TERMINAL")):
             from tqdm import tqdm
 
-            self.bar = tqdm(
-                total=self.run.rounds + 1 + self.run.finetune_epochs,
-                initial=self.first,
-                desc=short(self.run.method),
-                unit="round",
-                file=sys.stderr,
-            )
+            total, title = self.run.rounds + 1 + self.run.finetune_epochs, short(self.run.method)
+            self.bar = tqdm(total=total, initial=self.first, desc=title, unit="round", file=sys.stderr)
         self.start = time.perf_counter()
         return self
 
     def line(self, parts: Parts, t: int) -> None:
         """Show a round. Collective."""
-        benign = parts.members.benign[parts.ids]
-        sums = []  # over this rank's benign clients: each score's sum, and how many have it
-        for values in (parts.log.notes["val_acc"], parts.log.notes["test_acc"], parts.scoring.best_test):
-            ok = np.isfinite(values) & benign
-            sums += [values[ok].sum(), ok.sum()]
-        means = self.world.spread(np.array([*sums, parts.log.notes["models_received"].sum()], np.float64))[
-            :, 1
-        ]  # over ranks
-        if not self.world.root or self.job.quiet:
+        everyone = gather(parts, {name: parts.log.notes[name] for name in NOTES} | {"best": parts.scoring.best_test})
+        if not self.shows:
             return
+        val, test, best = (mean(everyone[name][parts.members.benign]) for name in (*NOTES[:2], "best"))
+        received = everyone["models_received"].mean()
         seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
-        val, test, best = 100 * means[0:6:2] / np.maximum(means[1:6:2], 1e-9)
-        received = means[6] * self.world.size
         if self.bar is not None:
             self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
             self.bar.update()
         else:
-            print(
-                f"round {t:4d}  val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %  "
-                f"received {received / parts.n:5.1f}  {seconds:6.2f} s",
-                flush=True,
-            )
+            scores = f"val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %"
+            print(f"round {t:4d}  {scores}  received {received:5.1f}  {seconds:6.2f} s", flush=True)
 
     def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+def mean(values: np.ndarray) -> float:
+    """Return the mean in percent of those clients that have a score, 0 where none has."""
+    known = values[np.isfinite(values)]
+    return float(100 * known.mean()) if len(known) else 0.0

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dpfl_mpi.engine.record import write_tuning
+from dpfl_mpi.engine.session import Session
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
+from dpfl_mpi.methods import Method
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.settings import Job, Run
 
 # what the base Run recorded of its rounds is this Run's record of them
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")
@@ -32,81 +32,75 @@ REACHED = {
     "last_test": "last/test_acc",
     "epochs": "client/epochs",
 }
-
-
 BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
 
 
-def from_base(run: Run, job: Job, parts: Parts, recorder: Recorder | None) -> bool:
-    """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
-    path = run.untuned().path(job.results)
-    rows = max(1, BLOCK // (4 * parts.backend.ensemble.size))
-    blocks = [slice(first, min(first + rows, parts.n)) for first in range(0, parts.n, rows)]
-    base = parts.world.share(lambda: copy_base(path, recorder, parts.about, job, blocks))
+def from_base(session: Session, parts: Parts, recorder: Recorder | None) -> bool:
+    """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective.
+
+    Raises:
+        UserError: on every rank; the models cannot be read any more.
+    """
+    path = session.run.untuned().path(session.job.results)
+    base = parts.world.share(lambda: copy_base(path, session, parts, recorder))
     if not base:
         return False
-    reached = {name: base[path] for name, path in REACHED.items()}
     if "client/stopped_round" in base:
         parts.members.stopped_round[:] = base["client/stopped_round"]
-    parts.adopt(models(path, parts, blocks), reached, base["client/diverged_round"], int(base["steps"][0]))
+    best = np.empty((len(parts.ids), parts.backend.ensemble.size), np.float32)
+    for block in blocks(parts):
+        sent = parts.world.share(functools.partial(models, path, block))["rows"]
+        here = (parts.ids >= block.start) & (parts.ids < block.stop)
+        best[here] = sent[parts.ids[here] - block.start]
+    reached = {name: base[stored] for name, stored in REACHED.items()}
+    parts.adopt(best, reached, base["client/diverged_round"], int(base["steps"][0]))
     return True
 
 
-def models(path: Path, parts: Parts, blocks: Sequence[slice]) -> np.ndarray:
-    """Return the base's models of this rank's clients, float32 `[K, D]`: root sends all, block by block. Collective.
-
-    Raises:
-        UserError: on every rank; they cannot be read any more.
-    """
-    best = np.empty((len(parts.ids), parts.backend.ensemble.size), np.float32)
-
-    def read(block: slice) -> dict[str, np.ndarray]:
-        with Result(path) as base:  # anew: whoever computes it, a Run has the same models
-            return {"rows": base.part("model/best", block)}
-
-    for block in blocks:
-        sent = parts.world.share(functools.partial(read, block))["rows"]
-        here = (parts.ids >= block.start) & (parts.ids < block.stop)
-        best[here] = sent[parts.ids[here] - block.start]
-    return best
+def blocks(parts: Parts) -> list[slice]:
+    """Return the clients whose models are read at once."""
+    rows = max(1, BLOCK // (4 * parts.backend.ensemble.size))
+    return [slice(first, min(first + rows, parts.n)) for first in range(0, parts.n, rows)]
 
 
-def copy_base(
-    path: Path, recorder: Recorder | None, about: Mapping[str, Any], job: Job, blocks: Sequence[slice]
-) -> dict[str, np.ndarray]:
+def models(path: Path, block: slice) -> dict[str, np.ndarray]:
+    """Return the base's models of a block of clients. On root."""
+    with Result(path) as base:  # anew: whoever computes it, a Run has the same models
+        return {"rows": base.part("model/best", block)}
+
+
+def copy_base(path: Path, session: Session, parts: Parts, recorder: Recorder | None) -> dict[str, np.ndarray]:
     """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
 
-    It must be of the data that `about` names, and its models whole, which are read in `blocks` and not kept. Where it cannot be had a
-    warning says why.
+    It must be of the same data, and its models whole, which are read here and not kept. Where it cannot be had a warning says why.
     """
     assert recorder is not None
     why = ""
     try:
         with Result(path) as base:
-            if not base.finished or any(base.fact(name) != about[name] for name in ("data_sha256", "partition_sha256")):
+            if not base.finished or any(base.fact(n) != parts.about[n] for n in ("data_sha256", "partition_sha256")):
                 why = "is not finished, or of other data or another partition"
             elif "model/best" not in base:
                 why = "holds no models (--save_models)"
-            elif job.mixed and "mixed/test_acc" not in base:
+            elif session.job.mixed and "mixed/test_acc" not in base:
                 why = "holds no scores after mixing (--mixed)"
             else:
                 copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
-                reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round")}
-                if "client/stopped_round" in base:
-                    reached["client/stopped_round"] = base["client/stopped_round"]
-                for block in blocks:
+                stopped = ["client/stopped_round"] if parts.run.patience else []
+                reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round", *stopped)}
+                for block in blocks(parts):
                     base.part("model/best", block)
     except UserError:
         why = "cannot be read" if path.exists() else "is not there"
     if why:
-        if path.exists() or not job.quiet:
+        if path.exists() or not session.job.quiet:
             print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return {}
     recorder.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
     return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
-def tune(recorder: Recorder | None, parts: Parts, method: Any) -> Iterator[int]:
+def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[int]:
     """Train every client on from its best row and record it; yield the round's number, which counts on, after an epoch. Collective.
 
     /finetune row 0 scores the start; the best by validation is over the tuning epochs alone, and the end model is /last.

@@ -57,13 +57,12 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
 def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Warn where a Run goes on with another processor, device or library than it began with: the last bits may differ.
 
-    A fact that one of the starts does not know, such as the stepping in files of older versions, is no difference; nor is the processor,
-    where the native kernels give the same bits on all.
+    The processor is no difference where the native kernels give the same bits on all.
     """
     old, new = flat(before), flat(now)
-    if before.get("portable") and now.get("portable"):
-        old = {name: fact for name, fact in old.items() if name.split()[0] not in ("cpu", "processor")}
-    changed = [f"{name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
+    same = ("cpu", "processor") if before.get("portable") and now.get("portable") else ()
+    both = [name for name in old if name in new and name.split()[0] not in same]
+    changed = [f"{name} {old[name]} -> {new[name]}" for name in both if old[name] != new[name]]
     if changed:
         text = f"warning: this start may round differently than the one before ({'; '.join(changed)})"
         print(text, file=sys.stderr, flush=True)
@@ -72,9 +71,10 @@ def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
 def flat(start: dict[str, Any]) -> dict[str, Any]:
     """Return what the last bits depend on, one name per fact: "device", "processor stepping", "versions torch"."""
     out: dict[str, Any] = {}
-    for name in (name for name in ROUNDING if name in start):
-        facts = start[name] if isinstance(start[name], dict) else {"": start[name]}
-        out |= {f"{name} {fact}".strip(): value for fact, value in facts.items()}
+    for name in ROUNDING:
+        facts = start.get(name, {})
+        for fact, value in facts.items() if isinstance(facts, dict) else [("", facts)]:
+            out[f"{name} {fact}".strip()] = value
     return out
 
 
@@ -102,10 +102,9 @@ def cpuinfo() -> dict[str, str]:
 
 def commit() -> str:
     """Return the commit of the source this runs from, or "" where it is no checkout."""
+    words = ["git", "describe", "--always", "--dirty"]
     try:
-        here = Path(__file__).resolve().parent
-        words = ["git", "describe", "--always", "--dirty"]
-        out = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=10)
-        return out.stdout.strip() if out.returncode == 0 else ""
+        out = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return out.stdout.strip() if out.returncode == 0 else ""

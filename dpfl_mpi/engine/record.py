@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import State
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.settings import Run
+
+COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 
 
-def open_recorder(path: Path, run: Run, parts: Parts, start: dict[str, Any], snapshot: Path | None) -> Recorder | None:
+def open_recorder(path: Path, parts: Parts, start: dict[str, Any], snapshot: Path | None) -> Recorder | None:
     """Return the Recorder on root, None elsewhere. Collective.
 
     Args:
@@ -35,38 +37,34 @@ def open_recorder(path: Path, run: Run, parts: Parts, start: dict[str, Any], sna
     opened: list[Recorder] = []
 
     def create() -> None:
-        recorder = Recorder(path, run, parts.about, start, snapshot)
-        opened.append(recorder)
-        if snapshot:
-            return
-        of_data = parts.partition.of_data
-        recorder.write(
-            {
-                "client/p": parts.members.p,
-                **({} if of_data is None else {"client/of_data": of_data}),
-                "client/budget": parts.members.most_senders + run.budget_counts_self,
-                "client/flipped": parts.members.flipped,
-                **controls(parts),
-                "client/class_counts": parts.partition.class_counts,
-                **{f"client/n_{part}": parts.partition.sizes(part) for part in ("train", "val", "test")},
-            }
-        )
-        if (reach := parts.members.reach) is not None:
-            recorder.write({"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders})
+        opened.append(Recorder(path, parts.run, parts.about, start, snapshot))
+        if not snapshot:
+            opened[0].write(of_clients(parts))
 
     parts.world.decide(create)
     return opened[0] if opened else None
 
 
-def controls(parts: Parts) -> dict[str, np.ndarray]:
-    """Return what the controls of the run draw, by name in the file: who lies, drifts, comes later. Nothing where the run has none."""
-    out: dict[str, np.ndarray] = {}
-    if parts.run.attack:
-        out["client/liars"] = parts.members.limits.liars
-    if parts.run.newcomers:
-        out["client/newcomers"] = parts.members.limits.newcomers
-    if parts.run.drift:
+def of_clients(parts: Parts) -> dict[str, np.ndarray]:
+    """Return what is known of the clients before the first round, by name in the file."""
+    run, limits, of_data, reach = parts.run, parts.members.limits, parts.partition.of_data, parts.members.reach
+    out = {
+        "client/p": parts.members.p,
+        "client/budget": parts.members.most_senders + run.budget_counts_self,
+        "client/flipped": parts.members.flipped,
+        "client/class_counts": parts.partition.class_counts,
+        **{f"client/n_{part}": parts.partition.sizes(part) for part in ("train", "val", "test")},
+    }
+    if of_data is not None:
+        out["client/of_data"] = of_data
+    if run.attack:
+        out["client/liars"] = limits.liars
+    if run.newcomers:
+        out["client/newcomers"] = limits.newcomers
+    if run.drift:
         out |= {"client/drifted": parts.drift.drifted, "client/drift_classes": parts.drift.classes}
+    if reach is not None:
+        out |= {"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders}
     return out
 
 
@@ -87,6 +85,16 @@ def gather(parts: Parts, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
     }
 
 
+def on_root(recorder: Recorder | None, parts: Parts, write: Callable[[Recorder], None]) -> None:
+    """Let root write; where it cannot, every rank has the error. Collective."""
+
+    def with_recorder() -> None:
+        assert recorder is not None
+        write(recorder)
+
+    parts.world.decide(with_recorder)
+
+
 def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
     """Return this rank's best and last scores and epochs, `[K]` each, by their names in the file."""
     return {
@@ -98,18 +106,21 @@ def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
     }
 
 
-def write_best(recorder: Recorder, parts: Parts, everyone: Mapping[str, np.ndarray]) -> None:
+def write_best(to: Recorder, parts: Parts, everyone: Mapping[str, np.ndarray]) -> None:
     """Write the gathered `best_so_far`, and make all that was written durable. On root."""
-    recorder.write(
-        {name: everyone[name] for name in best_so_far(parts)} | {"client/diverged_round": parts.members.diverged_round}
-    )
-    if parts.run.patience:
-        recorder.write({"client/stopped_round": parts.members.stopped_round})
+    to.write({name: everyone[name] for name in best_so_far(parts)})
+    to.write({"client/diverged_round": parts.members.diverged_round})
+    write_stopped(to, parts)
     benign = everyone["best/test_acc"][parts.members.benign]
-    recorder.flush(parts.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
+    to.flush(parts.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
 
 
-def write_round(recorder: Recorder | None, parts: Parts, state: dict[str, Any]) -> None:
+def write_stopped(to: Recorder, parts: Parts) -> None:
+    if parts.run.patience:
+        to.write({"client/stopped_round": parts.members.stopped_round})
+
+
+def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
     """Write the records of the round that `parts` is in. Collective; one gather of 18 numbers per client."""
     with parts.log.clock("write"):
         everyone = gather(parts, parts.log.notes | best_so_far(parts))
@@ -118,37 +129,34 @@ def write_round(recorder: Recorder | None, parts: Parts, state: dict[str, Any]) 
         )
     seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
-    def write() -> None:
-        assert recorder is not None
+    def write(to: Recorder) -> None:
         start = time.perf_counter()
-        omega = state["shared"].get("omega", CollaborationGraph.empty(parts.n))
+        omega: CollaborationGraph = state["shared"].get("omega", CollaborationGraph.empty(parts.n))
         if parts.round == 0:
-            recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
-        recorder.append_graph(parts.members.among_active(state["shared"].get("chosen", omega)))
-        recorder.append(
+            to.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
+        to.append_graph(parts.members.among_active(state["shared"].get("chosen", omega)))
+        cases, evaluations, received = (everyone[name].astype(np.int32) for name in COUNTS)
+        mixed = ("val_acc", "test_acc") if parts.scoring.mixed else ()
+        to.append(
             {
                 "round/number": np.int64(parts.round),
                 "round/epochs": everyone["client/epochs"].max(),
                 "round/gradient_steps": totals[0],
                 **{f"round/{name}": everyone[name] for name in SCORES},
-                **({} if recorder.lacks("round/best_test_acc") else {"round/best_test_acc": everyone["best/test_acc"]}),
-                **(
-                    {f"mixed/{n}": everyone[f"mixed_{n}"] for n in ("val_acc", "test_acc")}
-                    if parts.scoring.mixed
-                    else {}
-                ),
-                "graph/cases": everyone["cases"].astype(np.int32),
-                "graph/evaluations": everyone["evaluations"].astype(np.int32),
-                "traffic/models_received": everyone["models_received"].astype(np.int32),
+                "round/best_test_acc": everyone["best/test_acc"],
+                **{f"mixed/{name}": everyone[f"mixed_{name}"] for name in mixed},
+                "graph/cases": cases,
+                "graph/evaluations": evaluations,
+                "traffic/models_received": received,
                 "traffic/bytes_rma": totals[1],
                 "traffic/bytes_collective": totals[2],
             }
         )
         seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
-        recorder.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
-        write_best(recorder, parts, everyone)
+        to.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
+        write_best(to, parts, everyone)
 
-    parts.world.decide(write)
+    on_root(recorder, parts, write)
 
 
 def write_tuning(
@@ -160,19 +168,13 @@ def write_tuning(
     """
     everyone = gather(parts, {"finetune/val_acc": val_acc, "finetune/test_acc": test_acc} | best_so_far(parts))
 
-    def write() -> None:
-        assert recorder is not None
-        recorder.write(
-            {
-                "finetune/val_acc": everyone["finetune/val_acc"].T,
-                "finetune/test_acc": everyone["finetune/test_acc"].T,
-                "finetune/epochs": first + np.arange(parts.run.finetune_epochs + 1),
-                "finetune/gradient_steps": steps,
-            }
-        )
-        write_best(recorder, parts, everyone)
+    def write(to: Recorder) -> None:
+        epochs = first + np.arange(parts.run.finetune_epochs + 1)
+        scores = {name: everyone[name].T for name in ("finetune/val_acc", "finetune/test_acc")}
+        to.write(scores | {"finetune/epochs": epochs, "finetune/gradient_steps": steps})
+        write_best(to, parts, everyone)
 
-    parts.world.decide(write)
+    on_root(recorder, parts, write)
 
 
 def write_newcomers(
@@ -181,14 +183,12 @@ def write_newcomers(
     """Write what newcomers came to: arrays `[K, E]` by name, after each of E numbers of epochs. Collective."""
     everyone = gather(parts, mine)
 
-    def write() -> None:
-        assert recorder is not None
-        counts = ("models_received", "evaluations")
-        recorder.write({"newcomers/epochs": epochs})
-        for name, values in everyone.items():
-            recorder.write({f"newcomers/{name}": values.T.astype(np.int32) if name in counts else values.T})
+    def write(to: Recorder) -> None:
+        kind = {name: np.int32 if name in COUNTS else np.float64 for name in everyone}
+        arrays = {f"newcomers/{name}": values.T.astype(kind[name]) for name, values in everyone.items()}
+        to.write({"newcomers/epochs": epochs} | arrays)
 
-    parts.world.decide(write)
+    on_root(recorder, parts, write)
 
 
 def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
@@ -199,18 +199,16 @@ def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
     backdoor = parts.training.attack.kind == "backdoor"
     success = parts.members.to_root(backdoor_success(parts.scoring)) if backdoor else None
 
-    def write() -> None:
-        assert recorder is not None and confusion is not None
-        recorder.write({"best/confusion": confusion.astype(np.int32)})
-        if parts.run.patience:
-            # once more: the last may have stopped after the last record
-            recorder.write({"client/stopped_round": parts.members.stopped_round})
+    def write(to: Recorder) -> None:
+        assert confusion is not None
+        to.write({"best/confusion": confusion.astype(np.int32)})
+        write_stopped(to, parts)  # once more: the last may have stopped after the last record
         if success is not None:
-            recorder.write({"attack/success": success})
+            to.write({"attack/success": success})
         if models is not None:
-            recorder.write({"model/best": models})
+            to.write({"model/best": models})
             shapes = [list(parts.backend.ensemble.shapes[n]) for n in parts.backend.ensemble.names]
-            recorder.set_attributes("model", names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
-        recorder.close("finished")
+            to.set_attributes("model", names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
+        to.close("finished")
 
-    parts.world.decide(write)
+    on_root(recorder, parts, write)

@@ -82,6 +82,6 @@ def controlled(result: Result) -> list[str]:
 
 def graph_script() -> str:
     """Return the path of the script that draws the graph, as it is reached from here; nothing where the checkout is not there."""
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     script = checkout / "analysis" / "graph_evolution.py"
     return "" if not script.is_file() else str(script.relative_to(checkout) if Path.cwd() == checkout else script)

@@ -130,7 +130,7 @@ def test_a_plan_counts_confusion_matrices():
     """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes; rank 0 writes all nine, at 20 bytes."""
     from dpfl_mpi.data.recipes import deal
     from dpfl_mpi.data.source import open_source
-    from dpfl_mpi.engine import needs
+    from dpfl_mpi.plan import needs
     from dpfl_mpi.settings import Job
 
     run = Run(**SMALL).resolve()

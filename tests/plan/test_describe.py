@@ -12,8 +12,8 @@ from making import folder, images, real
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
-from dpfl_mpi.engine import needs, seconds
 from dpfl_mpi.mpi.placement import ids_of, place
+from dpfl_mpi.plan import needs, seconds
 from dpfl_mpi.plan.needs import needs_of
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result

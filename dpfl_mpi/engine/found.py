@@ -1,0 +1,97 @@
+"""What lies under the name of a result before it is computed: nothing, this Run's own finished result, or what may not be overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from dpfl_mpi.engine.session import Session
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import check_ours, torn
+from dpfl_mpi.settings import Run
+from dpfl_mpi.storage.foreign import Hdf5
+from dpfl_mpi.survival.checkpoint import Checkpoints
+
+KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
+
+
+def already_done(session: Session, checkpoints: Checkpoints) -> bool:
+    """Return whether there is nothing to compute, and say so; with --fresh forget what was computed. Collective.
+
+    Raises:
+        UserError: on every rank; the file holds another Run, or a finished result of other data, of another version of the numbers, or
+            without what the Job asks for.
+    """
+    job, world = session.job, session.world
+    # a requeued job has the same command line, and goes on from what it kept; not every launcher tells all ranks
+    requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
+    if job.fresh and world.decide(lambda: not (requeued and checkpoints.exist())):
+        world.decide(lambda: check_ours(session.path))
+        checkpoints.clear(sure=True)
+        return False
+    done_at = world.decide(lambda: finished_at(session, checkpoints))
+    if done_at and world.root and not job.quiet:
+        print(f"found, not computed (since {done_at}); --fresh runs anew", flush=True)
+    return bool(done_at)
+
+
+def finished_at(session: Session, checkpoints: Checkpoints) -> str:
+    """Return when this Run's finished result was computed, "" where it is to be computed; refuse to overwrite any other file. On root."""
+    path, run = session.path, session.run
+    if not os.path.lexists(path):
+        return ""
+    try:
+        result = Result(path)
+    except UserError as error:
+        if checkpoints.folder.is_dir() and torn(path):  # ours, torn: a checkpoint has a copy of what was recorded
+            return ""
+        raise UserError(f"{error}; move it away, and the same command computes it anew") from None
+    with result:
+        mine, theirs = run.key(), result.key
+        if mine != theirs:
+            fields = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+            raise UserError(
+                f"{path} holds another Run (different: {', '.join(fields)}); choose another --out, or overwrite it with --fresh"
+            )
+        if not result.finished:
+            return ""
+        lacks = [f"--{flag}" for flag, name in KEPT.items() if getattr(session.job, flag) and name not in result]
+        if lacks:
+            raise UserError(
+                f"{path} is finished and was computed without {' and '.join(lacks)}; --fresh computes it anew, with it"
+            )
+        check_current(result, run)
+        time = str(result.starts()[-1].get("time", "")) if result.starts() else ""
+    return time[:16].replace("T", " ") or "a time that it does not say"
+
+
+def check_current(result: Result, run: Run) -> None:
+    """Raise `UserError` where a finished result has this Run's key, and yet computing it now gives other numbers.
+
+    The key has neither the version of the numbers nor the content of a shipped data set: the data may have been prepared from another source.
+    Where the data are gone, the result stands.
+    """
+    numerics = result.hdf5.attribute("numerics", int, "meta", run.numerics)
+    if numerics != run.numerics:
+        raise UserError(
+            f"{result.path} is finished and was computed under version {numerics} of the numbers; that of this Run is {run.numerics} now "
+            "(see CHANGELOG.md): choose another --out, or compute it anew with --fresh"
+        )
+    now = data_now(run)
+    then = result.hdf5.attribute("data_sha256", str, "meta", now)
+    if now and then != now:
+        raise UserError(
+            f"{result.path} is finished and was computed from other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then; "
+            "bring back those data, choose another --out, or compute it anew with --fresh"
+        )
+
+
+def data_now(run: Run) -> str:
+    """Return the SHA-256 that a Run's prepared data file says it has now, "" where there is no such file, or none is needed."""
+    if run.data and not hasattr(find("dataset", run.dataset), "load"):
+        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
+            return str(file.attribute("sha256", str, default=""))
+    return ""
