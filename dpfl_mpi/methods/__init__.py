@@ -34,7 +34,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,18 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.settings.fields import options_of
+
+if (
+    TYPE_CHECKING
+):  # what methods name in annotations, and nothing loads for them: a laptop without PyTorch lists methods
+    from torch import Tensor as Tensor
+
+    from dpfl_mpi.federation import Federation as Federation
+    from dpfl_mpi.federation.mail import Received as Received
+    from dpfl_mpi.numerics.backend import Gradient as Gradient
+    from dpfl_mpi.numerics.backend import Predict as Predict
+else:
+    Federation = Gradient = Predict = Received = Tensor = Any
 
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]

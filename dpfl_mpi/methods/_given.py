@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import State
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
+from dpfl_mpi.methods import Federation, Method, State, Tensor, dpfl
 
 
-def init(fed: Federation, choose: Callable[[Any], CollaborationGraph]) -> State:
+def method(title: str, ignores: tuple[str, ...], **more: Any) -> Method:
+    """Return what such a method declares: it preprocesses as DPFL does."""
+    return Method(title, dpfl.METHOD.citation, searches=False, preprocesses=True, ignores=ignores, **more)
+
+
+def init(fed: Federation, choose: Callable[[Tensor], CollaborationGraph]) -> State:
     """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns from the trained rows `[K, W]`."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
@@ -22,7 +24,7 @@ def init(fed: Federation, choose: Callable[[Any], CollaborationGraph]) -> State:
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
 
 
-def round(fed: Federation, state: State, choose: Callable[[Any], CollaborationGraph]) -> State:
+def round(fed: Federation, state: State, choose: Callable[[Tensor], CollaborationGraph]) -> State:
     """Return the state after a round whose graph `choose` returns from the trained rows `[K, W]`."""
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)  # trained, not yet mixed, as DPFL

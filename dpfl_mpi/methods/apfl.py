@@ -9,13 +9,9 @@ Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixtur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="APFL",
@@ -32,8 +28,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of APFL."""
-
     alpha: float = option(0.5, "alpha, the weight of the personal model in the mixture, from 0 to 1", low=0, high=1)
     adaptive: bool = option(
         False, "let every client learn its alpha, by the derivative of f(mixture), one step per batch"
@@ -67,6 +61,6 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"v": v_i, "alpha": alpha_i}, "shared": {"w": fed.mean(w_i)}}
 
 
-def mixture(alpha: Any, v: Any, w: Any) -> Any:
+def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Return alpha v + (1 - alpha) w, rows."""
     return alpha * v + (1 - alpha) * w

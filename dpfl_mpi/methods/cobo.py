@@ -9,18 +9,13 @@ Algorithm 1 of arXiv 2409.05539. All models pass through a server, which also se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.backend import Gradient
 
 METHOD = Method(
     title="CoBo",
@@ -40,8 +35,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of CoBo."""
-
     rho: float = option(0.05, "rho, the weight of the pull to the collaborators' models", low=0)
     gamma: float = option(1.0, "gamma, the step of the weights w_ij", low=0)
 
@@ -57,7 +50,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     x, w = state["client"]["x"], state["client"]["w"]
     select(fed, x, w)  # Client-Selection
     fed.note_received(2)  # x_i up, sum_k w_ik x_k down
@@ -73,7 +65,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(near)}}
 
 
-def pulled(fed: Federation, total: Any, degree: Any) -> Gradient:
+def pulled(fed: Federation, total: Tensor, degree: Tensor) -> Gradient:
     """Return the gradient g_i + rho sum_k w_ik (x_i - x_k), of which `total` `[K, W]` is sum_k w_ik x_k and `degree` `[K, 1]` sum_k w_ik."""
 
     def gradient(block, batch):
@@ -84,11 +76,11 @@ def pulled(fed: Federation, total: Any, degree: Any) -> Gradient:
     return gradient
 
 
-def select(fed: Federation, x: Any, w: np.ndarray) -> None:
+def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
     """Update the weights w `[K, N]` of the pairs that are drawn in this round, in place (Client-Selection). Collective."""
     partners = pairs(fed)
     mine = [partners[k] for k in fed.ids]
-    rows: dict[tuple[int, int], Any] = {}
+    rows: dict[tuple[int, int], Tensor] = {}
     for j, row in fed.every_row(x):
         rows |= {(i, j): row.clone() for i, with_i in enumerate(mine) if j in with_i}
     gradients = []  # at the midpoints with every client's first partner, second partner, ...

@@ -6,13 +6,9 @@ Shared: the model w, trained as in FedAvg. Personal: v_i, which minimises f_i(v_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dpfl_mpi.methods import Method, Newcomer, State, fedavg
+from dpfl_mpi.methods import Federation, Method, Newcomer, State, fedavg
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="Ditto",
@@ -30,8 +26,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of Ditto."""
-
     lam: float = option(0.75, "lambda, the weight of the pull of v_i to the global model", low=0)
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, State
 from dpfl_mpi.settings.controls import search_period
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="DPFL",
@@ -44,7 +39,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
     fed.evaluate(w)  # the model the paper reports: trained, not yet mixed

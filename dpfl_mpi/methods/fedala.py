@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 LOSSES = 10  # whose spread says that W_i has converged
 
@@ -68,17 +64,17 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"w": w_i, "W": weight, "learned": learned}, "shared": {"w": fed.mean(w_i)}}
 
 
-def higher(fed: Federation) -> Any:
+def higher(fed: Federation) -> Tensor:
     """Return the columns of the layers that have weights, bool `[W]`."""
     return fed.columns(fed.options["layers"], option="layers")
 
 
-def mixture(columns: Any, w: Any, w_i: Any, weight: Any) -> Any:
+def mixture(columns: Tensor, w: Tensor, w_i: Tensor, weight: Tensor) -> Tensor:
     """Return Theta_i + (Theta - Theta_i) * W_i in these columns, bool `[W]`, and Theta in the others: rows."""
     return (w_i + (w - w_i) * weight).where(columns, w)
 
 
-def learn(fed: Federation, w: Any, w_i: Any, weight: Any, learned: np.ndarray) -> None:
+def learn(fed: Federation, w: Tensor, w_i: Tensor, weight: Tensor, learned: np.ndarray) -> None:
     """Learn the weights W_i `[K, W]` in place: one pass over the sample, and until convergence where a client has not `learned` before."""
     columns = higher(fed)
     per_epoch = -(-fed.n_train // fed.run.batch_size)

@@ -5,13 +5,7 @@ Shared: the model w. Personal: nothing. Scored: the global w after aggregation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from dpfl_mpi.methods import Method, State
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.backend import Gradient
+from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 
 METHOD = Method(
     title="FedAvg",
@@ -40,7 +34,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {}, "shared": {"w": w}}
 
 
-def update(fed: Federation, w: Any, gradient: Gradient | None = None) -> Any:
+def update(fed: Federation, w: Tensor, gradient: Gradient | None = None) -> Tensor:
     """Return the next global row `[W]`: every client trains tau_train epochs from w, and the server averages by p."""
     w_i = fed.local_opt(fed.copies(w), epochs=fed.run.tau_train, gradient=gradient)  # ClientUpdate(i, w)
     return fed.mean(w_i)

@@ -7,13 +7,8 @@ Shared: all layers but the normalisation. Personal: scale and shift of GroupNorm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Method, State
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
+from dpfl_mpi.methods import Federation, Method, State
 
 METHOD = Method(
     title="FedBN",
@@ -41,7 +36,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     # all but the normalisation comes from the server
     w_i = state["client"]["w"].where(fed.columns("normalisation"), state["shared"]["w"])
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)

@@ -7,13 +7,9 @@ Unlike FedRep, base and head are trained together in all tau_train epochs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, State
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="FedPer",
@@ -30,11 +26,7 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of FedPer."""
-
-    head: str = option(
-        "head", "what stays personal: head (the model's last layer), none, all, or layer names with commas between"
-    )
+    head: str = option("head", "what stays personal: head (the model's last layer), none, all, or names with commas")
 
 
 def init(fed: Federation) -> State:

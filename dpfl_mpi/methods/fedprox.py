@@ -6,14 +6,9 @@ Shared: the model w. Personal: nothing. Scored: the global w after aggregation. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods import Method, State, fedavg
+from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.backend import Gradient
 
 METHOD = Method(
     title="FedProx",
@@ -30,8 +25,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of FedProx."""
-
     mu: float = option(0.1, "weight of the proximal term (the paper's lambda)", low=0)
     finetune_prox: bool = option(True, "+FT: keep the proximal term", tuning=True)
 
@@ -47,7 +40,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {}, "shared": {"w": w}}
 
 
-def finetune_gradient(fed: Federation, start: Any) -> Gradient | None:
+def finetune_gradient(fed: Federation, start: Tensor) -> Gradient | None:
     """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from, unless --options.finetune_prox=false."""
     # Paper: FedProx+FT lies below Local on Patho(3), which suggests that its term was kept while tuning.
     return fed.proximal(start, fed.options["mu"]) if fed.options["finetune_prox"] else None

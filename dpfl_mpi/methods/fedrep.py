@@ -7,14 +7,10 @@ Shared: the base phi (all layers but the head). Personal: the head h_i. Scored: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Method, Newcomer, State
+from dpfl_mpi.methods import Federation, Method, Newcomer, State
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="FedRep",
@@ -31,12 +27,8 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of FedRep."""
-
     base_epochs: int = option(1, "epochs of a round that train the base; the other of tau_train train the head", low=0)
-    head: str = option(
-        "head", "what stays personal: head (the model's last layer), none, all, or layer names with commas between"
-    )
+    head: str = option("head", "what stays personal: head (the model's last layer), none, all, or names with commas")
 
 
 def init(fed: Federation) -> State:

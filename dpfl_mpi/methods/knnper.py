@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods import Method, Newcomer, State
+from dpfl_mpi.methods import Federation, Method, Newcomer, Predict, State, Tensor
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.backend import Predict
 
 AT_ONCE = 64  # images whose differences to the memory are held at once: 107 MB of 5,000 representations of 84
 
@@ -35,8 +30,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of kNN-Per."""
-
     k: int = option(10, "neighbours (fewer where a client has fewer training images)", low=1)
     interpolation: float = option(0.5, "lambda, the weight of the neighbours' vote, from 0 to 1", low=0, high=1)
     scale: float = option(1.0, "s, by which the squared distance is divided before neighbours are weighed", above=0)
@@ -68,14 +61,16 @@ def mixture(fed: Federation) -> Predict:
     """Return the function from a block's rows and images to the logarithm of the mixed probabilities, `[k, S, C]`."""
     k, share, scale, most = (fed.options[name] for name in ("k", "interpolation", "scale", "memory"))
     # of the block that is being scored: representations [M, F] and labels [M] per client
-    memories: list[tuple[Any, Any]] = []
-    of: Any = None, None  # its rows, and a copy of their models: newcomers train theirs and are scored again
+    memories: list[tuple[Tensor, Tensor]] = []
+    of: tuple[slice, Tensor] | None = (
+        None  # its rows, and a copy of their models: newcomers train theirs and are scored again
+    )
 
     def predict(rows, w_kW, images):
         nonlocal of
         logits, z_kSF = fed.outputs(w_kW, images)
         log_p = logits.log_softmax(2)
-        if of[0] != rows or not of[1].equal(w_kW):
+        if of is None or of[0] != rows or not of[1].equal(w_kW):
             of = rows, w_kW.clone()
             memories[:] = [fed.memory(rows.start + i, w_kW[i : i + 1], most) for i in range(len(w_kW))]
         votes, one_hot = log_p.new_zeros(log_p.shape), log_p.new_ones(log_p.shape[2]).diag().float()
@@ -88,7 +83,7 @@ def mixture(fed: Federation) -> Predict:
     return predict
 
 
-def neighbours(z: Any, remembered: Any, k: int) -> tuple[Any, Any]:
+def neighbours(z: Tensor, remembered: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return squared distance and number of the k nearest remembered representations `[M, F]` of each of z `[S, F]`, `[S, k]` both."""
     # not by |z|^2 - 2 z z' + |z'|^2, which cancels where it matters
     d2 = z.new_empty(len(z), len(remembered))

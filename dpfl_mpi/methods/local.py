@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpfl_mpi.methods import Method, State
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
+from dpfl_mpi.methods import Federation, Method, State
 
 METHOD = Method(title="Local", topology="none", elementwise=True)
 

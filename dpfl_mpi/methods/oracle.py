@@ -6,25 +6,12 @@ smaller number. A client that shares no class is not among them, so Omega_k may 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, State, _given, dpfl
+from dpfl_mpi.methods import Federation, State, _given
 
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-
-METHOD = Method(
-    title="Oracle",
-    elementwise=True,
-    topology="graph",
-    searches=False,
-    preprocesses=True,
-    ignores=("omega_period", "graphs"),
-    citation=dpfl.METHOD.citation,
-)
+METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise=True)
 
 
 def init(fed: Federation) -> State:
@@ -33,7 +20,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     return _given.round(fed, state, lambda w: state["shared"]["chosen"])
 
 

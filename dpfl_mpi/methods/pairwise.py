@@ -9,27 +9,13 @@ Like Algorithm 3 it asks every reachable client once. Unlike it, each model coun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, State, _given, dpfl
+from dpfl_mpi.methods import Federation, State, Tensor, _given
 from dpfl_mpi.settings.controls import search_period
 
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-
-METHOD = Method(
-    title="Pairwise",
-    elementwise=True,
-    topology="graph",
-    searches=False,
-    preprocesses=True,
-    asks_all=True,
-    ignores=("graphs",),
-    citation=dpfl.METHOD.citation,
-)
+METHOD = _given.method("Pairwise", ignores=("graphs",), elementwise=True, asks_all=True)
 
 
 def init(fed: Federation) -> State:
@@ -38,14 +24,13 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     chosen = state["shared"]["chosen"]
     anew = t % search_period(fed.run.omega_period) == 0
     # an absent client's choice stays
     return _given.round(fed, state, lambda w: choose(fed, w).where(fed.awake, chosen) if anew else chosen)
 
 
-def choose(fed: Federation, w: Any) -> CollaborationGraph:
+def choose(fed: Federation, w: Tensor) -> CollaborationGraph:
     """Return for each client the B_c - 1 reachable clients whose models have the smallest loss on its validation images."""
     loss = np.full((len(fed.ids), fed.n), np.nan)
     asks = np.zeros((len(fed.ids), fed.n), bool)

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, Received, State, Tensor
 from dpfl_mpi.settings import option
 from dpfl_mpi.settings.texts import nearest
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.federation.mail import Received
 
 METHOD = Method(
     title="PENS",
@@ -42,8 +37,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of PENS."""
-
     m: int = option(2, "m, how many of the models received are averaged with one's own", low=1)
     first_step: float = option(
         0.2, "share of the rounds that search for neighbours: 20 of 100, as its code", low=0, high=1
@@ -62,7 +55,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     w, taken, by_chance = (state["client"][name] for name in ("w", "taken", "by_chance"))
     m = fed.options["m"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
@@ -89,7 +81,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> list[np.ndarray]:
     """Return the loss of every model that a client has sampled on its training images, in the order of the sample. Collective."""
-    found: list[list[Any]] = [[] for _ in sampled]
+    found: list[list[Tensor]] = [[] for _ in sampled]
     for here, now in received.passes(sampled):
         for i, senders in enumerate(now):
             if len(senders):

@@ -6,13 +6,9 @@ Shared: w, an initial model that one gradient step adapts. Personal: nothing. Sc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="PerFedAvg",
@@ -29,8 +25,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of Per-FedAvg."""
-
     alpha: float = option(0.01, "alpha, the rate of the inner step, which is plain gradient descent", low=0)
     score_trained: bool = option(False, "score the locally trained w_i before aggregation instead")
 
@@ -65,7 +59,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {}, "shared": {"w": w_next}}
 
 
-def adapted(fed: Federation, w_i: Any) -> Any:
+def adapted(fed: Federation, w_i: Tensor) -> Tensor:
     """Return w_i - alpha grad f(w_i; B), B the first training batch of each client's next epoch: the model a user would get."""
     for batch, w in fed.batches(1, {"w": w_i}, advance=False, most=1):
         fed.gradient(w, batch)

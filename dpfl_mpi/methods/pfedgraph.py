@@ -7,17 +7,12 @@ Shared: nothing. Personal: w_i. Scored: the better by validation of the mean tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.backend import Gradient
 
 METHOD = Method(
     title="pFedGraph",
@@ -48,7 +43,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     w, u = state["client"]["w"], state["client"]["u"]
     if t > 1:
         fed.evaluate(w)  # the mean that was received
@@ -61,7 +55,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"w": w, "u": u}, "shared": {"chosen": chosen}}
 
 
-def local_objective(fed: Federation, u: Any, lam: float) -> Gradient:
+def local_objective(fed: Federation, u: Tensor, lam: float) -> Gradient:
     """Return the gradient of f_i(w) + lambda <u_i, w> / ||w||; u_i = 0 in the first round."""
 
     # the sign is that of its published code
@@ -76,7 +70,7 @@ def local_objective(fed: Federation, u: Any, lam: float) -> Gradient:
     return gradient
 
 
-def infer(fed: Federation, w: Any) -> np.ndarray:
+def infer(fed: Federation, w: Tensor) -> np.ndarray:
     """Return the weights x of all models for each local client, `[K, N]`; an absent client's are 0, as is everyone's weight of it."""
     w_0 = fed.initial_row()
     update = (w - w_0).double()
@@ -96,7 +90,7 @@ def infer(fed: Federation, w: Any) -> np.ndarray:
     return x
 
 
-def aggregate(fed: Federation, w: Any, u: Any, x: np.ndarray) -> tuple[Any, Any]:
+def aggregate(fed: Federation, w: Tensor, u: Tensor, x: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return w_i <- sum_j x_ij w_j and u_i <- sum_j x_ij w_j / ||w_j||, `[K, W]`; an absent client keeps its own."""
     total, directions = w.double() * 0, w.double() * 0
     for j, row in fed.every_row(w):
@@ -111,12 +105,11 @@ def aggregate(fed: Federation, w: Any, u: Any, x: np.ndarray) -> tuple[Any, Any]
 
 
 def weights(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:
-    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over the simplex, `[N]`: the projection of p - d / (2 alpha) onto it."""
-    return simplex(p - d / (2 * alpha))
+    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over {x >= 0, sum x = 1}, `[N]`: the projection of p - d / (2 alpha) onto it.
 
-
-def simplex(v: np.ndarray) -> np.ndarray:
-    """Return the Euclidean projection of v `[N]` onto {x >= 0, sum x = 1} (Duchi et al., ICML 2008, figure 1)."""
+    The projection is that of Duchi et al., ICML 2008, figure 1.
+    """
+    v = p - d / (2 * alpha)
     u = np.sort(v)[::-1]
     excess = (np.cumsum(u) - 1) / np.arange(1, len(v) + 1)
     rho = np.flatnonzero(u > excess)[-1]

@@ -9,13 +9,9 @@ Shared: the model w. Personal: theta_i, which minimises f_i(theta_i) + (lambda /
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dpfl_mpi.methods import Method, State
+from dpfl_mpi.methods import Federation, Method, State
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
 
 METHOD = Method(
     title="pFedMe",

@@ -7,25 +7,14 @@ With --graphs RESULT a client has in each round as many collaborators as in that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, State, _given, dpfl
+from dpfl_mpi.methods import Federation, State, _given
 from dpfl_mpi.settings import option
 
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-
-METHOD = Method(
-    title="Random graph",
-    topology="graph",
-    searches=False,
-    preprocesses=True,
-    ignores=("omega_period",),
-    citation=dpfl.METHOD.citation,
-)
+METHOD = _given.method("Random graph", ignores=("omega_period",))
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     again = fed.options["redraw"] or fed.graphs
     return _given.round(fed, state, lambda w: draw(fed, t) if again else state["shared"]["chosen"])
 

@@ -13,28 +13,17 @@ The budget must allow the most that the graphs ask for: of `reversed` that may b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph, rewired
-from dpfl_mpi.methods import Method, State, _given, dpfl
+from dpfl_mpi.methods import Federation, State, _given
 from dpfl_mpi.settings import option
 
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-
-METHOD = Method(
-    title="Replay",
-    elementwise=True,
-    topology="graph",
-    searches=False,
-    preprocesses=True,
-    ignores=("omega_period",),
-    citation=dpfl.METHOD.citation,
-)
+METHOD = _given.method("Replay", ignores=("omega_period",), elementwise=True)
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,6 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t."""
     return _given.round(fed, state, lambda w: graph_of(fed, t))
 
 

@@ -9,14 +9,9 @@ Shared: the model x and the server's control c. Personal: the control c_i. Score
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.methods import Method, State, fedavg
+from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
-
-if TYPE_CHECKING:
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.numerics.backend import Gradient
 
 METHOD = Method(
     title="SCAFFOLD",
@@ -35,8 +30,6 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of SCAFFOLD."""
-
     global_lr: float = option(1.0, "eta_g, the server's step: 1 is the mean of the clients' models", above=0)
 
 
@@ -62,7 +55,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"c": c_next}, "shared": {"w": x, "c": c}}
 
 
-def corrected(fed: Federation, c: Any, c_i: Any, total: Any, steps: Any) -> Gradient:
+def corrected(fed: Federation, c: Tensor, c_i: Tensor, total: Tensor, steps: Tensor) -> Gradient:
     """Return the gradient g_i(y_i) - c_i + c of line 10; g_i is added to `total` `[K, W]`, and 1 to `steps` `[K, 1]`."""
 
     def gradient(block, batch):
