@@ -11,9 +11,9 @@ import _common  # noqa: F401  # finds the package of this checkout
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import declared
 from dpfl_mpi.plugins import find, shipped, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.declared import declared
 from dpfl_mpi.settings import Run
 
 PAPER_CLIENTS = 100  # N of all the paper's tables

@@ -32,10 +32,9 @@ from _tables import (
     unbeaten,
 )
 
-from dpfl_mpi.methods import declared
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.outcome import epochs
 from dpfl_mpi.results.scores import METRICS
+from dpfl_mpi.results.summary import epochs
 from dpfl_mpi.settings import Run
 
 SETTINGS = (
@@ -185,8 +184,8 @@ def unlike(a: Result, b: Result) -> tuple[int, int]:
         "budget",
         "rounds",
         "finetune_epochs",
-        *declared(a.run).unread,
-        *declared(b.run).unread,
+        *a.method.unread,
+        *b.method.unread,
     }
     mine, theirs = fields(a), fields(b)
     return sum(mine[name] != theirs.get(name) for name in mine if name not in own), abs(epochs(a) - epochs(b))

@@ -16,7 +16,6 @@ from _tables import Group, named, repetitions
 from accuracy_table import ROWS, rank
 from matplotlib.axes import Axes
 
-from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -62,7 +61,7 @@ def of_rounds(
 ) -> list[dict[str, Any]]:
     """Draw a measure over the rounds, on no axes where another curve is the same; return it, a row per round."""
     x, mean, spread = over_rounds(group, lambda r: factor * r.mean(measure))
-    epochs = local_epochs(group[0])[: len(x)]
+    epochs = group[0].local_epochs()[: len(x)]
     trained = epochs > 0  # the untrained models' chance level would press all curves together
     if axes is not None:
         curve(axes, epochs[trained], mean[trained], spread[trained], **look)
@@ -75,7 +74,7 @@ def of_rounds(
 def of_tuning(axes: Axes, group: Sequence[Result], look: dict[str, Any]) -> list[dict[str, Any]]:
     """Draw the test accuracy over the epochs of fine-tuning, which goes on from the best models; return it, a row per epoch."""
     x, mean, spread = over_rounds(group, lambda r: 100 * np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1))
-    epochs = local_epochs(group[0])[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0]
+    epochs = group[0].local_epochs()[-1] + group[0]["finetune/epochs"] - group[0]["finetune/epochs"][0]
     curve(axes, epochs, mean, spread, **look)
     rounds = group[0].run.rounds + x
     return [

@@ -13,7 +13,6 @@ from _names import budget_order, has_budget, setting
 from _tables import comparable, fields, interval, means, named, over, paired, repetitions
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import declared
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -30,7 +29,7 @@ def draw(results: Sequence[Result]) -> Drawing:
     groups = repetitions(r for r in results if has_budget(r.run))
     if not groups:
         raise UserError("none of these results has a budget: their models do not move along a graph")
-    groups.sort(key=lambda g: (setting(g[0].run), not declared(g[0].run).searches, -budget_order(g[0].run)))
+    groups.sort(key=lambda g: (setting(g[0].run), not g[0].method.searches, -budget_order(g[0].run)))
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
     rows = []
     entries = zip(named(groups), labels(groups), looks([g[0].run.method for g in groups]), strict=True)
@@ -55,7 +54,7 @@ def gaps(groups: Sequence[list[Result]]) -> list[str]:
     names = {id(g): name for g, (_, name, _) in zip(groups, named(groups), strict=True)}
     for a in groups:
         for b in groups:
-            searches = [declared(g[0].run).searches for g in (a, b)]
+            searches = [g[0].method.searches for g in (a, b)]
             difference = paired(a, b)
             if searches == [True, False] and alike(a[0], b[0]) and comparable(difference):
                 mean, half = interval(difference)
@@ -68,7 +67,7 @@ def gaps(groups: Sequence[list[Result]]) -> list[str]:
 
 def alike(a: Result, b: Result) -> bool:
     """Return whether two runs differ in nothing but what their methods alone read."""
-    own = {"method", "options", *declared(a.run).unread, *declared(b.run).unread}
+    own = {"method", "options", *a.method.unread, *b.method.unread}
     mine, theirs = fields(a), fields(b)
     return all(mine[name] == theirs.get(name) for name in mine if name not in own)
 

@@ -23,10 +23,9 @@ from _tables import Group, deviation, repetitions
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.outcome import for_json, outcome
 from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.results.summary import outcome, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
@@ -70,8 +69,8 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         "state": result.state,
         "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
-        "summary": for_json(outcome(result)),
-        "epochs": local_epochs(result)[: last + 1].tolist(),
+        "summary": {n: None if text == "-" else float(text) for n, text in texts(outcome(result)).items()},
+        "epochs": result.local_epochs()[: last + 1].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
             "validation accuracy, %": rounded(100 * result.mean("round/val_acc"), 3),

@@ -23,11 +23,11 @@ import numpy as np
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, understood, unpacked
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import local_epochs
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.results import result as results
-from dpfl_mpi.results.schema import ARRAYS, PHASES
+from dpfl_mpi.results import summary
+from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import fields, to_flags
 from dpfl_mpi.survival.signals import SIGNALS, Leave, close_pipe, listen
@@ -74,16 +74,7 @@ class Result(results.Result):
         epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over clients,
         seconds those of the slowest rank in each phase, added up.
         """
-        rows = self.last_round + 1
-        columns = {"epochs": local_epochs(self)[:rows]} if rows else {}
-        if rows:
-            columns |= {
-                n: self.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")
-            }
-            columns["edges"] = np.diff(self["graph/chosen/indptr"][:rows], axis=1).sum(1)
-            columns["models_received"] = self["traffic/models_received"][:rows].mean(1)
-            columns["seconds"] = np.sum([self[f"seconds/{p}"][:rows, 2] for p in PHASES], axis=0)
-        frame = pandas().DataFrame(columns)
+        frame = pandas().DataFrame(summary.curves(self))
         frame.index.name = "round"
         return frame
 

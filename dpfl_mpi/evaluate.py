@@ -22,7 +22,6 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
 from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError, exit_with
-from dpfl_mpi.methods import declared
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted, codes, short
 from dpfl_mpi.results import Result
@@ -253,7 +252,7 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
         )
     if result.run.metric == "batch" and stored is not None:
         lines.append("the run took means over mini-batches (--metric batch): these are means over images")
-    if not declared(result.run).finetunes:
+    if not result.method.finetunes:
         lines.append(
             f"{short(result.run.method)} is scored by more than its models in the run: these are the models alone"
         )

@@ -12,12 +12,9 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.methods import declared
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.outcome import outcome, texts
-from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.results.summary import KEPT
+from dpfl_mpi.results.summary import KEPT, curves, outcome, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 
@@ -57,28 +54,18 @@ def settings(run: Run) -> str:
 
 def rounds(result: Result, last: int) -> str:
     """Return a table of the last rounds: means over clients, edges, models received, seconds of the slowest rank."""
-    done = result.last_round
-    names = ("round", "epochs", "train loss", "val %", "test %", "edges", "received", "seconds")
-    seconds = np.sum([result[f"seconds/{p}"][: done + 1, 2] for p in PHASES], axis=0)
-    mean = {n: result.mean(f"round/{n}") for n in ("train_loss", "val_acc", "test_acc")}
-    edges = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
-    received = result["traffic/models_received"].mean(1)
-    return table(
-        names,
-        [
-            [
-                t,
-                result["round/epochs"][t],
-                f"{mean['train_loss'][t]:.4f}",
-                f"{100 * mean['val_acc'][t]:.2f}",
-                f"{100 * mean['test_acc'][t]:.2f}",
-                edges[t],
-                f"{received[t]:.1f}",
-                f"{seconds[t]:.2f}",
-            ]
-            for t in range(max(0, done + 1 - last), done + 1)
-        ],
-    )
+    over = curves(result)
+    shown = {
+        "epochs": over["epochs"],
+        "train loss": [f"{loss:.4f}" for loss in over["train_loss"]],
+        "val %": [f"{100 * mean:.2f}" for mean in over["val_acc"]],
+        "test %": [f"{100 * mean:.2f}" for mean in over["test_acc"]],
+        "edges": over["edges"],
+        "received": [f"{models:.1f}" for models in over["models_received"]],
+        "seconds": [f"{total:.2f}" for total in over["seconds"]],
+    }
+    rows = list(enumerate(zip(*shown.values(), strict=True)))
+    return table(("round", *shown), [(t, *values) for t, values in rows[-last:]])
 
 
 def clients(result: Result, each: int) -> str:
@@ -219,7 +206,7 @@ def compare(a: Result, b: Result) -> str:
 
 def cite(results: Sequence[Result]) -> str:
     """Return the BibTeX of the methods used, DPFL's own paper (this program's subject) first."""
-    texts = [find("method", "dpfl").citation, *(declared(r.run).citation for r in results)]
+    texts = [find("method", "dpfl").citation, *(r.method.citation for r in results)]
     return "\n\n".join(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
 

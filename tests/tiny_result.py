@@ -2,9 +2,11 @@
 
 import json
 
+import h5py
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.results import schema
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 
@@ -96,8 +98,7 @@ def empty(path, run):
 
 def save_models(path, values):
     """Add saved models of one layer `w` [2, 2] and one `b` [1] per client to a result."""
-    import h5py
-
+    layers = {"names": json.dumps(["w", "b"]), "shapes": json.dumps([[2, 2], [1]])}
     with h5py.File(path, "a") as file:
         file["model/best"] = np.asarray(values, np.float32)
-        file["model"].attrs.update(names=json.dumps(["w", "b"]), shapes=json.dumps([[2, 2], [1]]))
+        file["model"].attrs.update(layers, checksum=schema.checksum(layers))

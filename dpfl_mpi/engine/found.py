@@ -10,7 +10,7 @@ from dpfl_mpi.engine.session import Session
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.schema import check_ours, torn
+from dpfl_mpi.results.result import check_ours, torn
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.foreign import Hdf5
 from dpfl_mpi.survival.checkpoint import Checkpoints

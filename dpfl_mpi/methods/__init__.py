@@ -40,7 +40,6 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.plugins import find, short
 from dpfl_mpi.settings.fields import options_of
 
 if (
@@ -158,31 +157,6 @@ def load(name: str, module: ModuleType) -> Method:
             raise UserError(f"the method {name} defines {given}, which is called as {CALLS[call]}") from None
     options = options_of(f"the method {name}", module) or NoOptions
     return dataclasses.replace(declared, title=declared.title or name, options=options, **functions)
-
-
-def declared(run: Any) -> Method:
-    """Return what the method of a Run declares, and execute no code that is not shipped.
-
-    Of a Run in a result it is what the result tells of such code; of a method that this version does not know, the name alone.
-    """
-    told = getattr(run, "declared", {}).get("method")
-    if told:
-        default = Method()
-        facts: dict[str, Any] = {
-            n: v for n, v in told.items() if type(v) is type(getattr(default, n, None)) and v in WHOLE.get(n, [v])
-        }
-        return Method(**facts)
-    try:
-        method: Method = find("method", run.method)
-        return method
-    except UserError:
-        return Method(title=short(run.method))
-
-
-def local_epochs(result: Any) -> np.ndarray:
-    """Return the local epochs that a client of a result has trained up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
-    epochs: np.ndarray = result["round/epochs"] * declared(result.run).models
-    return epochs
 
 
 def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:

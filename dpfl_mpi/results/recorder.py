@@ -65,7 +65,7 @@ class Recorder:
                         method=short(run.method),
                         budget=str(run.budget),
                         seed=run.seed,
-                        declared=json.dumps(getattr(run, "declared", {})),
+                        declared=json.dumps(run.resolve().declared),
                         state="running",
                         rounds_done=-1,
                         test_acc=np.nan,
@@ -133,10 +133,6 @@ class Recorder:
             stored = self.file[name]
             stored.resize(len(stored) + 1, 0)
             stored[-1] = row
-
-    def lacks(self, name: str) -> bool:
-        """Return whether the rounds that are there have no such array: an earlier version of dpfl_mpi began the file."""
-        return name not in self.file and "round/number" in self.file
 
     @writes
     def append_graph(self, graph: CollaborationGraph) -> None:

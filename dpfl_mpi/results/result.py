@@ -1,42 +1,13 @@
-"""The results file: one HDF5 file per Run. `Recorder` writes it on root, `Result` reads it, finished or running.
+"""Reading a results file: one HDF5 file per Run, finished or running. `Recorder` writes it, `schema` says what is in it.
 
-Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens. Every array has
-a checksum per chunk (HDF5's fletcher32), and so have the attributes: what was damaged later is an error. `layout` says what each array may be.
-
-Layout (N clients, C classes, T rounds, E edges of all rounds; row 0 of a T+1 axis is after preprocessing):
-
-    / attrs              run (JSON of the resolved Run), key (JSON of `Run.key`: files by their content), schema,
-                         state running|finished|stopped, dataset, partition, method, budget, seed, rounds_done,
-                         declared (JSON: what code that is not shipped says of itself), test_acc (mean over benign clients of /best/test_acc)
-    /meta/starts         one row of JSON per start: time, hosts, ranks, devices, CPU, versions, commit
-    /meta attrs          numerics, data_sha256, class_names, mean and std (JSON), partition_sha256, parameters (D)
-    /round/number        [T+1]
-    /round/{epochs,gradient_steps}                                      [T+1] local epochs of a client, gradient steps of all, so far
-    /round/{train_loss,val_loss,val_acc,test_loss,test_acc}             [T+1, N] where a method scores twice: of the last models
-    /round/best_test_acc                                                [T+1, N] of the best model by validation so far
-    /mixed/{val_acc,test_acc}                                           [T+1, N] with --mixed: after mixing
-    /best/{round,val_acc,test_acc} [N], /best/confusion [N, C, C], /last/test_acc [N]      true class by predicted class
-    /finetune/{val_acc,test_acc} [E+1, N], /finetune/{epochs,gradient_steps} [E+1]    with --finetune_epochs: row 0 = the best model of the
-                         rounds, from which tuning starts; /best is then over rows 1 to E (its round counts on), /last is row E
-    /client/{p,budget,flipped,diverged_round,epochs,n_train,n_val,n_test} [N], /client/class_counts [N, C]
-    /client/of_data [N]                                                 with --partition natural: which of the data's own clients,
-                         a row of /client_names of the prepared file
-    /client/{liars,newcomers,drifted,stopped_round} [N], /client/drift_classes [2]     with --attack, --newcomers, --drift, --patience
-    /newcomers/{val_acc,test_acc,models_received,evaluations} [E, N], /newcomers/epochs [E]     with --newcomers: after E epochs of their own
-    /attack/success [N]                                                 with --attack backdoor: marked test images taken for class 0
-    /graph/reach/{indptr [N+1], senders [E]}                            with --reach: receiver k can receive from these
-    /graph/omega/{indptr [N+1], senders [E]}, /graph/chosen/{indptr [T+1, N+1], senders [E]}    receiver k of round t takes
-                         senders[indptr[t, k] : indptr[t, k+1]], indptr running on over rounds; row 0 = Omega.
-                         A round that averages nothing (--ggc_off_rounds skip) repeats the one before
-    /graph/cases [T+1, N, 4] in the order of `graph.CASES`, /graph/evaluations [T+1, N] of the reward
-    /traffic/models_received [T+1, N]                                   what a real network would carry (row 0: Algorithm 3, and line 4 of Algorithm 1)
-    /traffic/{bytes_rma,bytes_collective} [T+1]                         what MPI carried here, all ranks together
-    /seconds/{train,graph,exchange,wait,evaluate,write} [T+1, 3]        min, mean, max over ranks (wait: before the opening Fence)
-    /model/best [N, D], attrs names and shapes                          with --save_models
+Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -46,41 +17,70 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import schema
-from dpfl_mpi.results.schema import EXEMPT, SCHEMA
-from dpfl_mpi.results.scores import of_result
-from dpfl_mpi.storage.foreign import is_there
+from dpfl_mpi.results.declared import Declared, declared
+from dpfl_mpi.results.schema import ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA, checksum, number
+from dpfl_mpi.results.scores import METRICS, mean, score
+from dpfl_mpi.settings.run import stored_run
+from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
+
+STATES = {"running": "running, round {}", "stopped": "stopped after round {}", "finished": "finished"}
 
 
 class Result:
-    """A results file as arrays by the names of the layout: `result["round/test_acc"]`, `result.graph(t)`."""
+    """A results file as arrays by the names of `schema.LAYOUT`: `result["round/test_acc"]`, `result.graph(t)`."""
 
     def __init__(self, path: str | os.PathLike[str]):
         """Open a finished, stopped or running file for reading.
 
         Raises:
-            UserError: there is no such file, or it is not a result.
+            UserError: there is no such file, it is not a result, it is damaged, or of a later schema.
         """
         self.path = Path(path)
         if not is_there(self.path):
             raise UserError(f"{self.path}: there is no such result file")
-        self.hdf5, self.run, self.key = schema.open_result(self.path, SCHEMA)
+        what = "a result of dpfl_mpi"
+        self.hdf5 = Hdf5(self.path, what)
         self.file = self.hdf5.file
+        try:
+            with refused_as(f"{self.path} is not {what}, or it is damaged"):
+                attributes, version = dict(self.file.attrs), int(self.file.attrs["schema"])
+                if version <= SCHEMA:
+                    meta = dict(self.file["meta"].attrs)
+                    if attributes["checksum"] != schema.seal(attributes, meta):
+                        raise ValueError
+                    self.run, self.key = stored_run(attributes, str(meta.get("data_sha256", "")))
+                    self.method: Declared = declared(self.run)
+            if version > SCHEMA:
+                raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
+        except UserError:
+            self.close()
+            raise
 
     @property
     def state(self) -> str:
         """ "finished", "stopped after round t" or "running, round t"."""
-        state, done = schema.state(self.hdf5), self.hdf5.attribute("rounds_done", int)
-        return {"running": f"running, round {done}", "stopped": f"stopped after round {done}"}.get(state, state)
+        return STATES[self._state()].format(self.hdf5.attribute("rounds_done", int))
 
     @property
     def finished(self) -> bool:
         """Whether all rounds are there."""
-        return schema.state(self.hdf5) == "finished"
+        return self._state() == "finished"
+
+    def _state(self) -> str:
+        """Return the attribute `state`. In a finished file, what it says of its progress is checked."""
+        state: str = self.hdf5.attribute("state", str)
+        if state not in STATES:
+            raise self.hdf5.damaged("the attribute state", f"is {state!r}")
+        with self.hdf5.reading("its progress"):
+            done = [self.file.attrs[name] for name in ("rounds_done", "test_acc")]
+            if state == "finished" and self.hdf5.attribute("progress", int) != number(done):
+                raise ValueError
+        return state
 
     @property
     def test_acc(self) -> float:
         """Mean over benign clients of /best/test_acc in the last round that is recorded, nan before there is one."""
-        return float(self.hdf5.attribute("test_acc", float, default=float("nan")))
+        return float(self.hdf5.attribute("test_acc", float))
 
     @property
     def benign(self) -> np.ndarray:
@@ -100,18 +100,19 @@ class Result:
         return name in self.hdf5
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name in the layout; errors as in `part`."""
+        """Return an array by its name in the table; errors as in `part`."""
         return self.part(name)
 
     def part(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Return some rows of an array by its name in the layout, without `rows` all of it.
+        """Return some rows of an array by its name, without `rows` all of it.
 
         Raises:
             UserError: it is not there, or damaged: of another type or shape, out of its range, or its checksum does not fit.
         """
-        if name not in self.hdf5 or (name not in schema.ARRAYS and name not in self.names()):
+        if name not in ARRAYS or name not in self:
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
-        return schema.array(self.hdf5, name, self.run, self.finished, rows)
+        kinds, axes, low, high = ARRAYS[name]
+        return self.hdf5.array(name, kinds, schema.shape(axes, self.run, self.finished), low, high, rows)
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""
@@ -123,17 +124,32 @@ class Result:
             return str(self.file["meta"].attrs[name])
 
     def listed(self, name: str) -> list[Any]:
-        """Return class_names, mean or std of the data, attributes of /meta; empty in a result that does not hold them."""
-        held: list[Any] = self.hdf5.json(name, list, "meta", "[]")
+        """Return class_names, mean or std of the data, attributes of /meta."""
+        held: list[Any] = self.hdf5.json(name, list, "meta")
         return held
 
     def omega(self) -> CollaborationGraph:
         """Return Omega, the graph of preprocessing."""
-        return schema.graph(self.hdf5, "graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])
+        return self._graph("graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])
 
     def chosen(self, t: int) -> CollaborationGraph:
-        """Return the graph of round t; round 0 is Omega."""
-        return schema.chosen(self.hdf5, self.run, t)
+        """Return the graph of round t, of which no more is read than that round; round 0 is Omega."""
+        rows = self.hdf5.dataset("graph/chosen/indptr", "iu", (None, self.run.clients + 1))
+        if not 0 <= t < len(rows):
+            raise UserError(f"round {t} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
+        senders = self.hdf5.dataset("graph/chosen/senders", "iu", (None,))
+        with self.hdf5.reading("graph/chosen"):
+            indptr = rows[t]
+            mine = senders[indptr[0] : indptr[-1]]
+        return self._graph("graph/chosen", indptr - indptr[0], mine)
+
+    def _graph(self, name: str, indptr: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
+        """Return the graph of these arrays `[N+1]` and `[E]`, checked."""
+        senders, n = senders.astype(np.int64), len(indptr) - 1
+        edges = int(indptr[-1]) if n >= 0 else -1
+        if n < 0 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or edges != len(senders) or (senders >= n).any():
+            raise self.hdf5.damaged(name, "is no graph")
+        return CollaborationGraph(indptr.astype(np.int64), senders)
 
     def graph(self, t: int) -> np.ndarray:
         """Return bool `[N, N]`: element (k, j) says that in round t client k averaged with client j (with --ggc_off_rounds skip: when it last did)."""
@@ -142,14 +158,19 @@ class Result:
     @property
     def last_round(self) -> int:
         """Number of the last round that is recorded completely, -1 before there is one."""
-        return schema.last_round(self.hdf5)
+        there = ["round/number"] if self.finished else OVER_ROUNDS
+        rounds = min((len(self.hdf5.dataset(name, "iuf")) for name in there if name in self), default=0)
+        # fine-tuning counts on, without rounds
+        return max(-1, min(self.hdf5.attribute("rounds_done", int), rounds - 1))
 
     def mean(self, name: str) -> np.ndarray:
         """Return the mean over clients of an array `[T+1, N]`, of the finite values of benign clients; nan where there is none."""
-        values = self[name][: self.last_round + 1, self.benign]
-        finite = np.isfinite(values)
-        count = finite.sum(1)
-        return np.where(count, np.where(finite, values, 0).sum(1) / np.maximum(count, 1), np.nan)
+        return mean(self[name][: self.last_round + 1, self.benign])
+
+    def local_epochs(self) -> np.ndarray:
+        """Return the local epochs of a client up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
+        epochs: np.ndarray = self["round/epochs"] * self.method.models
+        return epochs
 
     def met_liars(self) -> np.ndarray:
         """Return for each edge to a benign client in rounds 1 to T whether its sender lies (--attack), bool `[edges]`: empty without liars or edges."""
@@ -160,8 +181,18 @@ class Result:
         return np.concatenate([np.zeros(0, bool), *(liars[g.senders[benign[g.receivers()]]] for g in graphs)])
 
     def score(self, metric: str) -> np.ndarray:
-        """Return a score of each client's best model on its test images, 0 to 1, `[N]`: see `metrics.of_result`."""
-        return of_result(self, metric)
+        """Return a score of `METRICS` of each client's best model on its test images, 0 to 1, `[N]`.
+
+        Raises:
+            UserError: there is no such score, or, other than the accuracy, not before the end of the run.
+        """
+        if metric not in METRICS:
+            raise UserError(f"there is no score {metric}; allowed are {', '.join(METRICS)}")
+        if metric == "accuracy":
+            return self["best/test_acc"]
+        if "best/confusion" not in self:
+            raise UserError(f"{self.path} is {self.state}: its confusion matrices, and so {metric}, come at the end")
+        return score(self["best/confusion"], metric)
 
     def state_dict(self, client: int) -> dict[str, np.ndarray]:
         """Return a client's best model by layer name, float32: `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it."""
@@ -170,14 +201,22 @@ class Result:
         rows = self.hdf5.dataset("model/best", "f", (int(self.run.clients), None))
         if not 0 <= client < len(rows):
             raise UserError(f"client {client} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
-        layers = schema.layers(self.hdf5)
+        texts = {name: self.hdf5.attribute(name, str, "model") for name in ("names", "shapes")}
+        with self.hdf5.reading("its list of layers"):
+            if self.hdf5.attribute("checksum", str, "model") != checksum(texts):
+                raise ValueError
+            names, shapes = (json.loads(text) for text in texts.values())
         with self.hdf5.reading("model/best"):
-            row, ends = rows[client], np.cumsum([int(np.prod(shape)) for _, shape in layers])
-            return {n: row[end - int(np.prod(s)) : end].reshape(s) for (n, s), end in zip(layers, ends, strict=True)}
+            parts = np.split(rows[client], np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+            return {n: part.reshape(shape) for n, part, shape in zip(names, parts, shapes, strict=True)}
 
     def starts(self) -> list[dict[str, Any]]:
         """Return one description per start of the run: time, hosts, ranks, devices, CPU, versions."""
-        return schema.starts(self.hdf5)
+        texts = self.hdf5.texts("meta/starts")
+        with self.hdf5.reading("meta/starts"):
+            if self.file["meta/starts"].attrs["checksum"] != checksum(texts):
+                raise ValueError
+            return [dict(json.loads(text)) for text in texts]
 
     def close(self) -> None:
         """Close the file."""
@@ -204,3 +243,22 @@ class Result:
     def same_numbers(a: Result, b: Result) -> bool:
         """Return whether two results hold the same numbers to the bit, whatever ranks and hosts computed them."""
         return a.key == b.key and not Result.differences(a, b)
+
+
+def torn(path: Path) -> bool:
+    """Return whether a file that is no readable result begins as one, so that a checkpoint beside it may replace it."""
+    with contextlib.suppress(UserError), open_regular(path, follow=False) as file:
+        return file.read(8) == b"\x89HDF\r\n\x1a\n"
+    return False
+
+
+def check_ours(path: Path) -> None:
+    """Raise `UserError` where --fresh would replace something else than a result: a text, a link, a device."""
+    if not os.path.lexists(path):
+        return
+    with contextlib.suppress(UserError), open_regular(path, follow=False), Hdf5(path, "a result") as file:
+        if {"run", "schema", "state"} <= set(file.file.attrs):
+            return
+    raise UserError(
+        f"{path} is not a result of dpfl_mpi, and --fresh replaces nothing else; remove it, or choose another --out"
+    )

@@ -1,27 +1,110 @@
-"""What a results file may hold: type, shape and range of every array, and checksums of what HDF5 has none for, its attributes.
-
-The names are explained in `results`. Axes: N clients, C classes, T + 1 rounds, E + 1 epochs of tuning.
-"""
+"""What a results file holds: every array and attribute in one table, and the checks of what is read."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from dpfl_mpi.settings import Run
+from dpfl_mpi.storage.foreign import Size
 
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.settings import Resolved, Run
-from dpfl_mpi.settings.run import stored_run
-from dpfl_mpi.storage.foreign import Hdf5, Size, open_regular, refused_as
+# printed by `python -m dpfl_mpi.show --layout`; columns are two blanks apart
+LAYOUT = """\
+name                       type   axes      range  what it is
+/run                       JSON                    the resolved Run
+/key                       JSON                    `Run.key`: what decides the numbers, files by their content
+/declared                  JSON                    what the method, and code that is not shipped, say of themselves
+/schema                    int                     of this table
+/dataset                   text
+/partition                 text
+/method                    text
+/budget                    text
+/seed                      int
+/state                     text                    running, stopped or finished
+/rounds_done               int                     the last round; fine-tuning counts on
+/test_acc                  float                   mean of best/test_acc over benign clients
+/progress                  int                     checksum of rounds_done and test_acc at the end
+/checksum                  text                    of the attributes from run to seed, and of those of meta
+meta/numerics              int                     version of the numbers
+meta/data_sha256           text
+meta/data_note             text
+meta/class_names           JSON                    of the data, as are mean and std
+meta/mean                  JSON
+meta/std                   JSON
+meta/partition_sha256      text
+meta/partition_note        text
+meta/parameters            int                     D, of one model
+meta/starts                lines  starts           JSON of each start: time, hosts, ranks, device, CPU, versions, commit
+round/number               int    T+1       0..    row 0 is after preprocessing, here and in all arrays [T+1]
+round/epochs               int    T+1       0..    local epochs so far of a client, of one of its models
+round/gradient_steps       int    T+1       0..    so far, of all clients
+round/train_loss           float  T+1 N
+round/val_loss             float  T+1 N            where a method scores twice: of the last models
+round/val_acc              float  T+1 N     0..1
+round/test_loss            float  T+1 N
+round/test_acc             float  T+1 N     0..1
+round/best_test_acc        float  T+1 N     0..1   of the best model by validation so far
+mixed/val_acc              float  T+1 N     0..1   with --mixed: after mixing
+mixed/test_acc             float  T+1 N     0..1
+best/round                 int    N         -1..   of the best model by validation; with --finetune_epochs of the tuned ones
+best/val_acc               float  N         0..1
+best/test_acc              float  N         0..1
+best/confusion             int    N C C     0..    test images by true class and by class taken for; at the end
+last/test_acc              float  N         0..1
+finetune/epochs            int    E+1       0..    with --finetune_epochs: row 0 is the best model of the rounds
+finetune/gradient_steps    int    E+1       0..
+finetune/val_acc           float  E+1 N     0..1
+finetune/test_acc          float  E+1 N     0..1
+client/p                   float  N         0..1   weight p_k in averages
+client/budget              int    N         0..    B_c
+client/epochs              int    N         0..    local epochs
+client/n_train             int    N         0..
+client/n_val               int    N         0..
+client/n_test              int    N         0..
+client/class_counts        int    N C       0..    training and validation samples by class
+client/diverged_round      int    N         -1..   -1: it did not
+client/of_data             int    N         0..    with --partition natural: row of client_names of the prepared file
+client/flipped             bool   N                with --flip_share
+client/liars               bool   N                with --attack
+client/newcomers           bool   N                with --newcomers
+client/drifted             bool   N                with --drift
+client/drift_classes       int    2         0..    the two classes that it exchanges
+client/stopped_round       int    N         -1..   with --patience
+attack/success             float  N         0..1   with --attack backdoor: share of marked test images taken for class 0
+newcomers/epochs           int    rows      0..    with --newcomers: of their own, before each row
+newcomers/val_acc          float  rows N    0..1
+newcomers/test_acc         float  rows N    0..1
+newcomers/models_received  int    rows N    0..
+newcomers/evaluations      int    rows N    0..
+graph/reach/indptr         int    N+1       0..    with --reach: k can receive from senders[indptr[k] : indptr[k + 1]]
+graph/reach/senders        int    edges     0..
+graph/omega/indptr         int    N+1       0..    Omega: k may choose senders[indptr[k] : indptr[k + 1]]
+graph/omega/senders        int    edges     0..
+graph/chosen/indptr        int    T+1 N+1   0..    in round t k takes senders[indptr[t, k] : indptr[t, k + 1]]; row 0 is Omega,
+                                                   and a round that averages nothing repeats the one before
+graph/chosen/senders       int    edges     0..    of all rounds, one after the other
+graph/cases                int    T+1 N 4   0..    in the order of `graph.CASES`
+graph/evaluations          int    T+1 N     0..    of the reward
+traffic/models_received    int    T+1 N     0..    what a network would carry; row 0: Algorithm 3 and line 4 of Algorithm 1
+traffic/bytes_rma          int    T+1       0..    what MPI carried here, of all ranks
+traffic/bytes_collective   int    T+1       0..
+seconds/train              float  T+1 3     0..    least, mean and most of the ranks
+seconds/graph              float  T+1 3     0..
+seconds/exchange           float  T+1 3     0..
+seconds/wait               float  T+1 3     0..    before the opening Fence
+seconds/evaluate           float  T+1 3     0..
+seconds/write              float  T+1 3     0..
+model/best                 float  N D              with --save_models
+model/names                JSON                    layers, in their order in a row, and their shapes
+model/shapes               JSON
+model/checksum             text                    of the two
 
+N clients, C classes, T rounds (fewer in a run that is not finished, or stopped early), E epochs of fine-tuning.
+meta/starts has a checksum of its own. HDF5 keeps one of each chunk of an array (fletcher32).
+"""
 SCHEMA = 1
 CHUNK = 2**20  # bytes of a chunk, which is read and checked as a whole
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")  # of a round, in the order in which they are shown
@@ -29,6 +112,8 @@ PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")  # of a rou
 EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
 # attributes of the file; and all of /meta
 SEALED = ("run", "key", "declared", "schema", "dataset", "partition", "method", "budget", "seed")
+KINDS = {"int": "iu", "float": "f", "bool": "b", "lines": "OS"}  # NumPy's letters
+ROUNDED = 1e-9  # a share is at most 1, but for rounding
 
 
 class Layout(NamedTuple):
@@ -36,100 +121,34 @@ class Layout(NamedTuple):
 
     kinds: str
     axes: str
-    low: float = -math.inf
-    high: float = math.inf
+    low: float
+    high: float
 
 
-def several(names: str, *layout: Any) -> dict[str, Layout]:
-    """Return the same layout for several names: "round/{epochs,number}"."""
-    folder, _, rest = names.partition("{")
-    return {f"{folder}{name}": Layout(*layout) for name in rest.rstrip("}").split(",")}
+def arrays() -> dict[str, Layout]:
+    """Return the arrays of the table by name."""
+    out = {}
+    for line in LAYOUT.splitlines():
+        name, kind, axes, ends = (line[a:b].strip() for a, b in ((0, 27), (27, 34), (34, 44), (44, 51)))
+        if axes and kind in KINDS:
+            low, _, high = ends.partition("..")
+            out[name] = Layout(KINDS[kind], axes, float(low or -math.inf), float(high or math.inf) + ROUNDED)
+    return out
 
 
-INT, FLOAT = "iu", "f"
-ONE = 1 + 1e-9  # a share, rounded
-ARRAYS: dict[str, Layout] = {
-    **several("round/{number,epochs,gradient_steps}", INT, "T", 0),
-    **several("round/{train_loss,val_loss,test_loss}", FLOAT, "T N"),
-    **several("round/{val_acc,test_acc,best_test_acc}", FLOAT, "T N", 0, ONE),
-    **several("mixed/{val_acc,test_acc}", FLOAT, "T N", 0, ONE),
-    **several("best/{round}", INT, "N", -1),
-    **several("best/{val_acc,test_acc}", FLOAT, "N", 0, ONE),
-    **several("best/{confusion}", INT, "N C C", 0),
-    **several("last/{test_acc}", FLOAT, "N", 0, ONE),
-    **several("finetune/{val_acc,test_acc}", FLOAT, "E N", 0, ONE),
-    **several("finetune/{epochs,gradient_steps}", INT, "E", 0),
-    **several("client/{p}", FLOAT, "N", 0, ONE),
-    **several("client/{budget,epochs,n_train,n_val,n_test,of_data}", INT, "N", 0),
-    **several("client/{diverged_round}", INT, "N", -1),
-    **several("client/{flipped}", "b", "N"),
-    **several("client/{class_counts}", INT, "N C", 0),
-    **several("graph/{reach/indptr,omega/indptr}", INT, "N+1", 0),
-    **several("graph/{reach/senders,omega/senders,chosen/senders}", INT, "any", 0),
-    **several("graph/{chosen/indptr}", INT, "T N+1", 0),
-    **several("graph/{cases}", INT, "T N 4", 0),
-    **several("graph/{evaluations}", INT, "T N", 0),
-    **several("traffic/{models_received}", INT, "T N", 0),
-    **several("traffic/{bytes_rma,bytes_collective}", INT, "T", 0),
-    **several("seconds/{train,graph,exchange,wait,evaluate,write}", FLOAT, "T 3", 0),
-    **several("model/{best}", FLOAT, "N any"),
-    **several("client/{liars,newcomers,drifted}", "b", "N"),
-    **several("client/{stopped_round}", INT, "N", -1),
-    **several("client/{drift_classes}", INT, "2", 0),
-    **several("attack/{success}", FLOAT, "N", 0, ONE),
-    **several("newcomers/{val_acc,test_acc}", FLOAT, "any N", 0, ONE),
-    **several("newcomers/{models_received,evaluations}", INT, "any N", 0),
-    **several("newcomers/{epochs}", INT, "any", 0),
-}
-OVER_ROUNDS = [name for name, layout in ARRAYS.items() if layout.axes.startswith("T")]
+ARRAYS = arrays()
+OVER_ROUNDS = [name for name, layout in ARRAYS.items() if layout.axes.startswith("T+1")]
 
 
 def shape(axes: str, run: Run, finished: bool) -> list[Size]:
     """Return the lengths of axes in the result of a resolved Run; one that is not finished may have fewer rounds."""
-    n, rounds = int(run.clients), int(run.rounds) + 1
+    rounds = int(run.rounds) + 1
     whole = finished and not run.patience  # a run in which all have stopped early ends there
-    lengths: dict[str, Size] = {"N": n, "N+1": n + 1, "T": rounds if whole else range(rounds + 1)}
-    lengths |= {"E": int(run.finetune_epochs) + 1, "C": None, "any": None, "2": 2, "3": 3, "4": 4}
-    return [lengths[axis] for axis in axes.split()]
+    lengths: dict[str, Size] = {"N": run.clients, "N+1": run.clients + 1, "E+1": run.finetune_epochs + 1}
+    lengths["T+1"] = rounds if whole else range(rounds + 1)
+    return [int(axis) if axis.isdigit() else lengths.get(axis) for axis in axes.split()]
 
 
-def array(file: Hdf5, name: str, run: Run, finished: bool, rows: slice | None = None) -> np.ndarray:
-    """Return an array of a result, or some rows of it, checked; one that a later version added is any array of numbers."""
-    if name not in ARRAYS:
-        return file.array(name, "iufbOS", rows=rows)
-    kinds, axes, low, high = ARRAYS[name]
-    return file.array(name, kinds, shape(axes, run, finished), low, high, rows)
-
-
-def graph(file: Hdf5, name: str, indptr: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
-    """Return the graph of N clients that these arrays `[N+1]` and `[E]` describe, checked."""
-    senders, n = senders.astype(np.int64), len(indptr) - 1
-    edges = int(indptr[-1]) if n >= 0 else -1
-    if n < 0 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or edges != len(senders) or (senders >= n).any():
-        raise file.damaged(name, "is no graph")
-    return CollaborationGraph(indptr.astype(np.int64), senders)
-
-
-def chosen(file: Hdf5, run: Run, t: int) -> CollaborationGraph:
-    """Return the graph of round t, of which no more is read than that round."""
-    rows = file.dataset("graph/chosen/indptr", "iu", (None, int(run.clients) + 1))
-    if not 0 <= t < len(rows):
-        raise UserError(f"round {t} is not in {file.path}; allowed are 0 to {len(rows) - 1}")
-    senders = file.dataset("graph/chosen/senders", "iu", (None,))
-    with file.reading("graph/chosen"):
-        indptr = rows[t]
-        mine = senders[indptr[0] : indptr[-1]]
-    return graph(file, "graph/chosen", indptr - indptr[0], mine)
-
-
-def last_round(file: Hdf5) -> int:
-    """Return the last round of which every array has a row, -1 before there is one."""
-    there = ["round/number"] if state(file) == "finished" else OVER_ROUNDS
-    rounds = min((len(file.dataset(name, "iuf")) for name in there if name in file), default=0)
-    return max(-1, min(file.attribute("rounds_done", int), rounds - 1))  # fine-tuning counts on, without rounds
-
-
-# what attributes and texts say, and their checksums ------------------------------------------------------------------------
 def checksum(values: Any) -> str:
     """Return a short hash of texts and numbers, or of lists and dicts of them."""
     text = json.dumps(values, sort_keys=True, default=lambda value: value.tolist())
@@ -143,77 +162,4 @@ def number(values: Any) -> int:
 
 def seal(attributes: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
     """Return the checksum of what a file's attributes say about the Run, and of all those of /meta."""
-    return checksum([{n: attributes[n] for n in SEALED if n in attributes}, dict(meta)])
-
-
-def open_result(path: Path, newest: int) -> tuple[Hdf5, Resolved, dict[str, Any]]:
-    """Return a result open for reading, its Run and its key. Files of earlier versions have no checksums.
-
-    Raises:
-        UserError: it is not a result, damaged, or of a schema beyond the `newest` known.
-    """
-    what = "a result of dpfl_mpi"
-    file = Hdf5(path, what)
-    try:
-        with refused_as(f"{path} is not {what}, or it is damaged"):
-            attributes, schema = dict(file.file.attrs), int(file.file.attrs["schema"])
-            meta = dict(file.file["meta"].attrs) if "meta" in file.file else {}
-        if schema > newest:
-            raise UserError(f"{path} has schema {schema}; this version of dpfl_mpi reads up to {newest}")
-        with refused_as(f"{path} is not {what}, or it is damaged"):
-            if attributes.get("checksum", "") not in ("", seal(attributes, meta)):
-                raise ValueError
-            return file, *stored_run(attributes, str(meta.get("data_sha256", "")))
-    except UserError:
-        file.close()
-        raise
-
-
-def torn(path: Path) -> bool:
-    """Return whether a file that is no readable result begins as one, so that a checkpoint beside it may replace it."""
-    with contextlib.suppress(UserError), open_regular(path, follow=False) as file:
-        return file.read(8) == b"\x89HDF\r\n\x1a\n"
-    return False
-
-
-def check_ours(path: Path) -> None:
-    """Raise `UserError` where --fresh would replace something else than a result: a text, a link, a device."""
-    if not os.path.lexists(path):
-        return
-    ours = False
-    with contextlib.suppress(UserError), open_regular(path, follow=False), Hdf5(path, "a result") as file:
-        ours = {"run", "schema", "state"} <= set(file.file.attrs)
-    if not ours:
-        raise UserError(
-            f"{path} is not a result of dpfl_mpi, and --fresh replaces nothing else; remove it, or choose another --out"
-        )
-
-
-def state(file: Hdf5) -> str:
-    """Return the state: running, stopped or finished. In a finished file, what it says of its progress is checked."""
-    out: str = file.attribute("state", str)
-    if out not in ("running", "stopped", "finished"):
-        raise file.damaged("the attribute state", f"is {out!r}")
-    with file.reading("its progress"):
-        done = [file.file.attrs[name] for name in ("rounds_done", "test_acc")]
-        if out == "finished" and file.attribute("progress", int, default=number(done)) != number(done):
-            raise ValueError
-    return out
-
-
-def starts(file: Hdf5) -> list[dict[str, Any]]:
-    """Return one description per start."""
-    texts = file.texts("meta/starts")
-    with file.reading("meta/starts"):
-        if file.file["meta/starts"].attrs.get("checksum", checksum(texts)) != checksum(texts):
-            raise ValueError
-        return [dict(json.loads(text)) for text in texts]
-
-
-def layers(file: Hdf5) -> list[tuple[str, list[int]]]:
-    """Return name and shape of every layer of the saved models, in their order in a row."""
-    texts = {name: file.attribute(name, str, "model") for name in ("names", "shapes")}
-    with file.reading("its list of layers"):
-        if file.attribute("checksum", str, "model", default=checksum(texts)) != checksum(texts):
-            raise ValueError
-        return list(zip(*(json.loads(text) for text in texts.values()), strict=True))
+    return checksum([{name: attributes[name] for name in SEALED}, dict(meta)])

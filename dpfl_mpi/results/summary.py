@@ -1,40 +1,106 @@
-"""The few lines that a run ends with, at most 80 columns wide, paths apart."""
+"""The figures that a run is told by, and the few lines that it ends with, at most 80 columns wide, paths apart."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import textwrap
 from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.methods import declared
 from dpfl_mpi.plugins import short
-from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import Result
 from dpfl_mpi.results.schema import PHASES
 
 KEPT = "\xa0"  # a blank at which no line ends
+DIGITS = {
+    "test accuracy, %": 2,
+    "std over clients": 2,
+    "lowest client, %": 1,
+    "last round, %": 2,
+    "local epochs": 0,
+    "edges in Omega": 0,
+    "edges at the end": 0,
+    "models received per client": 1,
+    "seconds": 1,
+}
+
+
+def seconds(result: Result) -> dict[str, np.ndarray]:
+    """Return the seconds of the slowest rank in each phase of each recorded round, `[T+1]`."""
+    return {phase: result[f"seconds/{phase}"][: result.last_round + 1, 2] for phase in PHASES}
+
+
+def curves(result: Result) -> dict[str, np.ndarray]:
+    """Return, of each recorded round `[T+1]`, means over benign clients of losses and accuracies (0 to 1), and what it cost.
+
+    epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over
+    clients, seconds those of the slowest rank in each phase, added up.
+    """
+    rows = result.last_round + 1
+    if not rows:
+        return {}
+    means = {n: result.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")}
+    return {
+        "epochs": result.local_epochs()[:rows],
+        **means,
+        "edges": np.diff(result["graph/chosen/indptr"][:rows], axis=1).sum(1),
+        "models_received": result["traffic/models_received"][:rows].mean(1),
+        "seconds": np.sum(list(seconds(result).values()), axis=0),
+    }
+
+
+def epochs(result: Result) -> int:
+    """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
+    tuned = result.run.finetune_epochs if "finetune/epochs" in result else 0
+    return int(result.local_epochs()[result.last_round]) + tuned
+
+
+def outcome(result: Result) -> dict[str, float]:
+    """Return the figures of `DIGITS` by name: accuracies in percent over the clients that are scored, nan where none is.
+
+    The accuracy is that of each client's best model by validation. Models received are a mean over all clients, seconds the sum over rounds.
+    """
+    best, last, over = result.scored(), result.scored("last/test_acc"), curves(result)
+    some = len(best) > 0
+    return {
+        "test accuracy, %": best.mean() if some else math.nan,
+        "std over clients": best.std() if some else math.nan,
+        "lowest client, %": best.min() if some else math.nan,
+        "last round, %": last.mean() if len(last) else math.nan,
+        "local epochs": epochs(result),
+        "edges in Omega": len(result.omega().senders),
+        "edges at the end": over["edges"][-1],
+        "models received per client": result["traffic/models_received"].sum() / result.run.clients,
+        "seconds": over["seconds"].sum(),
+    }
+
+
+def texts(figures: dict[str, float]) -> dict[str, str]:
+    """Return figures as texts, a dash for nan."""
+    return {name: "-" if math.isnan(value) else f"{value:.{DIGITS[name]}f}" for name, value in figures.items()}
 
 
 def summary(path: Path) -> str:
     """Return the lines of a result: its settings, what the clients reached, what it cost, where it lies and how its graph is drawn."""
     with Result(path) as result:
-        run, script = result.run, graph_script()
-        chosen = np.diff(result["graph/chosen/indptr"], axis=1).sum(1)
-        received = result["traffic/models_received"]
-        rounds = max(len(received) - 1, 1)
+        run, script, over = result.run, graph_script(), curves(result)
+        chosen, received = over["edges"], over["models_received"]
         omega = f"{chosen[0]} in Omega, " if chosen[0] else ""
         kept = f"{omega}{chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round"
-        before = f", {received[0].mean():.1f} to build Omega" if chosen[0] or received[0].any() else ""
-        seconds = ", ".join(f"{p}{KEPT}{result[f'seconds/{p}'][:, 2].sum():.1f}" for p in PHASES)
-        budget = f"B_c = {run.budget}, " if declared(run).topology == "graph" else ""
+        before = f", {received[0]:.1f} to build Omega" if chosen[0] or received[0] else ""
+        phases = ", ".join(f"{name}{KEPT}{of_rounds.sum():.1f}" for name, of_rounds in seconds(result).items())
+        budget = f"B_c = {run.budget}, " if result.method.topology == "graph" else ""
         lines = [
             f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}",
-            *accuracy(result.scored(), 100 * result.mean("round/test_acc")[0]),
+            *accuracy(result.scored(), 100 * over["test_acc"][0]),
             *([entry("edges", kept)] if chosen.any() else []),
-            entry("models received", f"{received[1:].mean(1).sum() / rounds:.2f} per client and round{before}"),
+            entry(
+                "models received", f"{received[1:].sum() / max(len(received) - 1, 1):.2f} per client and round{before}"
+            ),
             *controlled(result),
-            entry("seconds (slowest)", seconds),
+            entry("seconds (slowest)", phases),
             f"  results              {path}",
         ]
         if chosen.any() and script:

@@ -99,13 +99,14 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
 
 
 def facts_of_code(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
-    """Return by kind what `code` that is not shipped says of itself: its short name, of a method all texts, numbers and switches of its `Method`, too.
+    """Return by kind what readers of a result must know, who execute no code of it: the short name of `code` that is not shipped, and of
+    the method all texts, numbers and switches of its `Method`.
 
-    `tuning` are the defaults of those of its options that concern the tuning alone.
+    `unread` are the fields of `Run` that it does not read, `tuning` the defaults of its options that concern the tuning alone.
     """
-    out: dict[str, dict[str, Any]] = {kind: {"name": short(filled[kind])} for kind in code}
-    if "method" in out:
-        facts = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-        tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
-        out["method"] |= {n: v for n, v in facts.items() if isinstance(v, str | int)} | {"tuning": tuning}
+    out: dict[str, dict[str, Any]] = {kind: {"name": short(filled[kind])} for kind in (*code, "method")}
+    facts = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+    tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
+    out["method"] |= {n: v for n, v in facts.items() if isinstance(v, str | int)}
+    out["method"] |= {"unread": sorted(method.unread), "tuning": tuning}
     return out

@@ -9,8 +9,7 @@ import tiny_result
 
 from dpfl_mpi.api import Result
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.results.outcome import outcome
-from dpfl_mpi.results.summary import summary
+from dpfl_mpi.results.summary import outcome, summary
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import own
@@ -15,10 +14,10 @@ from launch import ROOT, mpirun, run_here
 from dpfl_mpi import evaluate, plugins, prepare, show
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import declared, local_epochs
 from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import seal
 from dpfl_mpi.settings import Run
 from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import wanted
@@ -312,10 +311,10 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monke
     monkeypatch.syspath_prepend(str(ROOT / "analysis"))
     tables, curves, names = map(importlib.import_module, ("accuracy_table", "learning_curves", "_names"))
     with Result(alone) as result:
-        method = declared(result.run)
+        method = result.method
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
         assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
-        assert local_epochs(result).tolist() == (2 * result["round/epochs"]).tolist()
+        assert result.local_epochs().tolist() == (2 * result["round/epochs"]).tolist()
         assert names.class_names(result) == ["ash", "birch", "cedar", "elm"]
         assert names.label(result.run) == "Mine"
         (row,) = tables.measure([result]).to_dict("records")
@@ -327,22 +326,24 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monke
 
 
 def test_no_result_names_what_is_executed(alone, capsys):
-    """Not even one that a stranger wrote, as earlier versions wrote them: without its key the Run used to be resolved."""
-    with h5py.File(alone, "r+") as file:
-        for name in {"key", "declared", "checksum"} & set(file.attrs):
-            del file.attrs[name]
-    with Result(alone) as result:
-        assert declared(result.run).title == "mine"
-        with pytest.raises(UserError, match="it is executed only where a command line or a Run names it"):
-            find("method", result.run.method)
+    with (
+        Result(alone) as result,
+        pytest.raises(UserError, match="executed only where a command line or a Run names it"),
+    ):
+        find("method", result.run.method)
     assert show.main([str(alone), "--cite"]) == 0
 
 
-def test_a_number_that_no_method_can_declare_is_not_believed():
+@pytest.mark.parametrize("models", [0, 10**30, True, "2"])
+def test_a_number_that_no_method_can_declare_is_refused(models, alone):
     """A result tells of its method what its code said; 10^30 models would end in an overflow."""
-    for told, models in ((2, 2), (0, 1), (10**30, 1), (True, 1), ("2", 1)):
-        run = SimpleNamespace(method="mine.py", declared={"method": {"name": "mine", "models": told}})
-        assert declared(run).models == models
+    with h5py.File(alone, "r+") as file:
+        told = json.loads(file.attrs["declared"])
+        told["method"]["models"] = models
+        file.attrs["declared"] = json.dumps(told)
+        file.attrs["checksum"] = seal(file.attrs, file["meta"].attrs)
+    with pytest.raises(UserError, match="is not a result of dpfl_mpi, or it is damaged"):
+        Result(alone)
 
 
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):

@@ -13,8 +13,8 @@ from launch import ROOT, run_here
 
 from dpfl_mpi import evaluate, export, show
 from dpfl_mpi.plugins import find
-from dpfl_mpi.results import Result, outcome
-from dpfl_mpi.results.summary import summary
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import epochs, outcome, summary
 from dpfl_mpi.studies import optimality
 
 
@@ -393,4 +393,4 @@ def test_a_mean_says_over_how_many(tmp_path, capsys):
 def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
     """Two rounds behind ten epochs; of the four of tuning none is recorded."""
     with Result(tiny_result.make(tmp_path / "a.h5", finetune_epochs=4, finished=False)) as result:
-        assert outcome.epochs(result) == result["round/epochs"][-1] == outcome.outcome(result)["local epochs"]
+        assert epochs(result) == result["round/epochs"][-1] == outcome(result)["local epochs"]

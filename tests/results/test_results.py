@@ -1,7 +1,6 @@
 """The results file: its layout is its docstring, it reads finished and running, and its models give its scores."""
 
 import json
-import re
 import shutil
 
 import h5py
@@ -12,9 +11,7 @@ from launch import run_here
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
-from dpfl_mpi.results import Result
-from dpfl_mpi.results import result as results
-from dpfl_mpi.results import schema as layout
+from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 
@@ -51,15 +48,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-def documented():
-    """All names in the docstring of results.py, braces expanded."""
-    out = set()
-    for folder, several, one in re.findall(r"(?<![\w/])/((?:\w+/)+)(?:\{([^}]*)\}|(\w+))", results.__doc__):
-        for name in re.split(r",\s*", several) if several else [one]:
-            out.add(folder + name.split(" ")[0])
-    return out
-
-
 def test_every_array_has_the_shape_of_the_layout(result):
     for name, shape in SHAPES.items():
         assert result[name].shape == shape, name
@@ -67,12 +55,12 @@ def test_every_array_has_the_shape_of_the_layout(result):
     assert result["graph/chosen/senders"].shape == (result["graph/chosen/indptr"][-1, -1],)
 
 
-def test_the_docstring_is_the_layout(result):
-    """What the file holds is documented; what SHAPES expects is documented as well."""
-    assert set(result.names()) <= documented()
-    assert set(SHAPES) <= documented()
-    assert {"state", "schema", "run", "rounds_done", "test_acc"} <= set(result.file.attrs)
-    assert {"numerics", "data_sha256", "partition_sha256", "parameters"} <= set(result.file["meta"].attrs)
+def test_a_file_holds_what_the_table_says(result):
+    """Its arrays, and the attributes of the file, of /meta and of /model."""
+    named = {line.split()[0] for line in schema.LAYOUT.splitlines() if "/" in line.split(" ")[0]}
+    assert set(SHAPES) <= set(result.names()) <= set(schema.ARRAYS) <= named
+    held = {f"{group}/{name}" for group in ("", "meta", "model") for name in result.file[group or "/"].attrs}
+    assert held == named - set(schema.ARRAYS)
 
 
 def test_the_numbers_belong_together(result):
@@ -171,7 +159,7 @@ def test_a_lost_array_or_another_run_is_noticed(path, tmp_path):
     shutil.copy(path, tmp_path / "copy.h5")
     with h5py.File(tmp_path / "copy.h5", "r+") as file:
         file.attrs["key"] = json.dumps(json.loads(file.attrs["key"]) | {"lr": 0.5})
-        file.attrs["checksum"] = layout.seal(file.attrs, file["meta"].attrs)
+        file.attrs["checksum"] = schema.seal(file.attrs, file["meta"].attrs)
     with Result(path) as a, Result(tmp_path / "copy.h5") as b:
         assert Result.differences(a, b) == [] and not Result.same_numbers(a, b)
 
@@ -213,8 +201,8 @@ def test_a_stopped_file(tmp_path):
 def test_a_later_schema_is_refused(path, tmp_path):
     shutil.copy(path, tmp_path / "copy.h5")
     with h5py.File(tmp_path / "copy.h5", "r+") as file:
-        file.attrs["schema"] = results.SCHEMA + 1
+        file.attrs["schema"] = schema.SCHEMA + 1
     with pytest.raises(
-        UserError, match=f"has schema {results.SCHEMA + 1}; this version of dpfl_mpi reads up to {results.SCHEMA}"
+        UserError, match=f"has schema {schema.SCHEMA + 1}; this version of dpfl_mpi reads up to {schema.SCHEMA}"
     ):
         Result(tmp_path / "copy.h5")

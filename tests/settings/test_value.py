@@ -1,7 +1,6 @@
 """A resolved Run is a value: files that it names count by what they held when it was resolved, and are not read again."""
 
 import dataclasses
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
-from dpfl_mpi.settings.run import stored_run
 
 N, T = 6, 2
 
@@ -128,40 +126,6 @@ def test_a_result_knows_its_files_when_they_are_gone(one, tmp_path, capsys):
         assert (result.run, result.key) == (run, run.key()) and result.run.slug() == run.slug()
     assert show.main([str(out), "--compare", str(out), str(out)]) == 0
     assert "the settings are the same" in capsys.readouterr().out
-
-
-def without_key(path):
-    """Make a result one of an earlier version."""
-    with h5py.File(path, "r+") as file:
-        del file.attrs["key"], file.attrs["checksum"]
-    return path
-
-
-@every_file
-def test_a_result_of_an_earlier_version_opens_and_compares(one, tmp_path):
-    """Without a key: the one of the files that are there; the path of a file that is gone stands for what it held."""
-    name, mine, other = one
-    out = without_key(starts.here(tmp_path / "out.h5", run_of(name, mine)))
-    run = Run(**run_of(name, mine)).resolve()
-    with Result(out) as result:
-        assert (result.run, result.key) == (run, run.key())
-    starts.here(out, run_of(name, mine))  # still the same
-    mine.unlink()
-    with Result(out) as result:
-        gone = result.key
-    if name == "data":  # such a result keeps the hash of its data
-        assert gone == run.key()
-        return
-    assert {n for n in gone if gone[n] != run.key()[n]} >= {name} and str(mine) in gone[name]
-    shutil.copy(other, mine)
-    with Result(out) as result:
-        assert result.key == Run(**run_of(name, mine)).key()
-
-
-def test_a_checkpoint_of_an_earlier_version_compares(folder):
-    run = Run(**run_of("budget", folder / "budget.txt")).resolve()
-    assert stored_run({"run": run.to_json()}) == (run, run.key())
-    assert stored_run({"run": run.to_json(), "key": json.dumps(run.key())}) == (run, run.key())
 
 
 def test_to_change_a_field_is_to_resolve_anew():

@@ -343,21 +343,6 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
         refused("its progress cannot be read", lambda: result.finished)
 
 
-def test_a_result_without_checksums_is_read(tmp_path):
-    """As earlier versions wrote them."""
-    path = tiny_result.make(tmp_path / "r.h5")
-    with Result(path) as result:
-        before = {name: result[name] for name in result.names() if name != "meta/starts"}
-    with h5py.File(path) as old, h5py.File(tmp_path / "old.h5", "w", libver="earliest") as new:
-        for name, values in before.items():
-            new[name] = values
-        new["meta/starts"] = old["meta/starts"][()]
-        new.attrs.update({n: v for n, v in old.attrs.items() if n not in ("checksum", "progress")})
-        new["meta"].attrs.update(old["meta"].attrs)
-    with Result(path) as a, Result(tmp_path / "old.h5") as b:
-        assert Result.differences(a, b) == [] and Result.same_numbers(a, b) and b.finished and b.starts() == a.starts()
-
-
 def two_generations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Path]]:
     """Return a run cut after round 3, and its two shards, the older one first."""
     from starts import cut_after
