@@ -6,56 +6,76 @@ outside itself is refused as a whole: it was not made by the publisher.
 
 from __future__ import annotations
 
-import bz2
 import functools
-import gzip
 import lzma
 import sys
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, open_regular, read_bytes
 
 LARGEST = 16 * 2**20  # bytes of one image
 MEMBERS = 4_000_000  # files in one archive; NIST's special database 19 has 1.7 million
 TOTAL = 64 * 2**30  # bytes in one archive, unpacked
+HEADER = 2**20  # bytes of a header of a tar
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-PIECE = 2**20  # bytes read at once; a tar's headers are smaller
-ROOM = 2**28  # bytes for the first images
 PIXELS = 2**26  # of one image
 BROKEN = (*UNREADABLE, tarfile.TarError, zipfile.BadZipFile, zipfile.LargeZipFile, lzma.LZMAError)
 
 Entry = tuple[PurePosixPath, Callable[[], bytes]]  # path inside the source, and what reads it
+Member = tuple[str, int, Callable[[], bytes] | None]  # name in an archive, bytes, and what reads it: None of a folder
+Images = dict[str, tuple[np.ndarray, np.ndarray]]  # uint8 [M, H, W, C] and labels [M] of each split
 
 
-def entries(source: Path, largest: int = LARGEST) -> Iterator[Entry]:
+def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -> Iterator[Entry]:
     """Yield every regular file of a folder, tar (gz, bz2, xz) or zip archive; a tar's must be read before the next one is asked for.
+
+    Args:
+        largest: the most bytes that one of them may have.
+        inside: the archive itself, where it lies in another one; `source` is then its name.
 
     Raises:
         UserError: the archive is truncated, no archive, names a path outside itself, or holds more than the bounds allow.
     """
     if source.is_dir():
-        for file in sorted(p for p in source.rglob("*") if p.is_file()):
-            yield PurePosixPath(file.relative_to(source).as_posix()), functools.partial(file_bytes, file, largest)
+        for found in sorted(p for p in source.rglob("*") if p.is_file()):
+            yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)
         return
-    open_regular(source).close()  # a pipe or a device has no end
+    total = 0
     try:
-        for path, read in in_zip(source, largest) if zipfile.is_zipfile(source) else in_tar(source, largest):
-            yield path, functools.partial(unbroken, source, read)
+        with open_regular(source) if inside is None else BytesIO(inside) as file:  # a pipe or a device has no end
+            members = in_zip if zipfile.is_zipfile(file) else in_tar
+            file.seek(0)
+            for count, (name, size, read) in enumerate(members(source, file), 1):
+                path = PurePosixPath(name.replace("\\", "/"))
+                if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
+                    raise UserError(
+                        f"{source} holds the path {name!r}, which leads out of the archive; nothing was read from it"
+                    )
+                total += size
+                if count > MEMBERS or total > TOTAL or size < 0:
+                    raise UserError(
+                        f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; that is no data set known here"
+                    )
+                if read:
+                    yield PurePosixPath(name), functools.partial(bounded, source, name, size, largest, read)
     except BROKEN:
         raise broken(source) from None
 
 
-def unbroken(source: Path, read: Callable[[], bytes]) -> bytes:
-    """Return what `read` returns; an archive that ends too early is one sentence."""
+def bounded(source: Path, name: str, size: int, largest: int, read: Callable[[], bytes]) -> bytes:
+    """Return what `read` returns, unless it is larger than any file of its kind; an archive that ends too early is one sentence."""
+    if size > largest:
+        raise UserError(f"{source}: {name} has {size} bytes; allowed are {largest}")
     try:
         return read()
     except BROKEN:
@@ -64,98 +84,67 @@ def unbroken(source: Path, read: Callable[[], bytes]) -> bytes:
 
 def broken(source: Path) -> UserError:
     """Return the error for an archive that cannot be read to its end."""
-    return UserError(f"{source} is truncated or not a tar or zip archive; download it again")
+    return UserError(f"{source} is truncated or not a tar or zip archive; download or make it again")
 
 
-class Pieces:
-    """An unpacked tar as `tarfile` reads it, which refuses to read much at once: a header can claim gigabytes, and is read as a whole."""
+class Header(tarfile.TarInfo):
+    """A header of a tar, of which the long ones are refused: they can claim gigabytes, and are read as a whole."""
 
-    def __init__(self, file: Any):
-        self.file, self.tell, self.seek, self.close = file, file.tell, file.seek, file.close
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes."""
-        if not 0 <= size <= 2 * PIECE:
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Return the header of 512 bytes."""
+        out = super().frombuf(buf, encoding, errors)
+        if out.size > HEADER and not out.isfile():
             raise tarfile.ReadError("a header of more than a megabyte")
-        return bytes(self.file.read(size))
+        return out
 
 
-def unpacked(source: Path) -> Any:
-    """Return a file open for reading that unpacks what its first bytes say is packed."""
-    with source.open("rb") as file:
-        first = file.read(6)
-    known: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-    return next((opens(source) for magic, opens in known.items() if first.startswith(magic)), None) or source.open("rb")
-
-
-def in_tar(source: Path, largest: int) -> Iterator[Entry]:
+def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
     """Yield the files of a tar archive in its own order, in one pass."""
-    count = total = 0
-    with unpacked(source) as file, tarfile.open(fileobj=cast(Any, Pieces(file)), mode="r:") as archive:
-        for member in archive:
-            count, total = check(source, member.name, member.size if member.isfile() else 0, count, total)
-            if member.isfile():
+    with tarfile.open(fileobj=file, mode="r:*", tarinfo=Header) as archive:
+        while member := archive.next():
 
-                def read(member: tarfile.TarInfo = member) -> bytes:
-                    bound(source, member.name, member.size, largest)
-                    opened = archive.extractfile(member)
-                    return b"".join(iter(functools.partial(opened.read, PIECE), b"")) if opened else b""
+            def read(member: tarfile.TarInfo = member) -> bytes:
+                opened = archive.extractfile(member)
+                return opened.read() if opened else b""
 
-                yield PurePosixPath(member.name), read
+            yield member.name, member.size if member.isfile() else 0, read if member.isfile() else None
             archive.members = []  # type: ignore[attr-defined]  # or a million headers stay in memory
-    whole_tar(source)
-
-
-def whole_tar(source: Path) -> None:
-    """Raise `UserError` for a plain tar cut between two files, which `tarfile` takes for a whole one: its end is two empty blocks."""
-    with source.open("rb") as file:
-        file.seek(257)
-        plain = file.read(5) == b"ustar"
-        file.seek(max(0, source.stat().st_size - 512))
-        if plain and any(file.read(512)):
+        # `tarfile` takes an archive that was cut between two files for a whole one; its end is an empty block
+        whole: Any = archive.fileobj
+        whole.seek(archive.offset)
+        if whole.read(512) != bytes(512):
             raise broken(source)
 
 
-def in_zip(source: Path, largest: int) -> Iterator[Entry]:
+def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
     """Yield the files of a zip archive in its own order."""
-    count = total = 0
-    with zipfile.ZipFile(source) as archive:
+    with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            count, total = check(source, info.filename, info.file_size, count, total)
-            if not info.is_dir():
-
-                def read(info: zipfile.ZipInfo = info) -> bytes:
-                    if info.flag_bits & 1:
-                        raise UserError(f"{source}: {info.filename} is encrypted; pack it without a password")
-                    bound(source, info.filename, info.file_size, largest)
-                    with archive.open(info) as opened:
-                        return opened.read(info.file_size + 1)[: info.file_size]
-
-                yield PurePosixPath(info.filename), read
+            if info.flag_bits & 1:
+                raise UserError(f"{source}: {info.filename} is encrypted; pack it without a password")
+            yield info.filename, info.file_size, None if info.is_dir() else functools.partial(archive.read, info)
 
 
-def check(source: Path, name: str, size: int, count: int, total: int) -> tuple[int, int]:
-    """Return the number and bytes of an archive's files so far; refuse a path outside it, or too much of either."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
-        raise UserError(f"{source} holds the path {name!r}, which leads out of the archive; nothing was read from it")
-    count, total = count + 1, total + size
-    if count > MEMBERS or total > TOTAL or size < 0:
-        raise UserError(
-            f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; that is no data set known here"
-        )
-    return count, total
+def npy(where: str, data: bytes, objects: bool = False) -> Any:
+    """Return the array of an npy file; with `objects` also what `np.save` pickled, without executing anything.
 
-
-def bound(source: Path, name: str, size: int, largest: int) -> None:
-    """Raise `UserError` for a file larger than any of its kind is."""
-    if size > largest:
-        raise UserError(f"{source}: {name} has {size} bytes; allowed are {largest}")
-
-
-def file_bytes(path: Path, largest: int) -> bytes:
-    """Return a file's bytes."""
-    return read_bytes(path, largest)
+    Raises:
+        UserError: it is damaged, or holds a pickle that is not read.
+    """
+    file = BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        pickled = header(file)[2].hasobject
+        if not pickled:
+            file.seek(0)
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except BROKEN:
+        raise UserError(f"{where} is truncated, or no array of NumPy's") from None
+    if not objects:
+        raise UserError(f"{where} holds pickled objects, which are never read; save plain numbers and strings")
+    return unpickled(file.read(), where)
 
 
 def hidden(path: PurePosixPath) -> bool:
@@ -163,69 +152,28 @@ def hidden(path: PurePosixPath) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in path.parts if part != ".")
 
 
-class Stack:
-    """Images of one size, uint8 `[M, H, W, C]`, in an array that doubles when it is full: few copies for 270,000 images."""
-
-    def __init__(self, source: Path):
-        self.source, self.count = source, 0
-        self.images = np.empty((0, 0, 0, 0), np.uint8)
-
-    def add(self, path: PurePosixPath, pixels: np.ndarray) -> int:
-        """Add an image `[H, W, C]` and return its number; a grey one thrice where others have colour.
-
-        Raises:
-            UserError: it is of another size than the first, or the machine has not the memory.
-        """
-        if self.count == 0:
-            self.images = np.empty((max(1, min(1024, ROOM // max(1, pixels.size))), *pixels.shape), np.uint8)
-        if pixels.shape[-1] > self.images.shape[-1]:  # the first one in colour
-            fits(self.source, 4 * self.images.nbytes)
-            self.images = np.repeat(self.images, 3, axis=3)
-        if pixels.shape[:2] != self.images.shape[1:3]:
-            raise UserError(
-                f"{self.source}: {path} is {size(pixels)}, the first image {size(self.images[0])}; all must be of one size"
-            )
-        if self.count == len(self.images):
-            fits(self.source, 3 * self.images.nbytes)
-            self.images = np.concatenate([self.images, np.empty_like(self.images)])
-        self.images[self.count] = pixels
-        self.count += 1
-        return self.count - 1
-
-
-Found = dict[str, list[tuple[str, str, int]]]  # by split: class, file name and number of each image
-
-
 def image_splits(
-    source: Path, splits: Iterable[str], names: tuple[str, ...] | None = None, colour: bool | None = None
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
-    """Return images and labels of SPLIT/CLASS/* for each split of a folder or archive, and the names of the classes.
+    source: Path,
+    splits: Sequence[str],
+    names: tuple[str, ...] | None = None,
+    shape: tuple[int, int, int] | None = None,
+) -> tuple[Images, tuple[str, ...]]:
+    """Return the images of SPLIT/CLASS/* of a folder or archive by split, and the names of the classes.
 
-    Images are uint8 `[M, H, W, C]` in the order of class and file name, whatever the order of the archive: a folder and its archive
-    are the same data. Without `colour` they are grey where all of them are.
+    They are in the order of class and file name, whatever the order of the archive: a folder and its archive are the same data.
+
+    Args:
+        names: the classes; those of the first split in alphabetical order where none are given.
+        shape: height, width and channels; otherwise those of the first image, with three channels where one of them has colour.
 
     Raises:
-        UserError: a class folder is missing or empty, a file is no image, or of another size than the first.
+        UserError: a class folder is missing or empty, a file is no image, or of another size.
     """
-    stack, found = read_images(source, tuple(splits), names, colour)
-    classes = classes_of(source, found, names)
-    out = {}
-    for split, images in found.items():
-        rows = sorted(images)
-        labels = np.array([classes.index(name) for name, _, _ in rows], np.int64)
-        out[split] = stack.images[[i for _, _, i in rows]], labels
-    return out, classes
-
-
-def read_images(
-    source: Path, splits: tuple[str, ...], names: tuple[str, ...] | None, colour: bool | None
-) -> tuple[Stack, Found]:
-    """Return all images of SPLIT/CLASS/*, as they come, and where each belongs; arguments and errors as in `image_splits`."""
     from tqdm import tqdm
 
-    found: Found = {split: [] for split in splits}
+    found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in splits}  # class, file name, pixels
     unread = Counter[str]()  # images of other folders
-    stack = Stack(source)
+    sized, held, channels = shape, 0, 1
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
             if hidden(path) or path.suffix.lower() not in SUFFIXES:
@@ -236,7 +184,16 @@ def read_images(
             split, name, file = path.parts[-3:]
             if names is not None and name not in names:
                 raise UserError(f"{source}: {split} holds the class {name}; allowed are {', '.join(names)}")
-            found[split].append((name, file, stack.add(path, decode(read(), f"{source}: {path}", colour))))
+            pixels = decode(read(), f"{source}: {path}", None if shape is None else shape[2] == 3)
+            sized = sized or pixels.shape
+            if pixels.shape[:2] != sized[:2]:
+                height, width = sized[:2]
+                wanted = f"; allowed is {height}x{width}" if shape else f", the first image {height}x{width}"
+                raise UserError(f"{source}: {path} is {pixels.shape[0]}x{pixels.shape[1]}{wanted}")
+            held, channels = held + pixels.nbytes, max(channels, pixels.shape[2])
+            if 2 * held > memory():
+                raise UserError(f"{source} holds more images than this machine's memory; use a larger one")
+            found[split].append((name, file, pixels))
             bar.update()
     if unread:
         print(
@@ -244,42 +201,32 @@ def read_images(
             f"{', '.join(f'{split}/CLASS/*' for split in splits)}",
             file=sys.stderr,
         )
-    return stack, found
+    classes = names or tuple(sorted({name for name, _, _ in found[splits[0]]}))
+    out = {}
+    for split, rows in found.items():
+        check_classes(source, split, {name for name, _, _ in rows}, classes)
+        rows.sort(key=lambda row: row[:2])
+        images = np.empty((len(rows), *rows[0][2].shape[:2], channels), np.uint8)
+        for image, (_, _, pixels) in zip(images, rows, strict=True):
+            image[:] = pixels  # a grey one thrice where others have colour
+        out[split] = images, np.array([classes.index(name) for name, _, _ in rows], np.int64)
+    return out, classes
+
+
+def check_classes(source: Path, split: str, held: set[str], classes: tuple[str, ...]) -> None:
+    """Raise `UserError` where a split lacks a class, or has others."""
+    missing, others = sorted({*classes} - held), sorted(held - {*classes})
+    if missing or others or not classes:
+        what = f"no image of the class {missing[0]}" if missing else f"other classes ({few(others)})"
+        listed = f" of {', '.join(classes)}" if 0 < len(classes) <= 20 else ""
+        raise UserError(
+            f"{source}: {split} holds {what if classes else 'no image'}; expected {split}/CLASS/*.png for every class{listed}"
+        )
 
 
 def few(names: Sequence[str]) -> str:
     """Return the first five names, and how many there are more."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def classes_of(source: Path, found: Found, names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the classes: `names`, or those of the first split in alphabetical order.
-
-    Raises:
-        UserError: a split lacks one, or has others.
-    """
-    classes = names or tuple(sorted({name for name, _, _ in next(iter(found.values()))}))
-    for split, images in found.items():
-        held = {name for name, _, _ in images}
-        missing, others = sorted({*classes} - held), sorted(held - {*classes})
-        if missing or others or not classes:
-            what = f"no image of the class {missing[0]}" if missing else f"other classes ({few(others)})"
-            listed = f" of {', '.join(classes)}" if 0 < len(classes) <= 20 else ""
-            raise UserError(
-                f"{source}: {split} holds {what if classes else 'no image'}; expected {split}/CLASS/*.png for every class{listed}"
-            )
-    return classes
-
-
-def fits(source: Path, needed: int) -> None:
-    """Raise `UserError` where images need more bytes than this machine has."""
-    if needed > memory():
-        raise UserError(f"{source} holds more images than this machine's memory; use a larger one")
-
-
-def size(pixels: np.ndarray) -> str:
-    """Return an image's size in words."""
-    return f"{pixels.shape[0]}x{pixels.shape[1]}"
 
 
 def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
@@ -297,21 +244,21 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
             if getattr(image, "is_animated", False):
                 raise UserError(f"{where} has {getattr(image, 'n_frames', 'several')} frames; a sample is one image")
             image = exact(image, where)
-            grey = image.mode == "L" if colour is None else not colour
-            pixels = np.asarray(
-                image if image.mode == ("L" if grey else "RGB") else image.convert("L" if grey else "RGB")
-            )
+            grey = image.mode in ("1", "L") if colour is None else not colour
+            pixels = np.asarray(image.convert("L" if grey else "RGB"))
     except bad:
         raise UserError(f"{where} is not a readable image") from None
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def exact(image: Any, where: str) -> Any:
-    """Return an image of Pillow's as "L" (grey) or "RGB", of the same 8-bit values.
+    """Return an image of Pillow's as "1", "L" (grey) or "RGB", of the same 8-bit values.
 
     Raises:
         UserError: it has more than 8 bits that matter, transparent pixels, or colours without a fixed meaning in RGB.
     """
+    from PIL import Image
+
     tiles = getattr(image, "tile", [])
     # Pillow's names of how the file has it; BGR;16 has 5 bits
     stored = " ".join(str(tile[3]) for tile in tiles).replace("BGR;16", "")
@@ -322,12 +269,12 @@ def exact(image: Any, where: str) -> Any:
             raise UserError(
                 f"{where} is of 16 bits, and has values that 8 bits do not hold exactly; scale it to 8 bits yourself"
             )
-        return fromarray((values // 257).astype(np.uint8))
+        return Image.fromarray((values // 257).astype(np.uint8))
     if image.mode in ("I", "F") or (deep and image.mode not in ("1", "P")):
         bits = {"I": "32-bit whole numbers", "F": "floats"}.get(image.mode, "more than 8 bits per channel")
         raise UserError(f"{where} is of {bits}, which 8 bits do not hold; scale it to 8 bits yourself")
     if image.mode in ("1", "L", "RGB") and "transparency" not in image.info:
-        return image.convert("L") if image.mode == "1" else image
+        return image
     if image.mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA"):
         whole = image.convert("RGBA")
         if whole.getextrema()[3][0] < 255:
@@ -336,10 +283,3 @@ def exact(image: Any, where: str) -> Any:
     raise UserError(
         f"{where} is {image.mode}; allowed are grey, RGB and palettes: what colours {image.mode} means, its file does not fix"
     )
-
-
-def fromarray(pixels: np.ndarray) -> Any:
-    """Return a grey image of Pillow's."""
-    from PIL import Image
-
-    return Image.fromarray(pixels)

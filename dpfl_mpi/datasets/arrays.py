@@ -16,7 +16,7 @@ import numpy as np
 from dpfl_mpi.data.own import aligned, arrays_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets import SMALL
-from dpfl_mpi.datasets._files import BROKEN, TOTAL, check
+from dpfl_mpi.datasets._files import entries, npy
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import memory, open_regular
 
@@ -48,49 +48,25 @@ def read(source: Path) -> Arrays:
             f"{source}: x_test has samples of {found['x_test'].dtype} {found['x_test'].shape[1:]}, x of {found['x'].dtype} {found['x'].shape[1:]}"
         )
     lengths = [len(found["x"]), len(found["x_test"])]
+    for name, length in zip(("y", "y_test", "client", "client_test"), 2 * lengths, strict=True):
+        if name in found:
+            aligned(str(source), name, found[name], length)
     both = {
-        name: np.concatenate(
-            [
-                aligned(str(source), n, found[n], m) if name != "x" else found[n]
-                for n, m in zip((name, f"{name}_test"), lengths, strict=True)
-            ]
-        )
-        for name in ("x", "y", "client")
-        if name in found
+        name: np.concatenate([found[name], found[f"{name}_test"]]) for name in ("x", "y", "client") if name in found
     }
     return arrays_of(both["x"], both["y"], both.get("client"), np.repeat([False, True], lengths), str(source))
 
 
 def unpack(source: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file, all of which `read` knows; a pickle is refused unread."""
-    open_regular(source).close()  # a pipe or a device has no end
-    try:
-        total = count = 0
-        with zipfile.ZipFile(source) as archive:
-            for info in archive.infolist():
-                count, total = check(source, info.filename, info.file_size, count, total)
-        if total > memory():
-            raise MemoryError
-        with np.load(source, allow_pickle=False) as file:
-            odd = next((name for name in file.files if name not in KNOWN), "")
-            if odd:
-                raise UserError(f"{source} holds {odd}, which is not read; allowed are {', '.join(KNOWN)}")
-            found = {name: file[name] for name in file.files}
-    except MemoryError:
-        raise UserError(f"{source} is larger than this machine's memory (allowed are {TOTAL >> 30} GiB)") from None
-    except BROKEN as error:
-        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+    with open_regular(source) as file:
+        if not zipfile.is_zipfile(file):
             raise UserError(
-                f"{source} holds pickled objects, which are never read; save plain numbers and strings"
-            ) from None
-        if "encrypted" in str(error):
-            raise UserError(f"{source} is encrypted; save it without a password") from None
-        if type(error) is ValueError:
-            raise UserError(f"{source} is not a readable npz file: {' '.join(str(error).split())[:200]}") from None
-        raise UserError(
-            f"{source} is no npz file, or a truncated one; allowed is what np.savez(FILE, x=x, y=y) writes"
-        ) from None
-    odd = next((name for name, values in found.items() if not isinstance(values, np.ndarray)), "")
-    if odd:
-        raise UserError(f"{source}: {odd} is no array")
+                f"{source} is no npz file, or a truncated one; allowed is what np.savez(FILE, x=x, y=y) writes"
+            )
+    found = {}
+    for path, get in entries(source, memory()):
+        if path.stem not in KNOWN:
+            raise UserError(f"{source} holds {path.stem}, which is not read; allowed are {', '.join(KNOWN)}")
+        found[path.stem] = npy(f"{source}: {path.stem}", get())
     return found

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import entries, image_splits, size
+from dpfl_mpi.datasets._files import entries, image_splits
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
-from dpfl_mpi.datasets.cifar10 import PIXELS, binaries, records
+from dpfl_mpi.datasets.cifar10 import PIXELS, binaries
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import option
 
@@ -35,31 +35,20 @@ class Options:
 
 def read(source: Path, labels: str = "fine") -> Arrays:
     """Return CIFAR-100 from its binary archive, that archive unpacked, or images {train,test}/CLASS/*."""
-    found: dict[str, bytes] = {}
-    for name, images in IMAGES.items():
-        one = binaries(source, (name,), images * (2 + PIXELS))
-        if one is None and not found:
-            break
-        found |= one or {}
-    if not found:
-        if labels == "coarse":
-            raise UserError(
-                f"--labels is coarse, and {source} holds images by class; the superclasses are in the binary archive alone"
-            )
-        splits, names = image_splits(source, ("train", "test"), colour=True)
-        if splits["train"][0].shape[1:] != (32, 32, 3):
-            raise UserError(f"{source} holds images of {size(splits['train'][0][0])}; CIFAR-100 has 32x32")
-        (x, y), (x_test, y_test) = splits["train"], splits["test"]
-        return Arrays(x, y, x_test, y_test, names, MEAN, STD)
-    if len(found) < len(IMAGES):
-        raise UserError(f"{source} has no test.bin: it is not the whole of the binary archive")
     at, classes = (1, 100) if labels == "fine" else (0, 20)
-    (x, y), (x_test, y_test) = (records(source, found, (name,), 2, at, classes) for name in IMAGES)
-    return Arrays(x, y, x_test, y_test, class_names(source, labels, classes), MEAN, STD)
+    found = binaries(source, IMAGES, 2, at, classes)
+    if found:
+        return Arrays(*found["train.bin"], *found["test.bin"], class_names(source, labels, classes), MEAN, STD)
+    if labels == "coarse":
+        raise UserError(
+            f"--labels is coarse, and {source} holds images by class; the superclasses are in the binary archive alone"
+        )
+    splits, names = image_splits(source, ("train", "test"), shape=(32, 32, 3))
+    return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)
 
 
 def class_names(source: Path, labels: str, classes: int) -> tuple[str, ...]:
-    """Return the names that lie beside the images, or numbers where they do not."""
+    """Return the names that lie beside the images, or numbers where there are none."""
     for path, get in entries(source, 60_000 * (2 + PIXELS)):
         if path.name == f"{labels}_label_names.txt":
             names = tuple(get().decode("utf-8", "replace").split())

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import image_splits, size
+from dpfl_mpi.datasets._files import image_splits
 from dpfl_mpi.datasets.cifar10 import AUTHORS_CODE as CIFAR10_CODE
 from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
-from dpfl_mpi.errors import UserError
 
 PAPER = CIFAR10 | {"clients": 200, "rounds": 48}
 AUTHORS_CODE = CIFAR10_CODE | {"rounds": 47, "batch_size": 16}
@@ -30,8 +29,6 @@ MEAN, STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.258
 
 def read(source: Path) -> Arrays:
     """Return CINIC-10, train and valid joined, from its archive or a folder; a few of its images are grey and become colour."""
-    splits, _ = image_splits(source, ("train", "valid", "test"), CLASSES, colour=True)
+    splits, names = image_splits(source, ("train", "valid", "test"), CLASSES, (32, 32, 3))
     images, labels = (np.concatenate([splits["train"][i], splits["valid"][i]]) for i in (0, 1))
-    if images.shape[1:] != (32, 32, 3):
-        raise UserError(f"{source} holds images of {size(images[0])}; CINIC-10 has 32x32")
-    return Arrays(images, labels, splits["test"][0], splits["test"][1], CLASSES, MEAN, STD)
+    return Arrays(images, labels, *splits["test"], names, MEAN, STD)

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import decode, entries, hidden
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import option
+from dpfl_mpi.storage.foreign import refused_as
 
 PAPER = {
     "partition": "natural", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 10, "min_samples": 50, "clients": 100,
@@ -36,6 +37,15 @@ SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # LE
 CHOICES = {"digits": range(10), "letters": range(10, 62), "all": range(62), "a-j": range(36, 46)}
 SHARD = 4 * 2**30  # bytes of one json file; LEAF's, of 100 writers, have 0.2 GB
 A_CLASS = 4000  # images of a class that the fedrep construction takes from NIST
+
+
+class Samples(NamedTuple):
+    """Images uint8 `[n, 28, 28, 1]` and labels int64 `[n]` of a writer in one part."""
+
+    user: str
+    part: str
+    images: np.ndarray
+    labels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -58,109 +68,94 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
     """
     from tqdm import tqdm
 
-    writers: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
-    seen = set()
+    held: list[Samples] = []
     with tqdm(desc=f"reading {source.name}", unit="writer", disable=None) as bar:
         for path, get in entries(source, SHARD):
             if by_class(path):
                 return from_nist(source, classes, min_samples)
-            if path.suffix != ".json" or hidden(path) or len(path.parts) < 2 or path.parts[-2] not in ("train", "test"):
-                continue
-            part = path.parts[-2]
-            seen.add(part)
-            for user, images, labels in shard(f"{source}: {path}", get()):
-                writers.setdefault(user, {"train": [], "test": []})[part].append((images, labels))
-                bar.update()
+            part = path.parts[-2] if len(path.parts) > 1 else ""
+            if path.suffix == ".json" and not hidden(path) and part in ("train", "test"):
+                found = shard(f"{source}: {path}", part, get())
+                held += found
+                bar.update(len(found))
     for part in ("train", "test"):
-        if part not in seen:
+        if not any(writer.part == part for writer in held):
             raise UserError(f"{source} holds no {part}/*.json. {NO_DOWNLOAD}")
-    return collect(source, writers, classes, min_samples)
+    return collect(source, held, classes, min_samples)
 
 
-def shard(where: str, text: bytes) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (writer, images uint8 [n, 28, 28, 1], labels int64 [n]) for each writer of one json file."""
-    try:
+def shard(where: str, part: str, text: bytes) -> list[Samples]:
+    """Return the samples of each writer of one json file."""
+    with refused_as(f"{where} is truncated or not a LEAF shard (users, num_samples, user_data)"):
         data = json.loads(text)
         users, counts, user_data = data["users"], data["num_samples"], data["user_data"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{where} is truncated or not a LEAF shard (users, num_samples, user_data)") from None
-    if not (isinstance(users, list) and isinstance(counts, list) and isinstance(user_data, dict)):
-        raise UserError(f"{where} is not a LEAF shard: users and num_samples must be lists, user_data an object")
-    if len(users) != len(counts) or set(map(str, users)) != set(user_data):
-        odd = sorted(set(map(str, users)) ^ set(user_data))
-        what = f"{odd[0]} is in one of users and user_data only" if odd else "users and num_samples differ in length"
+        odd = sorted({*users} ^ user_data.keys())
+        what = f"{odd[0]} is in one of users and user_data only" if odd else ""
+        if len({*users}) < len(users):
+            what = "users names a writer twice"
+        elif not odd and len(users) != len(counts):
+            what = "users and num_samples differ in length"
+    if what:
         raise UserError(f"{where} does not fit together: {what}")
     out = []
     for user, count in zip(users, counts, strict=True):
         # popped: a shard's floats take gigabytes
-        images, labels = samples(f"{where}, writer {user}", user_data.pop(str(user)))
+        images, labels = samples(f"{where}, writer {user}", user_data.pop(user))
         if len(labels) != count:
             raise UserError(f"{where}, writer {user} has {len(labels)} images, num_samples says {count}")
-        out.append((str(user), images, labels))
+        out.append(Samples(user, part, images, labels))
     return out
 
 
 def samples(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return a writer's images uint8 `[n, 28, 28, 1]` (LEAF's floats are images / 255) and labels `[n]`."""
-    try:
-        x, y = data["x"], data["y"]
-        labels = np.array(y, np.float64).reshape(len(y))
-        odd = next((len(image) for image in x if len(image) != 28 * 28), None)
+    """Return a writer's images and labels; LEAF's floats are images / 255."""
+    with refused_as(f"{where} has no lists of numbers x and y"):
+        labels = np.array(data["y"], np.float64).reshape(len(data["y"]))
+        odd = next((len(image) for image in data["x"] if len(image) != 28 * 28), None)
         if odd is not None:
             raise UserError(f"{where} has an image of {odd} values; allowed are 784 (28x28)")
-        pixels = np.array(x, np.float32).reshape(-1, 28, 28, 1)
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{where} has no lists of numbers x and y") from None
+        pixels = np.array(data["x"], np.float32).reshape(-1, 28, 28, 1)
     if len(pixels) != len(labels):
         raise UserError(f"{where} has {len(pixels)} images but {len(labels)} labels")
-    if len(labels) and not (np.isin(labels, range(62)).all()):
-        raise UserError(f"{where} has the label {labels[~np.isin(labels, range(62))][0]:g}; allowed are 0 to 61")
+    known = np.isin(labels, range(62))
+    if not known.all():
+        raise UserError(f"{where} has the label {labels[~known][0]:g}; allowed are 0 to 61")
     if not ((pixels >= 0) & (pixels <= 1)).all():
         raise UserError(f"{where} has a pixel outside 0 to 1")
     return np.rint(pixels * 255).astype(np.uint8), labels.astype(np.int64)
 
 
-def collect(source: Path, writers: dict[str, dict[str, Any]], classes: str, min_samples: int) -> Arrays:
+def collect(source: Path, held: list[Samples], classes: str, min_samples: int) -> Arrays:
     """Return the writers' samples one after the other: second copies, other classes and small writers left out."""
-    chosen = CHOICES[classes]
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray, int]]] = {"train": [], "test": []}
-    names: list[str] = []
-    for user in sorted(writers):
-        copies: set[tuple[bytes, int]] = set()
-        kept = {}
-        for part in ("train", "test"):
-            pairs = writers[user][part]
-            images = np.concatenate([np.empty((0, 28, 28, 1), np.uint8), *(p[0] for p in pairs)])
-            labels = np.concatenate([np.empty(0, np.int64), *(p[1] for p in pairs)])
-            first = np.zeros(len(labels), np.bool_)
-            for i, key in enumerate(zip(map(np.ndarray.tobytes, images), labels.tolist(), strict=True)):
-                first[i] = key not in copies
-                copies.add(key)
-            mine = first & np.isin(labels, chosen)
-            kept[part] = images[mine], labels[mine] - chosen[0]
-        if sum(len(labels) for _, labels in kept.values()) >= max(1, min_samples):
-            for part, (images, labels) in kept.items():
-                parts[part].append((images, labels, len(names)))
-            names.append(user)
-    if not names:
-        raise UserError(
-            f"{source}: no writer has {max(1, min_samples)} images of the classes {classes}; a smaller --min_samples?"
-        )
-    out = {
-        part: [
-            np.concatenate([p[0] for p in pieces]),
-            np.concatenate([p[1] for p in pieces]),
-            np.repeat([p[2] for p in pieces], [len(p[1]) for p in pieces]),
-        ]
-        for part, pieces in parts.items()
-    }
-    for part, (_, labels, _) in out.items():
-        if len(labels) == 0:
+    chosen, least = CHOICES[classes], max(1, min_samples)
+    held.sort(key=lambda one: (one.user, one.part == "test"))
+    everyone = {user: k for k, user in enumerate(dict.fromkeys(one.user for one in held))}
+    sizes = [len(one.labels) for one in held]
+    owner = np.repeat([everyone[one.user] for one in held], sizes)
+    test = np.repeat([one.part == "test" for one in held], sizes)
+    images, labels = np.concatenate([one.images for one in held]), np.concatenate([one.labels for one in held])
+    keep = np.isin(labels, chosen)
+    last, copies = -1, set[tuple[bytes, int]]()
+    for i, (k, label) in enumerate(zip(owner.tolist(), labels.tolist(), strict=True)):
+        if k != last:
+            last, copies = k, set()
+        key = images[i].tobytes(), label
+        keep[i] &= key not in copies
+        copies.add(key)
+    large = np.bincount(owner[keep], minlength=len(everyone)) >= least
+    if not large.any():
+        raise UserError(f"{source}: no writer has {least} images of the classes {classes}; a smaller --min_samples?")
+    keep &= large[owner]
+    owner = (np.cumsum(large) - 1)[owner]
+    train, test = keep & ~test, keep & test
+    for part, mine in (("train", train), ("test", test)):
+        if not mine.any():
             raise UserError(f"{source}: {part} holds no image of the classes {classes}")
-    train, test = out["train"], out["test"]
+    labels -= chosen[0]
+    names = tuple(user for user, k in everyone.items() if large[k])
     return Arrays(
-        train[0], train[1], test[0], test[1], tuple(SYMBOLS[c] for c in chosen), (0.0,), (1.0,),
-        train[2], test[2], tuple(names), f"LEAF's FEMNIST, {len(names)} writers, classes {classes}",
+        images[train], labels[train], images[test], labels[test], tuple(SYMBOLS[c] for c in chosen), (0.0,), (1.0,),
+        owner[train], owner[test], names, f"LEAF's FEMNIST, {len(names)} writers, classes {classes}",
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ in the folder; these data sets are prepared here by their own names. `--partitio
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets import SMALL
-from dpfl_mpi.datasets._files import broken, entries
+from dpfl_mpi.datasets._files import entries, npy
 from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
 
@@ -39,8 +38,8 @@ def read(source: Path) -> Arrays:
     if missing:
         note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""
         raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
-    x, y = (plain(source, name, found[name]) for name in FILES[:2])
-    dealt = unpickled(BytesIO(found["partition.pkl"]), f"{source}: partition.pkl")
+    x, y = (npy(f"{source}: {name}", found[name]) for name in FILES[:2])
+    dealt = unpickled(found["partition.pkl"], f"{source}: partition.pkl")
     rows, owners, test = [], [], []
     for k, sets in enumerate(clients(source, dealt)):
         for part, indices in sets.items():
@@ -54,14 +53,6 @@ def read(source: Path) -> Arrays:
         raise UserError(f"{source}: data.npy has {len(x)} samples, targets.npy {len(y)}")
     note = f"FL-bench's {source.name}, {len(dealt['data_indices'])} clients"
     return arrays_of(x[chosen], y[chosen], np.concatenate(owners), np.concatenate(test), str(source), note)
-
-
-def plain(source: Path, name: str, data: bytes) -> np.ndarray:
-    """Return the array of an npy file, which must hold no pickle."""
-    try:
-        return np.load(BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError):
-        raise broken(source / name) from None
 
 
 def clients(source: Path, dealt: Any) -> list[dict[str, Any]]:

@@ -19,6 +19,4 @@ NO_DOWNLOAD = "these are your own images: name them with --source PATH"
 def read(source: Path) -> Arrays:
     """Return the images of a folder or archive, classes in alphabetical order, normalised by their own mean and deviation per channel."""
     splits, names = image_splits(source, ("train", "test"))
-    (train_images, train_labels), (test_images, test_labels) = splits["train"], splits["test"]
-    mean, std = moments(train_images)
-    return Arrays(train_images, train_labels, test_images, test_labels, names, mean, std)
+    return Arrays(*splits["train"], *splits["test"], names, *moments(splits["train"][0]))

@@ -362,14 +362,14 @@ def test_images_of_another_size_or_none(tmp_path):
     cut = files | {"train/a/1.png": files["train/a/1.png"][:300]}
     refused(tmp_path, "image_folder", folder(tmp_path / "c", cut), "train/a/1.png is not a readable image")
     small = images(("train", "valid", "test"), NAMES, 1, (28, 28))
-    refused(tmp_path, "cinic10", folder(tmp_path / "d", small), "holds images of 28x28; CINIC-10 has 32x32")
+    refused(tmp_path, "cinic10", folder(tmp_path / "d", small), "test/airplane/0.png is 28x28; allowed is 32x32")
 
 
 def test_too_large(tmp_path, monkeypatch):
     from dpfl_mpi.datasets import _files
 
     files = images(("train", "test"), ("a",), each=2)
-    monkeypatch.setattr(_files.entries, "__defaults__", (100,))
+    monkeypatch.setattr(_files.entries, "__defaults__", (100, None))
     for source in (folder(tmp_path / "f", files), tar(tmp_path / "t", files), zipped(tmp_path / "z", files)):
         refused(tmp_path, "image_folder", source, "allowed are 100")
     monkeypatch.undo()

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import io
 import re
 import subprocess
 import sys
@@ -342,7 +341,7 @@ def test_a_mistake_in_data_says_what_the_page_says(tmp_path, mistake):
     path, text, change = tmp_path / "topics.py", own.example("own-data.md"), TOPICS[mistake]
     with pytest.raises(UserError) as refused:
         if change is None:
-            unpickled(io.BytesIO(b"cposix\nsystem\n(S'true'\ntR."), "partition.pkl")
+            unpickled(b"cposix\nsystem\n(S'true'\ntR.", "partition.pkl")
         options = change if isinstance(change, dict) else {}
         if not options:
             assert change[0] in text
