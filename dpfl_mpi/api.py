@@ -30,7 +30,7 @@ from dpfl_mpi.results import summary
 from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import fields, to_flags
-from dpfl_mpi.survival.signals import SIGNALS, Leave, close_pipe, listen
+from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,12 +250,10 @@ def listening() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    wakeup = signal.set_wakeup_fd(-1)
     listen()
     try:
         yield
     finally:
-        close_pipe(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -253,7 +253,7 @@ def checkpoint(folder: Path) -> Reader:
         mine = Checkpoints(where / "r.h5", fed.run, job, fed.world)
         mine.restore(fed)
         mine.note_start()
-        mine._forget([p.name for p in mine._manifests()])
+        mine._forget("")
 
     return Reader("checkpoint", kept, read, few=40)
 

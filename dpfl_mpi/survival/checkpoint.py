@@ -2,10 +2,10 @@
 
 A generation is three kinds of HDF5 files in the folder `<results file>.checkpoint`:
 
-    ROUND.TOKEN.RANK.shard.h5     the client state of one rank: /state/NAME, /momentum/NAME, /federation/NAME, each [K, ...]
-    ROUND.TOKEN.results.h5        the results file as it was: what is recorded after the checkpoint is computed and recorded again
-    ROUND.DIGEST.manifest.h5      written last, and only this makes the others count: attrs run, key, round, numerics, job, shards, schema,
-                                  results, results_sha256; /client/{shard,row} [N]; /state/NAME, /federation/NAME the same on all ranks
+    ROUND.TOKEN.RANK.shard.h5        the client state of one rank: /state/NAME, /momentum/NAME, /federation/NAME, each [K, ...]
+    ROUND.TOKEN.results.h5           the results file as it was: what is recorded after the checkpoint is computed and recorded again
+    ROUND.TOKEN.DIGEST.manifest.h5   written last, and only this makes the others count: attrs key, round, schema, results_sha256;
+                                     /client/{shard,row} [N]; /state/NAME, /federation/NAME the same on all ranks
 
 Each is written under a temporary name, fsynced and renamed. A shard checks itself: HDF5's checksums cover its metadata (libver v110)
 and every chunk, one client's row each. It also holds its own name, so that another one copied over it is noticed. The manifest's DIGEST
@@ -17,7 +17,6 @@ Axes: N clients in all, K on this rank, W row width.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -44,20 +43,23 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.settings.texts import every
 from dpfl_mpi.storage import disk
-from dpfl_mpi.storage.files import error_number, explained, replacing
-from dpfl_mpi.storage.foreign import SMALL, Hdf5, memory, read_bytes, read_text, sha256
+from dpfl_mpi.storage.files import explained, reason, replacing
+from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.signals import again_text
 
 KEEP = 2  # generations
-LAYOUT = ("mixed",)  # fields of Job that decide which arrays a results file has
+# names of the files of a checkpoint's folder; others in it are not ours to delete
+OURS = re.compile(r"\d{6,}\.[0-9a-f]{12}\.(\d{5}\.shard|results|[0-9a-f]{16}\.manifest)\.h5|\..*\.part")
+DIGITS = 16  # of the SHA-256 of a manifest, in its name
+MANIFEST = "the manifest of a checkpoint"
+CHECKED: dict[str, Any] = {"libver": ("v110", "v110")}  # HDF5 with checksums of its metadata
 # facts of /meta that the key of a Run does not have: a data set may have been prepared anew from another source
 DATA = {"data_sha256": "content of the data", "partition_sha256": "partition"}
-Named = dict[str, Any]  # values by the path under which a file holds them
 UNWRITTEN = (OSError, RuntimeError, MemoryError)  # a disk that fails, also where HDF5 says so; anything else is a bug
+Named = dict[str, Any]  # values by the path under which a file holds them
 
 
 class Checkpoints:
@@ -96,6 +98,10 @@ class Checkpoints:
         votes = self.world.sum_int64(np.array([due, stop], np.int64))
         return bool(votes.any()), bool(votes[1])
 
+    def _key(self) -> dict[str, Any]:
+        """Return what must be the same for a run to go on from a checkpoint: the Run, and which arrays its results have."""
+        return self.run.key() | {"mixed": self.job.mixed, "version of the numbers": self.run.numerics}
+
     # writing -----------------------------------------------------------------------------------------------------------
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
         """Keep the state after the round that `parts` is in, with the results recorded so far.
@@ -105,75 +111,61 @@ class Checkpoints:
         """
         start = time.perf_counter()
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
-        shards = [f"{stem}.{rank:05d}.shard.h5" for rank in range(self.world.size)]
         clients, shared = split(parts, state)
         with self._all_or_nobody():
             if len(parts.ids):
-                with replacing(self.folder / shards[self.world.rank]) as path, disk.File(path, "w", **NEW) as file:
-                    file.attrs["shard"] = shards[self.world.rank]
-                    for name, value in clients.items():
-                        values.write(file, name, value)
+                shard = self.folder / shard_name(stem, self.world.rank)
+                with replacing(shard) as path, disk.File(path, "w", **CHECKED) as file:
+                    fill(file, clients, shard=shard.name)
         with self._all_or_nobody():
             if recorder:
-                self._commit(parts, stem, shards, clients, shared, recorder)
+                self._commit(parts, stem, clients, shared, recorder)
         self.round, self.last = parts.round, time.monotonic()
         self.seconds = time.perf_counter() - start
 
-    def _commit(
-        self, parts: Parts, stem: str, shards: list[str], clients: Named, shared: Named, recorder: Recorder
-    ) -> None:
-        """Copy the results file, write the manifest, which makes the generation count, and delete what is older than the newest `KEEP`. On root."""
-        with replacing(self.folder / f"{stem}.results.h5") as path:
+    def _commit(self, parts: Parts, stem: str, clients: Named, shared: Named, recorder: Recorder) -> None:
+        """Copy the results file, write the manifest, which makes the generation count, and delete older ones. On root."""
+        results = self.folder / f"{stem}.results.h5"
+        with replacing(results) as path:
             recorder.copy(path)
-            digest = sha256(path)
         buffer = io.BytesIO()
-        with h5py.File(buffer, "w", **NEW) as file:
-            file.attrs.update(
-                run=self.run.to_json(),
-                key=json.dumps(self.run.key()),
+        with h5py.File(buffer, "w", **CHECKED) as file:
+            fill(
+                file,
+                shared | {"client/shard": parts.members.owner, "client/row": parts.members.row_of},
+                key=json.dumps(self._key()),
                 round=parts.round,
-                numerics=self.run.numerics,
-                job=json.dumps({name: getattr(self.job, name) for name in LAYOUT}),
-                shards=json.dumps(shards),
-                shards_named=True,  # each in its attribute `shard`; earlier versions wrote none
                 schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
-                results=f"{stem}.results.h5",
-                results_sha256=digest,
+                results_sha256=sha256(results),
             )
-            file["client/shard"], file["client/row"] = parts.members.owner, parts.members.row_of
-            for name, value in shared.items():
-                values.write(file, name, value)
-        data = buffer.getvalue()
-        manifest = f"{parts.round:06d}.{hashlib.sha256(data).hexdigest()[:16]}.manifest.h5"
         self.still_ours()
-        with replacing(self.folder / manifest) as path:
+        data = buffer.getvalue()
+        digest = hashlib.sha256(data).hexdigest()[:DIGITS]
+        with replacing(self.folder / f"{stem}.{digest}.manifest.h5") as path:
             path.write_bytes(data)
-        self._forget([manifest, *(p.name for p in self._manifests() if p.name != manifest)][:KEEP])
+        self._forget(stem)
 
-    def _forget(self, manifests: list[str]) -> None:
-        """Delete every file of the folder that none of these manifests names."""
-        wanted = set(manifests)
-        for name in manifests:
-            with contextlib.suppress(UserError), Hdf5(self.folder / name, MANIFEST) as file:
-                wanted |= {*map(str, file.json("shards", list)), file.attribute("results", str)}
+    def _forget(self, newest: str) -> None:
+        """Delete every file that is of none of the newest `KEEP` generations, of which this one is first."""
+        before = (stem_of(path) for path in self._manifests() if stem_of(path) != newest)
+        kept = [newest, *before][:KEEP]
         for path in self.folder.iterdir():
-            if path.name not in wanted and OURS.fullmatch(path.name):
+            if stem_of(path) not in kept and OURS.fullmatch(path.name):
                 with contextlib.suppress(IsADirectoryError):  # none of ours
                     path.unlink(missing_ok=True)
 
     @contextmanager
     def _all_or_nobody(self) -> Iterator[None]:
         """Raise on every rank where any rank's block failed to write."""
-        code = 0
+        mistake = ""
         try:
             yield
         except (UserError, *UNWRITTEN) as error:
-            code = error_number(error) or errno.EIO
-        worst = int(self.world.spread(np.array([float(code)]))[0, 2])
-        if worst:
+            mistake = reason(error) or type(error).__name__
+        if said := self.world.first(mistake):
             whole = f"; the one of round {self.round} is whole, and {again_text(self.job)} goes on from there"
             whole = whole if self.round >= 0 else ""
-            raise UserError(f"the checkpoint in {self.folder} cannot be written: {os.strerror(worst)}{whole}")
+            raise UserError(f"the checkpoint in {self.folder} cannot be written: {said}{whole}")
 
     def note_start(self) -> bool:
         """Note from which round this start goes on; return whether the one before went on from the same, so kept nothing. Call once."""
@@ -209,8 +201,8 @@ class Checkpoints:
     # reading -----------------------------------------------------------------------------------------------------------
     def _manifests(self) -> list[Path]:
         """Return the manifests, newest first."""
-        found = [(p.lstat().st_mtime_ns, p) for p in self.folder.glob("*.manifest.h5")] if self.folder.is_dir() else []
-        return [p for _, p in sorted(found, key=lambda item: (item[1].name[:6], item[0]), reverse=True)]
+        found = self.folder.glob("*.manifest.h5") if self.folder.is_dir() else ()
+        return sorted(found, key=lambda path: (path.name[:6], path.lstat().st_mtime_ns), reverse=True)
 
     def restore(self, parts: Parts) -> State | None:
         """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.
@@ -222,18 +214,19 @@ class Checkpoints:
         """
         manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
         for i, manifest in enumerate(manifests):
-            data = self.world.share(partial(self._read, manifest, parts.about))
             state: State | None = None
-            if data:
-                with contextlib.suppress(UserError), Hdf5(manifest, MANIFEST, data["manifest"].tobytes()) as file:
+            if self.world.decide(partial(self._whole, manifest, parts.about)):
+                with contextlib.suppress(UserError), Hdf5(manifest, MANIFEST) as file:
                     state = self._load(file, parts)
-                    self.results = self.folder / file.attribute("results", str)
             if not self.world.agree(state is None):
                 assert state is not None
-                apply(parts, state)
-                self.round = parts.round
+                parts.set_state(state["federation"]["round"], state["federation"], state["momentum"])
+                if isinstance(omega := state["shared"].get("omega"), CollaborationGraph):
+                    parts.mail.narrow(omega)
+                self.round, self.results = parts.round, results_of(manifest)
                 for damaged in manifests[:i] if self.world.root else ():
-                    remove(damaged)  # would count as the newest until its round is reached again
+                    with contextlib.suppress(OSError):  # a folder in its place
+                        damaged.unlink()  # would count as the newest until its round is reached again
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
                 older = "going back to the one before" if i + 1 < len(manifests) else "and there is none before it"
@@ -242,42 +235,35 @@ class Checkpoints:
             raise UserError(f"no checkpoint in {self.folder} is whole; start over with --fresh")
         return None
 
-    def _read(self, manifest: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the bytes of a manifest, nothing where it is damaged; refuse one of another Run, or of other data than `about` names. On root."""
+    def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
+        """Return whether a manifest and the copy of the results are as they were written. On root.
+
+        Raises:
+            UserError: they are of another Run, or of other data than `about` names.
+        """
+        results, mine = results_of(manifest), self._key()
         try:
-            data = read_bytes(manifest, memory(), follow=False)  # it holds what is shared: a model of any size
-            if hashlib.sha256(data).hexdigest()[:16] != manifest.name.split(".")[1]:
-                return {}
-            with Hdf5(manifest, MANIFEST, data) as file, file.reading("its Run"):
-                theirs = stored_run(file.file.attrs)[1] | file.json("job", dict)
-                theirs["version of the numbers"] = file.attribute("numerics", int)
-                results, digest = self.folder / file.attribute("results", str), file.attribute("results_sha256", str)
-        except UserError:
-            return {}
-        mine = (
-            self.run.key()
-            | {name: getattr(self.job, name) for name in LAYOUT}
-            | {"version of the numbers": self.run.numerics}
-        )
-        different = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
-        if different:
-            raise UserError(
-                f"{self.folder} holds a checkpoint of another run (different: {', '.join(different)}); "
-                "choose another --out, or start over with --fresh"
-            )
-        try:
-            if results.parent != self.folder or sha256(results) != digest:
-                return {}
+            if sha256(manifest)[:DIGITS] not in manifest.name:
+                return False
+            with Hdf5(manifest, MANIFEST) as file:
+                theirs, results_sha256 = file.json("key", dict), file.attribute("results_sha256", str)
+            if different := sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)):
+                raise UserError(
+                    f"{self.folder} holds a checkpoint of another run (different: {', '.join(different)}); "
+                    "choose another --out, or start over with --fresh"
+                )
+            if sha256(results) != results_sha256:
+                return False
             with Hdf5(results, "a copy of a results file") as file:
                 anew = [DATA[name] for name in DATA if file.attribute(name, str, "meta", about[name]) != about[name]]
-        except UserError:
-            return {}
+        except Unreadable:
+            return False
         if anew:
             raise UserError(
                 f"{self.folder} holds a checkpoint of a run on other data (different: {', '.join(anew)}); bring back the data that it began "
                 "with, choose another --out, or start over with --fresh"
             )
-        return {"manifest": np.frombuffer(data, np.uint8)}
+        return True
 
     def _load(self, file: Hdf5, parts: Parts) -> State:
         """Return this rank's state, the method's in "client" and "shared", with what else was kept in "momentum" and "federation".
@@ -285,70 +271,66 @@ class Checkpoints:
         It opens just the shards that hold this rank's clients.
 
         Raises:
-            UserError: the manifest or a shard is damaged, or a shard is of another generation.
+            UserError: a shard is damaged, or of another generation.
         """
-        shards, schema = file.json("shards", list), file.json("schema", dict)
-        shard = file.array("client/shard", "iu", (parts.n,), 0, len(shards) - 1)[parts.ids]
+        schema, device = file.json("schema", dict), parts.backend.ensemble.device
+        shard = file.array("client/shard", "iu", (parts.n,), 0)[parts.ids]
         row = file.array("client/row", "iu", (parts.n,), 0)[parts.ids]
         with file.reading("its schema"):
             arrays = {name: np.empty((len(parts.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
         for number in np.unique(shard):
-            with Hdf5(self.folder / Path(shards[number]).name, "a shard of a checkpoint") as part:
-                if (
-                    file.attribute("shards_named", bool, default=False)
-                    and part.attribute("shard", str) != shards[number]
-                ):
-                    raise part.damaged("it", f"is not the shard {shards[number]}, but another one under its name")
+            path = self.folder / shard_name(stem_of(file.path), number)
+            with Hdf5(path, "a shard of a checkpoint") as part:
+                if part.attribute("shard", str) != path.name:
+                    raise part.damaged("it", f"is not the shard {path.name}, but another one under its name")
                 for name, array in arrays.items():
-                    mine = np.flatnonzero(shard == number)
                     stored = part.dataset(name, array.dtype.kind, (None, *array.shape[1:]))
                     with part.reading(name):
-                        if stored.dtype != array.dtype:
-                            raise TypeError
-                        for i in mine:
+                        for i in np.flatnonzero(shard == number):
                             array[i] = stored[row[i]]
         out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {"round": file.attribute("round", int)}}
         for name, array in arrays.items():
             group, _, short = name.partition("/")
             value: Any = array
             if schema[name]["kind"] == "tensor":
-                value = torch.from_numpy(array).to(
-                    parts.backend.ensemble.device, copy=True
-                )  # aligned as PyTorch aligns, as before
+                value = torch.from_numpy(array).to(device, copy=True)  # aligned as PyTorch aligns, as before
             out["client" if group == "state" else group][short] = value
         for group, into in (("state", "shared"), ("federation", "federation")):
             with file.reading(group):
                 for short in file.file.get(group, {}):
-                    out[into][short] = values.read(file.file[group][short], parts.backend.ensemble.device)
+                    out[into][short] = values.read(file.file[group][short], device)
         return out
 
 
-def remove(path: Path) -> None:
-    """Remove a file, also where another one was put in its place."""
-    with contextlib.suppress(OSError):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+def shard_name(stem: str, rank: int) -> str:
+    """Return the name of a rank's shard."""
+    return f"{stem}.{rank:05d}.shard.h5"
 
 
-# names of the files of a checkpoint's folder; others in it are not ours to delete
-OURS = re.compile(r"\d{6}\.[0-9a-f]{12,16}\.(\d{5}\.shard|results|manifest)\.h5|\..*\.part")
-MANIFEST = "the manifest of a checkpoint"
-NEW: dict[str, Any] = {"libver": ("v110", "v110")}  # checksummed metadata
+def stem_of(path: Path) -> str:
+    """Return what the names of a generation's files begin with."""
+    return ".".join(path.name.split(".")[:2])
+
+
+def results_of(manifest: Path) -> Path:
+    """Return the copy of the results file of a manifest's generation."""
+    return manifest.with_name(f"{stem_of(manifest)}.results.h5")
+
+
+def fill(file: h5py.File, named: Named, **attributes: Any) -> None:
+    """Write values and attributes to a new file."""
+    file.attrs.update(attributes)
+    for name, value in named.items():
+        values.write(file, name, value)
 
 
 def split(parts: Parts, state: State) -> tuple[Named, Named]:
     """Return (client arrays `[K, ...]`, what is the same on every rank), by path: the method's state and the Federation's."""
-    clients = {f"state/{name}": value for name, value in state["client"].items()}
-    clients |= {f"momentum/{name}": value for name, value in parts.training.momentum.items()}
     mine, same = parts.state()
-    clients |= {f"federation/{name}": value for name, value in mine.items()}
-    shared = {f"state/{name}": value for name, value in state["shared"].items()}
-    shared |= {f"federation/{name}": value for name, value in same.items()}
-    return clients, shared
+    clients = {"state": state["client"], "momentum": parts.training.momentum, "federation": mine}
+    return flat(clients), flat({"state": state["shared"], "federation": same})
 
 
-def apply(parts: Parts, state: State) -> None:
-    """Set the Federation to a restored state, and its window to what Omega needs."""
-    parts.set_state(state["federation"]["round"], state["federation"], state["momentum"])
-    omega = state["shared"].get("omega")
-    if isinstance(omega, CollaborationGraph):
-        parts.mail.narrow(omega)
+def flat(groups: Mapping[str, Mapping[str, Any]]) -> Named:
+    """Return values by GROUP/NAME."""
+    return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}

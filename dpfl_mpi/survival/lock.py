@@ -24,18 +24,18 @@ PATIENCE = 5.0
 
 
 def myself() -> dict[str, Any]:
-    """Return who would own a lock: host, pid, where and since when that counts, Slurm job and how often that was requeued."""
+    """Return who would own a lock: a process, the start of the machine and the container that count it, and the Slurm job."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "born": born(os.getpid()),
-        "space": namespace(),
+        "space": f"{pid_space()} {boot()}",  # two machines or containers may have one host name
         "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
         "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
     }
 
 
-def born(pid: int) -> str:
+def born(pid: int | str) -> str:
     """Return when a process started, in ticks since boot, "" where there is none: a number may be used again by another process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -45,46 +45,38 @@ def born(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]  # a zombie writes no more
 
 
-def namespace() -> str:
-    """Return which processes a pid is one of: two machines or containers may have one host name, and each has pids of its own.
-
-    Another start of the machine is another space. Earlier versions wrote the first word alone.
-    """
-    return f"{pid_space()} {boot()}".strip()
-
-
 def gone(pid: int, since: str) -> bool:
     """Return whether the process that was `born` then is no more; one that /proc hides from us lives."""
     if now := born(pid):
         return now != since
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return bool(born(os.getpid()))  # a zombie; a system without /proc shows nobody's birth
+    except OSError as error:
+        return not isinstance(error, PermissionError)
+    return True  # a zombie
 
 
-def content(path: Path) -> str | None:
-    """Return what is in a lock file, "" where it is not text or no regular file, None where there is none."""
+def content(path: Path) -> str:
+    """Return what is in a lock file, "" where there is none, or it cannot be read at this moment."""
     try:
         return read_text(path, SMALL, follow=False)
     except UserError:
-        return "" if os.path.lexists(path) else None
+        return ""
 
 
 def owner_of(text: str) -> dict[str, Any]:
-    """Return who the text of a lock file says owns it, `myself` there; nothing where it does not say that."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        owner, me = {"space": ""} | json.loads(text or "{}"), myself()
-        if all(type(owner.get(name)) is type(me[name]) for name in me) and 0 < owner["pid"] < 2**31:
-            return owner
+    """Return who a lock file's text says owns it, as `myself` does; nothing where it is damaged."""
+    with contextlib.suppress(ValueError, RecursionError):
+        owner = json.loads(text)
+        kinds = {name: type(value) for name, value in myself().items()}
+        right = isinstance(owner, dict) and all(type(owner.get(name)) is kind for name, kind in kinds.items())
+        if right and 0 < owner["pid"] < 2**31:
+            return dict(owner)
     return {}
 
 
-def named(owner: dict[str, Any]) -> str:
-    """Return an owner in words: process, host and Slurm job."""
+def in_words(owner: dict[str, Any]) -> str:
+    """Return process, host and Slurm job of an owner."""
     job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
     return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
 
@@ -98,6 +90,7 @@ class Lock:
 
     def __init__(self, results: Path, on_lost: Callable[[str], None] = lambda text: None):
         self.on_lost = on_lost
+        self.results = results
         self.path = results.with_name(results.name + ".lock")
         self.stop = threading.Event()
         self.held = False
@@ -111,57 +104,53 @@ class Lock:
         """
         with explained(f"{self.path.parent}, the folder for the result (--results, --out), cannot be made"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + patience
         with explained(f"the lock file {self.path} cannot be written"):
-            end = time.monotonic() + patience
-            while not self._try():
-                owner = self._owner()
-                if time.monotonic() > end:
+            while not self._make():
+                text = content(self.path)
+                if self._abandoned(text):
+                    self._move_away(text)
+                elif time.monotonic() > end:
                     raise UserError(
-                        f"{self.path.with_suffix('')} is being written by another run ({named(owner)}); wait for it, or remove {self.path} "
+                        f"{self.results} is being written by another run ({in_words(owner_of(text))}); wait for it, or remove {self.path} "
                         "if it is gone"
                     )
-                time.sleep(0.1)
+                else:
+                    time.sleep(0.1)
         self.held = True
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
 
     def taken(self) -> bool:
         """Return whether a run that may live holds the lock."""
-        return self.path.exists() and not self._abandoned()
+        return self.path.exists() and not self._abandoned(content(self.path))
 
-    def _try(self) -> bool:
-        """Return whether the lock is ours now; an abandoned one is moved away first."""
+    def _make(self) -> bool:
+        """Return whether there was no lock file, and now is ours."""
         try:
             file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
-            text = self._text()
-            if text is None or not self._abandoned():
-                return False
-            away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
-            with contextlib.suppress(OSError):
-                os.rename(self.path, away)
-                if content(away) != text:  # someone else was quicker: that was their new lock
-                    with contextlib.suppress(OSError):
-                        os.link(away, self.path)
-                away.unlink()
             return False
         self.text = json.dumps(myself())
         with os.fdopen(file, "w") as out:
             out.write(self.text)
         return True
 
-    def _text(self) -> str | None:
-        return content(self.path)
+    def _move_away(self, text: str) -> None:
+        """Remove the file with this abandoned text; where another run was quicker, the file is that one's and comes back."""
+        away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            os.rename(self.path, away)
+            if content(away) != text:
+                with contextlib.suppress(OSError):
+                    os.link(away, self.path)
+            away.unlink()
 
-    def _owner(self) -> dict[str, Any]:
-        return owner_of(self._text() or "")
-
-    def _abandoned(self) -> bool:
+    def _abandoned(self, text: str) -> bool:
         """Return whether the owner is surely gone: this job before it was requeued, a dead process of this host, or long silent elsewhere.
 
-        A process of this host is asked first: it may have slept, or been stopped, for longer than any lock stays untouched. Whether it is one
-        of this host, its name alone does not say: a live owner elsewhere touches its lock.
+        A process of this host is asked for: it may have slept, or been stopped, for longer than any lock stays untouched.
         """
-        owner, me = self._owner(), myself()
+        owner, me = owner_of(text), myself()
         try:
             found = self.path.lstat()
         except OSError:
@@ -174,11 +163,9 @@ class Lock:
             return silent > (UNTOUCHED if found.st_size else PATIENCE)
         if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
             return True
-        if owner["host"] == me["host"]:
-            if owner["space"] == me["space"] and boot():
-                return gone(owner["pid"], owner["born"])
-            if owner["space"] == pid_space():  # of an earlier version, or where the system names no start
-                return silent > UNTOUCHED and gone(owner["pid"], owner["born"])
+        if (owner["host"], owner["space"]) == (me["host"], me["space"]):
+            # a machine that does not name its start may be another one
+            return gone(owner["pid"], owner["born"]) and (silent > UNTOUCHED or bool(boot()))
         return silent > UNTOUCHED
 
     def check(self) -> bool:
@@ -186,30 +173,27 @@ class Lock:
 
         A lock that cannot be read at this moment, or is no more, is nobody else's yet: it is looked at again.
         """
-        text = self._text()
-        owner = owner_of(text or "")
+        text = content(self.path)
+        owner = owner_of(text)
         if not self.held or text == self.text or not owner:  # `held` after reading: `release` lowers it first
             return True
         self.on_lost(
-            f"{self.path.with_suffix('')} is being written by another run ({named(owner)}), which took {self.path} while this one was "
-            "silent; this one ends and changes nothing more"
+            f"{self.results} is being written by another run ({in_words(owner)}), which took {self.path} while this one was silent; this one "
+            "ends and changes nothing more"
         )
         return False
 
     def _beat(self) -> None:
         """Touch the lock file every `BEAT` seconds while it is held: from other hosts an untouched one counts as abandoned. The thread's function."""
-        while not self.stop.wait(BEAT):
-            now = time.time()
-            if self._text() == self.text:
+        while not self.stop.wait(BEAT) and self.check():  # not ours: we slept so long that another run took it over
+            if content(self.path) == self.text:
                 with contextlib.suppress(OSError):
-                    os.utime(self.path, (now, now), follow_symlinks=False)
-            elif not self.check():  # we slept so long that another run took it over
-                return
+                    os.utime(self.path, follow_symlinks=False)
 
     def release(self) -> None:
         """Give the lock back, if it is held."""
         if self.held:
             self.stop.set()
             self.held = False
-            if self._text() == self.text:
+            if content(self.path) == self.text:
                 self.path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Shared memory of a killed run: MPI frees its segments in /dev/shm at the end, but nobody does after `kill -9`.
 
-Each rank notes the names of the segments it maps beside the checkpoints; the next start of the same run, which holds the lock and so
-knows the one before to be gone, removes them on each node. A rank killed inside MPI's own start has noted nothing: what MPI made, no
-process maps and is some seconds old goes as well.
+Each rank notes the segments it maps beside the checkpoints. The next start of the same run, which holds the lock and so knows the one
+before to be gone, removes them on each node. A rank killed inside MPI's own start has noted nothing: what MPI made, no process maps and
+is some seconds old goes as well.
 
 A note is a list of files to delete, in a folder that others may be able to write to. So only a note of this user's counts, and only
 what it names directly in /dev/shm that belongs to this user as well.
@@ -23,6 +23,7 @@ from dpfl_mpi.storage.files import replacing
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
 SHM = "/dev/shm/"
+MADE_BY_MPI = ("mpich_sh*", "sm_segment.*")  # MPICH, Open MPI
 ABANDONED_S = 5  # a rank maps what it makes within milliseconds
 
 
@@ -58,46 +59,29 @@ class Segments:
             self.path.parent.rmdir()
 
 
-def ours(path: str) -> bool:
-    """Return whether this is a regular file of this user's, no link."""
+def age(path: Path) -> float:
+    """Return the seconds since a regular file of this user's was written to, -1 where it is anything else."""
     with contextlib.suppress(OSError, ValueError):
-        found = os.lstat(path)
-        return found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode)
-    return False
+        found = path.lstat()
+        if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+            return max(0.0, time.time() - found.st_mtime)
+    return -1.0
 
 
-def named(note: Path) -> set[str]:
-    """Return the segments that a note names: files of this user's directly in /dev/shm."""
-    try:
-        names = read_text(note, SMALL, follow=False).split() if ours(str(note)) else []
-    except UserError:
-        return set()
-    return {n for n in names if re.fullmatch(rf"{SHM}[^/\0]+", n) and ours(n)}
-
-
-def unnoted() -> set[str]:
-    """Return MPICH's and Open MPI's segments of this user that are older than any rank takes to map what it made."""
-    names = set()
-    for path in [*Path(SHM).glob("mpich_sh*"), *Path(SHM).glob("sm_segment.*")]:
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > ABANDONED_S:
-                names.add(str(path))
-    return names
+def named(note: Path) -> set[Path]:
+    """Return what a note of this user's names directly in /dev/shm."""
+    with contextlib.suppress(UserError):
+        names = read_text(note, SMALL, follow=False).split() if age(note) >= 0 else []
+        return {Path(name) for name in names if re.fullmatch(rf"{SHM}[^/\0]+", name)}
+    return set()
 
 
 def remove_left(folder: Path) -> None:
     """Remove what an earlier, dead start left on this node; what any process maps is somebody's and stays."""
     notes = list(folder.glob(f"shm.{socket.gethostname()}.*"))
-    names = unnoted()
-    for note in notes:
-        names |= named(note)
-    if names:
-        for process in Path("/proc").glob("[0-9]*"):
-            names -= mapped(process.name)
-    for name in names:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-    for note in notes:
+    left = {path for note in notes for path in named(note) if age(path) >= 0}
+    left |= {path for names in MADE_BY_MPI for path in Path(SHM).glob(names) if age(path) > ABANDONED_S}
+    in_use = {name for process in Path("/proc").glob("[0-9]*") for name in mapped(process.name)} if left else set()
+    for path in [*(p for p in left if str(p) not in in_use), *notes]:
         with contextlib.suppress(OSError):  # another user's, or a folder
-            note.unlink(missing_ok=True)
+            path.unlink()

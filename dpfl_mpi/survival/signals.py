@@ -8,7 +8,6 @@ as a signal `--grace` seconds before it.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import re
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 REQUEUE = 75  # EX_TEMPFAIL: the same command goes on
 STALLED = 76  # two starts in a row kept nothing: the same command would do no better
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)  # USR2: the warning of a sweep's job on Slurm
+ALLOCATION = "end of the allocation"  # heard in place of a signal
+STALLED_TEXT = "two starts in a row kept no new checkpoint: give more time (--time), or let a checkpoint come sooner (--checkpoint_every 1)"
 CLEAR_S = 5.0  # before the end of an allocation, for the launcher to end and the script to requeue the job
 ASK_S = 20  # that squeue has for an answer
 STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
@@ -48,33 +49,23 @@ class Heard:
 
     at = 0.0  # monotonic time of the first signal, 0 before it
     name = ""
-    pipe = -1  # readable after each signal, even while the main thread waits inside MPI
-    into = -1  # its other end
+
+
+def hear(name: str) -> None:
+    """Raise the flag. Slurm sends CONT right after its warning: nothing lowers the flag again."""
+    if not Heard.at:
+        Heard.at, Heard.name = time.monotonic(), name
+
+
+def handler(number: int, _: object) -> None:
+    """Hear a signal."""
+    hear(signal.Signals(number).name)
 
 
 def listen() -> None:
     """Let USR1, USR2, TERM and INT raise the flag from now on instead of ending the process. Main thread only."""
-    out, into = os.pipe()
-    os.set_blocking(into, False)
-    os.set_blocking(out, False)
-    Heard.pipe, Heard.into = out, into
-    signal.set_wakeup_fd(into, warn_on_full_buffer=False)
     for number in SIGNALS:
-        signal.signal(number, lambda number, _: hear(number))
-
-
-def close_pipe(wakeup: int) -> None:
-    """Close what `listen` has opened; the number of a signal is written to `wakeup` from now on, -1: nowhere. Main thread only."""
-    signal.set_wakeup_fd(wakeup)  # first: no signal may be written into a file that has the pipe's number next
-    os.close(Heard.into)
-    os.close(Heard.pipe)
-    Heard.pipe = Heard.into = -1
-
-
-def hear(number: int) -> None:
-    """Raise the flag. Slurm sends CONT right after its warning: nothing lowers the flag again."""
-    if not Heard.at:
-        Heard.at, Heard.name = time.monotonic(), signal.Signals(number).name
+        signal.signal(number, handler)
 
 
 class Watch:
@@ -96,11 +87,15 @@ class Watch:
             self.grace = min(job.grace, left / 2)  # a short job would otherwise leave before it began
         self.code = REQUEUE
         self.leaving = False
-        self._over, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
         self._arm()
+        # readable after each signal, even while the main thread waits inside MPI, and so runs no handler
+        self._out, self._into = os.pipe()
+        os.set_blocking(self._into, False)
+        self._main = threading.current_thread() is threading.main_thread()
+        self._before = signal.set_wakeup_fd(self._into, warn_on_full_buffer=False) if self._main else -1
         self._thread.start()
         return self
 
@@ -108,10 +103,12 @@ class Watch:
         self.leaving = True
         if self.job.watchdog:
             faulthandler.cancel_dump_traceback_later()
-        os.write(self._wake, b"x")
+        if self._main:
+            signal.set_wakeup_fd(self._before)
+        os.write(self._into, b"\0")
         self._thread.join()
-        os.close(self._wake)
-        os.close(self._over)
+        os.close(self._into)
+        os.close(self._out)
 
     def begin(self, t: int) -> None:
         """Mark the start of round t."""
@@ -134,13 +131,13 @@ class Watch:
         now = time.monotonic()
         length = now - self.started if self.round > 0 else 0.0  # as in `begin`
         if more and now + length + spare > self.ends:
-            hear_end()
+            hear(ALLOCATION)
         return self._asked() > 0
 
     def _asked(self) -> float:
         """Return when to leave was first asked for, 0 where it was not."""
-        if not Heard.at and time.monotonic() > self.ends - self.grace:
-            hear_end()
+        if time.monotonic() > self.ends - self.grace:
+            hear(ALLOCATION)
         return Heard.at
 
     def _watch(self) -> None:
@@ -160,25 +157,18 @@ class Watch:
                 if now >= hung:
                     return self._hung()
                 wait = min(wait, hung - now)
-            pipes = [self._over, *([Heard.pipe] if Heard.pipe >= 0 else [])]
-            ready = select.select(pipes, [], [], max(wait, 0.01))[0]
-            if Heard.pipe in ready:
-                with contextlib.suppress(BlockingIOError):
-                    for number in os.read(Heard.pipe, 64):
-                        if number in SIGNALS:
-                            hear(number)
+            if select.select([self._out], [], [], max(wait, 0.01))[0]:
+                for number in os.read(self._out, 64):
+                    if number in SIGNALS and signal.getsignal(number) is handler:
+                        handler(number, None)
 
     def _cut(self) -> None:
         """End all ranks: the round would outlast the grace time."""
         if not self._first():
             return
         replay = f"{again_text(self.job)} replays it from the last checkpoint"
-        again = replay if self.code == REQUEUE else stalled_text()
-        print(
-            f"{Heard.name}: round {self.round} would outlast --grace {self.grace:g}, stopped at once; {again}",
-            file=sys.stderr,
-            flush=True,
-        )
+        again = replay if self.code == REQUEUE else STALLED_TEXT
+        tell(f"{Heard.name}: round {self.round} would outlast --grace {self.grace:g}, stopped at once; {again}")
         self.on_abort()
         self.world.abort(self.code)
 
@@ -189,12 +179,8 @@ class Watch:
             faulthandler.dump_traceback(file)
             file.seek(0)
             text = file.read()
-        print(
-            f"--watchdog: rank {self.world.rank} of {self.world.size} has not finished round {self.round} "
-            f"in {self.job.watchdog:g} s; it is at\n{text}",
-            file=sys.stderr,
-            flush=True,
-        )
+        late = f"has not finished round {self.round} in {self.job.watchdog:g} s"
+        tell(f"--watchdog: rank {self.world.rank} of {self.world.size} {late}; it is at\n{text}")
         time.sleep(2)  # for the other ranks to print theirs
         if self._first():
             self.on_abort()
@@ -205,6 +191,11 @@ class Watch:
         if not self.world.root:
             time.sleep(STEP_BEHIND)
         return not self.leaving
+
+
+def tell(text: str) -> None:
+    """Print a text on stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def slurm_job() -> str:
@@ -225,29 +216,16 @@ def seconds_left() -> float | None:
         return None
     try:
         ask = ["squeue", "-h", "-j", job, "-o", "%L"]  # [days-][[hours:]minutes:]seconds, or UNLIMITED and the like
-        text = subprocess.run(
-            ask, capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL
-        ).stdout.strip()
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", done.stdout.strip())
     if not found:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def hear_end() -> None:
-    """Raise the flag because the allocation is about to end."""
-    if not Heard.at:
-        Heard.at, Heard.name = time.monotonic(), "end of the allocation"
-
-
 def again_text(job: Job) -> str:
     """Return which command goes on from a checkpoint: repeated with --fresh, outside of a requeued job, it would delete it."""
     return "the same command without --fresh" if job.fresh else "the same command"
-
-
-def stalled_text() -> str:
-    """Return what to say where starting again would not help."""
-    return "two starts in a row kept no new checkpoint: give more time (--time), or let a checkpoint come sooner (--checkpoint_every 1)"

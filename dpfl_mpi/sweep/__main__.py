@@ -11,11 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import shlex
-import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,74 +22,19 @@ from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import changed, check, fields, to_flags
 from dpfl_mpi.settings.run import old_flags
-from dpfl_mpi.survival.signals import REQUEUE, slurm_job
 from dpfl_mpi.sweep import here
 from dpfl_mpi.sweep.flags import parser, split
 from dpfl_mpi.sweep.interrupt import ended_as_by_ctrl_c
-from dpfl_mpi.sweep.jobs import executor, minutes, submit
+from dpfl_mpi.sweep.jobs import minutes, sbatch_text, submit
 from dpfl_mpi.sweep.known import ASK_S, Known, Queue, follow, recall
 from dpfl_mpi.sweep.table import Live
 from dpfl_mpi.sweep.wanted import choose, grid, only, runs_of, trials
 
-SLURM_S = 60  # that squeue and scontrol have for an answer
-ROOT_S = 15.0  # that the other ranks leave root to requeue the job
 
-
-# on Slurm ----------------------------------------------------------------------------------------------------------------
-def compute(arguments: list[str]) -> int:
-    """Compute one Run as one rank of the world that srun started: the function that is submitted. Returns 0.
-
-    Slurm's warning is heard by the Run, which installs its handlers after submitit's: those would requeue at once, and for ever. It leaves
-    with a code that says whether the same command would get further, in order or, where a round is too long, by an abort.
-    """
-    from dpfl_mpi.__main__ import main
-
-    try:
-        main(arguments, before_abort)
-    except SystemExit as end:  # it left in order: submitit would call that a failure
-        requeue(end.code)
-        raise
-    return 0
-
-
-def before_abort(code: int) -> None:
-    """Requeue the job before its ranks are aborted with 75: nothing runs after that. The other ranks leave root the time for it."""
-    requeue(code)
-    if code == REQUEUE and os.environ.get("SLURM_PROCID", "0") != "0":
-        time.sleep(ROOT_S)
-
-
-def requeue(code: object) -> None:
-    """Let Slurm start this job again where its Run left with 75: rank 0 asks. A cancelled job is no longer RUNNING."""
-    if code != REQUEUE or os.environ.get("SLURM_PROCID", "0") != "0":
-        return
-    job_id = slurm_job()
-    try:
-        ask = ["squeue", "-h", "-j", job_id, "-o", "%T"]
-        state = subprocess.run(ask, capture_output=True, text=True, timeout=SLURM_S)
-        if state.stdout.strip() == "RUNNING":
-            subprocess.run(["scontrol", "requeue", job_id], timeout=SLURM_S)
-    except (OSError, subprocess.TimeoutExpired) as error:  # the ranks must leave all the same
-        print(f"error: job {job_id} could not be requeued ({error}); --retry goes on", file=sys.stderr, flush=True)
-
-
-def again(arguments: list[str]) -> Any:
-    """Return the same submission: a job that is warned before its Run listens goes on from the Run's own checkpoint."""
-    from submitit.helpers import DelayedSubmission
-
-    return DelayedSubmission(compute, arguments)
-
-
-compute.checkpoint = again  # type: ignore[attr-defined]  # where submitit looks for it
-
-
-# everywhere --------------------------------------------------------------------------------------------------------------
 def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
     """Print what would be submitted: the sbatch text, or the commands."""
-    if args.cluster == "slurm":
-        inner = executor(args, Path(job.results) / "sweeps" / "TIME")._executor
-        inner.parameters["map_count"] = len(todo)
-        print(inner._make_submission_file_text(inner._submitit_command_str, "dry"))
+    if args.cluster == "slurm" and todo:
+        print(sbatch_text(args, len(todo)))
     for k in todo:
         line = shlex.join(to_flags(changed(k.run) | changed(dataclasses.replace(job, out=str(k.path)))))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
@@ -131,17 +73,19 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
     todo = [k for k in known if k.look(queue.jobs).state in again_too]
     if args.dry_run:
-        show_text(args, job, todo)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # submitit's own
+            show_text(args, job, todo)
         return 0
     if todo and not args.list and args.cluster == "slurm":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # submitit's own
-            submit(compute, args, job, todo, known)
+            submit(args, job, todo, known, queue.jobs)
         queue = Queue(known)  # what was said before knows nothing of these jobs
     elif todo and not args.list:
         here.compute(args, job, todo, known, live, queue)
     if args.watch:
-        follow(known, live, queue, ASK_S if any(k.cluster == "slurm" for k in known) else here.LOOK_S)
+        follow(known, live, queue, ASK_S if any(k.on_slurm for k in known) else here.LOOK_S)
     failed = report(known, live, queue)
     for line in left_out:  # again: the first time was hours ago
         print(f"\n{line}")

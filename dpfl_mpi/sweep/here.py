@@ -21,58 +21,36 @@ from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.survival.signals import REQUEUE
 from dpfl_mpi.sweep import interrupt
 from dpfl_mpi.sweep.jobs import flags_of, minutes, new_folder
-from dpfl_mpi.sweep.known import Known, Queue, follow, recall, remember
+from dpfl_mpi.sweep.known import Known, Queue, Submission, follow, recall
 from dpfl_mpi.sweep.table import Live
 from dpfl_mpi.sweep.wanted import bases
 
 LOOK_S = 0.5  # between two looks at the Runs of this machine
-UNSET = "unset"  # a CUDA_VISIBLE_DEVICES that is not there: every GPU is visible
 LEAVING_S = 60.0  # that interrupted Runs have to end their round
-TAKEN = ("finished", "running", "waiting")  # states of a Run that is, or was, somebody's
 
 
-# GPUs --------------------------------------------------------------------------------------------------------------------
-class Slots:
-    """Which GPUs of this machine each Run computes on. Without any, every Run keeps the environment of the sweep.
-
-    `groups` are values of CUDA_VISIBLE_DEVICES, as many GPUs in each as a Run has.
-    """
-
-    def __init__(self, gpus: list[str], per_run: int, runs_per_gpu: int):
-        self.groups = [",".join(gpus[i : i + per_run]) for i in range(0, len(gpus) - per_run + 1, per_run)]
-        self.most = len(self.groups) * runs_per_gpu  # Runs at once; 0: GPUs are no limit
-
-    def free(self, taken: list[str]) -> str:
-        """Return the group with the fewest Runs, the first of them; `taken` holds the group of each Run that goes on."""
-        return min(self.groups, key=taken.count, default=os.environ.get("CUDA_VISIBLE_DEVICES", UNSET))
-
-
-def slots_of(args: argparse.Namespace, job: Job) -> Slots:
-    """Return the GPUs for Runs of this machine: --gpus of them per Run, --runs_per_gpu Runs on each."""
+def gpu_groups(args: argparse.Namespace, job: Job) -> list[str]:
+    """Return the values of CUDA_VISIBLE_DEVICES that Runs of this machine take turns in, --gpus GPUs in each; [] where GPUs are no matter."""
     gpus = [] if job.device == "cpu" else visible_gpus()
     if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
         raise UserError(
             f"--gpus is {args.gpus}; a Run can have 1 or more of the GPUs that are visible here ({len(gpus)})"
         )
-    out = Slots(gpus, args.gpus or 1, args.runs_per_gpu)
+    each = args.gpus or 1
     if gpus and args.cluster == "local":
         print(
-            f"GPUs visible here: {len(gpus)}; per Run {args.gpus or 1}, Runs on each {args.runs_per_gpu}; --device cpu uses the cores",
+            f"GPUs visible here: {len(gpus)}; per Run {each}, Runs on each {args.runs_per_gpu}; --device cpu uses the cores",
             flush=True,
         )
-    if gpus and args.runs_per_gpu > 1 and not mps_runs():
+    # a daemon of CUDA's Multi-Process Service: kernels of several processes then run side by side
+    mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"
+    if gpus and args.runs_per_gpu > 1 and not mps.exists():
         print(
             "warning: Runs that share a GPU take turns on it; CUDA's MPS does not run here", file=sys.stderr, flush=True
         )
-    return out
+    return [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)]
 
 
-def mps_runs() -> bool:
-    """Return whether a daemon of CUDA's Multi-Process Service listens here: kernels of several processes then run side by side."""
-    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
-
-
-# Runs --------------------------------------------------------------------------------------------------------------------
 class Begun:
     """A Run that this sweep has begun: its mpirun, in a session of its own.
 
@@ -81,13 +59,11 @@ class Begun:
 
     def __init__(self, k: Known, flags: list[str], gpus: str, ranks: int, log: Path | None, limit: float):
         self.known, self.gpus = k, gpus
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": gpus}
-        if gpus == UNSET:
-            del env["CUDA_VISIBLE_DEVICES"]
+        env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
         # Open MPI binds one or two ranks to the first cores: all Runs at once would share those
         self.command = ["mpirun", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *flags]
-        with explained("mpirun cannot be started"), contextlib.ExitStack() as stack:
-            out = stack.enter_context(open(log, "ab")) if log else None
+        with explained("mpirun cannot be started"), open(log or os.devnull, "ab") as file:
+            out = file if log else None
             self.process = subprocess.Popen(
                 self.command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
@@ -120,15 +96,16 @@ class Computing:
         self, args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
     ):
         self.args, self.job, self.known, self.live, self.queue = args, job, known, live, queue
-        self.slots = slots_of(args, job)
+        self.groups = gpu_groups(args, job)
         self.foreground = args.cluster == "debug"
-        cores = max(1, len(os.sched_getaffinity(0)) // args.ranks)
-        self.at_once = 1 if self.foreground else min(args.max_parallel or cores, self.slots.most or sys.maxsize)
+        room = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
+        room = min(room, len(self.groups) * args.runs_per_gpu) if self.groups else room
+        self.at_once = 1 if self.foreground else room
         self.limit = 60.0 * minutes(args.time) if args.time else float("inf")
         self.base_of = bases(known)
-        self.needed = {base.path.name for base in self.base_of.values()}
-        self.left = sorted(todo, key=lambda k: k.path.name not in self.needed)
-        self.before = {k.path.name: (k.folder, k.job_id) for k in todo}
+        self.needed = {base.path for base in self.base_of.values()}
+        self.left = sorted(todo, key=lambda k: k.path not in self.needed)
+        self.before = {k.path: (k.folder, k.job_id) for k in todo}
         self.folder = new_folder(job)
         self.begun: list[Begun] = []
 
@@ -149,20 +126,22 @@ class Computing:
         """Return the Runs that compute."""
         return [run for run in self.begun if run.goes_on()]
 
+    def state(self, k: Known) -> str:
+        """Return what is known of a Run now, in one word."""
+        return k.look(self.queue.jobs).state
+
     def ready(self, k: Known) -> bool:
         """Return whether a Run's base, if it has one, is no longer computed or waited for."""
         base = self.base_of.get(k.path.name)
-        return base is None or (
-            base not in self.left and base.look(self.queue.jobs).state not in ("running", "waiting")
-        )
+        return base is None or (base not in self.left and self.state(base) not in ("running", "waiting"))
 
     def may_begin(self, k: Known) -> bool:
         """Return whether a Run is still nobody's and its base has not failed; it is looked at again, as several sweeps may share their Runs."""
         recall(self.known, self.folder.parent)
-        if k.look(self.queue.jobs).state in TAKEN or (k.folder, k.job_id) != self.before[k.path.name]:
+        if self.state(k) in ("finished", "running", "waiting") or (k.folder, k.job_id) != self.before[k.path]:
             return False  # by another sweep
         base = self.base_of.get(k.path.name)
-        if base and base.look(self.queue.jobs).state == "failed":
+        if base and self.state(base) == "failed":
             print(f"{k.path.stem} is not begun: {base.path.stem}, which it goes on from, failed", flush=True)
             return False
         return True
@@ -172,8 +151,9 @@ class Computing:
         if self.foreground:
             print(f"--- {k.path.stem}", flush=True)
         log = None if self.foreground else self.folder / f"{k.path.stem}.log"
-        gpus = self.slots.free([run.gpus for run in self.going()])
-        run = Begun(k, flags_of(k, self.job, k.path.name in self.needed), gpus, self.args.ranks, log, self.limit)
+        taken = [run.gpus for run in self.going()]
+        gpus = min(self.groups, key=taken.count, default="")  # the first of those with the fewest Runs
+        run = Begun(k, flags_of(k, self.job, k.path in self.needed), gpus, self.args.ranks, log, self.limit)
         self.begun.append(run)
         self.note()
         if self.foreground and (code := run.process.wait()):
@@ -190,10 +170,11 @@ class Computing:
 
     def note(self) -> None:
         """Write down which process computes which Run, for other sweeps and the next call."""
-        named = {run.known.path.name: run for run in self.begun}
-        pids = {name: str(run.process.pid) for name, run in named.items()}
-        since = {name: run.born for name, run in named.items()}
-        remember(self.folder, pids, self.args.cluster, since, [name for name, run in named.items() if run.stopped])
+        runs = {run.known.path.name: run for run in self.begun}
+        pids = {name: str(run.process.pid) for name, run in runs.items()}
+        began = {name: run.born for name, run in runs.items()}
+        stopped = [name for name, run in runs.items() if run.stopped]
+        Submission(self.args.cluster, pids, began, stopped).remember(self.folder)
         recall(self.known, self.folder.parent)
 
     def leave(self) -> None:

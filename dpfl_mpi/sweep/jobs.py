@@ -1,4 +1,4 @@
-"""Submitting the Runs of a sweep to Slurm, by submitit."""
+"""The Runs of a sweep as jobs on Slurm, by submitit: what is submitted, and what one rank of a job does."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import os
 import shlex
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
+from dpfl_mpi.survival.signals import REQUEUE, slurm_job
 from dpfl_mpi.sweep.flags import MINUTES
-from dpfl_mpi.sweep.known import Known, queued, recall, remember
+from dpfl_mpi.sweep.known import Known, Submission, recall
 from dpfl_mpi.sweep.wanted import bases
 
+SLURM_S = 60  # that squeue and scontrol have for an answer
+ROOT_S = 15.0  # that the other ranks leave root to requeue the job
 WARNING_S = 120  # before the end of a job, or half of a shorter one
 GRACE_S = 100.0  # of them for the round to end, unless told; the rest is for leaving
 # A killed start leaves MPICH's shared memory under the name of its job and step, on which MPI_Init of another one fails. The steps of a
@@ -32,17 +37,61 @@ STEPS = (
 SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced where it is there
 
 
-def executor(args: argparse.Namespace, folder: Path, more: dict[str, Any] | None = None) -> Any:
-    """Return submitit's executor with the resources of the command line, and `more` options of sbatch.
+# in a job ----------------------------------------------------------------------------------------------------------------
+def compute(arguments: list[str]) -> int:
+    """Compute one Run as one rank of the world that srun started: the function that is submitted. Returns 0.
 
-    That of --dry_run needs no Slurm: submitit, which looks for srun, is told that it is there.
+    Slurm's warning is heard by the Run, which installs its handlers after submitit's: those would requeue at once, and for ever. It leaves
+    with a code that says whether the same command would get further, in order or, where a round is too long, by an abort.
     """
+    from dpfl_mpi.__main__ import main
+
+    try:
+        main(arguments, before_abort)
+    except SystemExit as end:  # it left in order: submitit would call that a failure
+        requeue(end.code)
+        raise
+    return 0
+
+
+def before_abort(code: int) -> None:
+    """Requeue the job before its ranks are aborted with 75: nothing runs after that. The other ranks leave root the time for it."""
+    requeue(code)
+    if code == REQUEUE and os.environ.get("SLURM_PROCID", "0") != "0":
+        time.sleep(ROOT_S)
+
+
+def requeue(code: object) -> None:
+    """Let Slurm start this job again where its Run left with 75: rank 0 asks. A cancelled job is no longer RUNNING."""
+    if code != REQUEUE or os.environ.get("SLURM_PROCID", "0") != "0":
+        return
+    job_id = slurm_job()
+    try:
+        ask = ["squeue", "-h", "-j", job_id, "-o", "%T"]
+        state = subprocess.run(ask, capture_output=True, text=True, timeout=SLURM_S)
+        if state.stdout.strip() == "RUNNING":
+            subprocess.run(["scontrol", "requeue", job_id], timeout=SLURM_S)
+    except (OSError, subprocess.TimeoutExpired) as error:  # the ranks must leave all the same
+        print(f"error: job {job_id} could not be requeued ({error}); --retry goes on", file=sys.stderr, flush=True)
+
+
+def again(arguments: list[str]) -> Any:
+    """Return the same submission: a job that is warned before its Run listens goes on from the Run's own checkpoint."""
+    from submitit.helpers import DelayedSubmission
+
+    return DelayedSubmission(compute, arguments)
+
+
+compute.checkpoint = again  # type: ignore[attr-defined]  # where submitit looks for it
+
+
+# submitting --------------------------------------------------------------------------------------------------------------
+def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
+    """Return submitit's executor with the resources of the command line, and `more` options of sbatch."""
     import submitit
 
-    there = mock.patch.object(submitit.SlurmExecutor, "affinity", return_value=1)
     try:
-        with there if args.dry_run else contextlib.nullcontext():
-            out = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10000)
+        out = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10000)
     except RuntimeError as error:
         raise UserError(f"--cluster is slurm: {error}") from None
     extra: dict[str, Any] = {"requeue": True}
@@ -64,7 +113,7 @@ def executor(args: argparse.Namespace, folder: Path, more: dict[str, Any] | None
         slurm_srun_args=[f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"],
         slurm_setup=[*site, f"export OMP_NUM_THREADS={args.cpus}", STEPS],
         slurm_signal_delay_s=min(WARNING_S, limit * 60 // 2),
-        slurm_additional_parameters=extra | (more or {}),
+        slurm_additional_parameters=extra | more,
     )
     return out
 
@@ -109,10 +158,23 @@ def taken_by_slurm(before: int) -> Iterator[None]:
         raise UserError(f"Slurm refuses the jobs: {lines[-1].removeprefix('sbatch: error: ')}{others}") from None
 
 
-def submit(
-    compute: Callable[[list[str]], int], args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]
-) -> None:
-    """Submit `compute` for each of these Runs: one array, and after it, one by one, the Runs that go on from another's models.
+def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
+    """Return what sbatch would get for so many Runs. It needs no Slurm: submitit hands it to an sbatch that takes everything."""
+    before = os.environ.get("PATH", "")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("sbatch", "srun"):
+            Path(folder, name).write_text("#!/bin/sh\necho Submitted batch job 1\n")
+            Path(folder, name).chmod(0o755)
+        os.environ["PATH"] = f"{folder}{os.pathsep}{before}"
+        try:
+            first, *_ = executor(args, Path(folder)).map_array(compute, [[]] * tasks)
+            return str(first.paths.submission_file.read_text()).replace(folder, "FOLDER")
+        finally:
+            os.environ["PATH"] = before
+
+
+def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Sequence[Known], queue: set[str]) -> None:
+    """Submit `todo`, of all Runs that are `known`: one array, and after it, one by one, those that go on from another's models.
 
     Such a job waits until its base has ended well. Slurm cancels it where the base fails.
     """
@@ -120,27 +182,27 @@ def submit(
         raise UserError(
             f"--results is {job.results}; Slurm replaces % in the names of logs, so its whole path must have none on a cluster"
         )
-    queue = queued(known)
-    after = {name: base for name, base in bases(known).items() if base in todo or base.alive(queue)}
-    needed = {base.path.name for base in bases(known).values()}
+    base_of = bases(known)
+    needed = {base.path for base in base_of.values()}
+    after = [k for k in todo if (base := base_of.get(k.path.name)) and (base in todo or base.alive(queue))]
+    first = [k for k in todo if k not in after]
     folder = new_folder(job)
-    first = [k for k in todo if k.path.name not in after]
     if job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)
-    lines = [flags_of(k, job, k.path.name in needed) for k in first]
+    lines = [flags_of(k, job, k.path in needed) for k in first]
     with taken_by_slurm(0):
         array = executor(args, folder).map_array(compute, lines) if first else []
     jobs = {k.path.name: j.job_id for k, j in zip(first, array, strict=True)}
-    remember(folder, jobs, "slurm")
-    for k in (k for k in todo if k.path.name in after):
-        base = after[k.path.name]
+    Submission("slurm", jobs).remember(folder)
+    for k in after:
+        base = base_of[k.path.name]
         wait = {"dependency": f"afterok:{jobs.get(base.path.name, base.job_id)}", "kill_on_invalid_dep": "yes"}
         with taken_by_slurm(len(jobs)):
-            jobs[k.path.name] = executor(args, folder, wait).submit(compute, flags_of(k, job, False)).job_id
-        remember(folder, jobs, "slurm")
+            jobs[k.path.name] = executor(args, folder, **wait).submit(compute, flags_of(k, job, False)).job_id
+        Submission("slurm", jobs).remember(folder)
     recall(known, folder.parent)
     numbers = list(dict.fromkeys(number.split("_")[0] for number in jobs.values()))
     # submitit makes one job no array
     what = f"{len(array)} jobs as array {numbers[0]}" if len(array) > 1 else f"job {numbers[0]}"
-    later = len(jobs) - len(array) if array else len(jobs) - 1
+    later = len(jobs) - max(1, len(array))
     print(f"submitted {what}{f' and {later} that wait for others' if later else ''}; logs in {folder}", flush=True)

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 HEADER = ("run", "state", "round", "test %")
@@ -24,6 +24,10 @@ class Row:
     round: int
     rounds: int
     accuracy: float
+
+    def now(self, state: str) -> Row:
+        """Return the same in another state."""
+        return replace(self, state=state)
 
     def cells(self) -> tuple[str, str, str, str]:
         """Return what the table shows."""

@@ -148,7 +148,7 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
     return "\n".join([*lines, f"best by validation: {name}={best}{tie}"])
 
 
-def bases(known: list[Known]) -> dict[str, Known]:
+def bases(known: Sequence[Known]) -> dict[str, Known]:
     """Return the base of each fine-tuned Run whose base is in the sweep, too, by the name of the tuned one's result.
 
     The base is the same Run with --finetune_epochs 0. With its models kept, the tuned Run starts from them: the rounds are computed once.

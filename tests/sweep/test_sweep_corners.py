@@ -319,7 +319,7 @@ def test_a_run_that_gets_no_further_is_named_with_that_sentence(tmp_path, bin_fo
     """What Slurm says of the ranks that it ends comes after it, and is longer than what is shown of a log."""
     submitted(tmp_path, Run(**starts.small(seed=1)), "39")
     monkeypatch.setattr(known, "BLIND_S", 0)
-    said = f"SIGUSR2: round 3 would outlast --grace 100, stopped at once; {signals.stalled_text()}"
+    said = f"SIGUSR2: round 3 would outlast --grace 100, stopped at once; {signals.STALLED_TEXT}"
     (tmp_path / "sweeps/1/39_0_log.err").write_text(said + "\nsrun: error: n1: task 0: Exited\n" * 8)
     assert sweep.main(words(tmp_path, "--seeds", "1", "--list")) == 1
     assert capsys.readouterr().out.endswith(f" failed (job 39, --retry submits it again):\n{said}\n")
