@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,6 @@ import pytest
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
-from dpfl_mpi.survival.lock import Lock, myself
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -214,26 +212,6 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
         if process is not None and process.poll() is not None:
             raise AssertionError(f"ended early with {process.returncode}: {process.communicate()[1]}")
         time.sleep(0.02)
-
-
-def owned_by(out: Path, age: float = 0.0, **changes: object) -> Path:
-    """Write the lock of a results file as one of another run, last touched `age` seconds ago; return it. Without `changes` it is of this process."""
-    path = out.with_name(f"{out.name}.lock")
-    path.write_text(json.dumps(myself() | changes))
-    os.utime(path, (time.time() - age,) * 2)
-    return path
-
-
-def taken(out: Path, age: float = 0.0, **changes: object) -> bool:
-    """Return whether a new run takes over a lock that is `owned_by` another."""
-    owned_by(out, age, **changes)
-    mine = Lock(out)
-    try:
-        mine.acquire(patience=0.2)
-    except UserError:
-        return False
-    mine.release()
-    return True
 
 
 def same(a: Path, b: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import signal
 from pathlib import Path
@@ -11,19 +13,23 @@ import numpy as np
 import pytest
 import starts
 import torch
+from launch import federation
 from mpi4py import MPI
 
+from dpfl_mpi import prepare
+from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import names
+from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.settings.texts import every
-from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage import foreign
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
@@ -32,6 +38,20 @@ from dpfl_mpi.survival.checkpoint import Checkpoints
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small run, computed without a stop."""
     return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5")
+
+
+@contextlib.contextmanager
+def begun(out: Path, still_ours=lambda: None, **job: object):
+    """Give (the Federation of the small run after round 0, its state, its Recorder, its Checkpoints)."""
+    fed = federation(starts.small(), out=str(out))
+    recorder = Recorder(out, fed.run, fed.about, {"time": "now"})
+    fed.begin_round(0)
+    state = find("method", fed.run.method).init(fed)
+    try:
+        yield fed, state, recorder, Checkpoints(out, fed.run, Job(out=str(out), **job), fed.world, still_ours)
+    finally:
+        recorder.abandon()
+        fed.close()
 
 
 def newest(out: Path, kind: str) -> Path:
@@ -227,6 +247,9 @@ def test_every_kind_of_state_comes_back(tmp_path):
             "row": torch.rand(16, dtype=torch.float64),
             "table": np.eye(3),
             "empty": np.zeros((0, 4), np.int64),
+            "nothing": np.zeros(0),
+            "beta": torch.tensor(0.5, dtype=torch.float64),  # a tensor and an array without axes
+            "seven": np.array(7),
             "count": 3,
             "share": np.float64(0.1),
             "yes": True,
@@ -243,14 +266,14 @@ def test_every_kind_of_state_comes_back(tmp_path):
     back = Checkpoints(tmp_path / "run.h5", run, job, world).restore(fresh)
     assert back is not None
     assert fresh.round == 5
-    for name, value in state["client"].items():
-        assert type(back["client"][name]) is type(value)
-        assert values.numpy_of(back["client"][name]).tobytes() == values.numpy_of(value).tobytes()
     shared = back["shared"]
+    for name, value in {**state["client"], **state["shared"]}.items():
+        if isinstance(value, torch.Tensor | np.ndarray):
+            found = {**back["client"], **shared}[name]
+            assert type(found) is type(value) and found.dtype == value.dtype and found.shape == value.shape
+            assert values.numpy_of(found).tobytes() == values.numpy_of(value).tobytes()
     assert shared["omega"].indptr.tolist() == graph.indptr.tolist()
     assert shared["omega"].senders.tolist() == graph.senders.tolist()
-    assert torch.equal(shared["row"], state["shared"]["row"])
-    assert np.array_equal(shared["table"], np.eye(3)) and shared["empty"].shape == (0, 4)
     assert [shared[n] for n in ("count", "share", "yes", "name", "none")] == [3, 0.1, True, "x", None]
     assert [list(part) for part in parts.state()] == [
         ["best", "best_round", "best_val", "best_test", "best_confusion", "last_test", "epochs", "steps"],
@@ -262,12 +285,6 @@ def test_every_kind_of_state_comes_back(tmp_path):
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), name
     assert all(torch.equal(fresh.training.momentum[n], parts.training.momentum[n]) for n in ("w", "v"))
     fresh.close()
-
-    with (
-        pytest.raises(TypeError, match="cannot hold state/odd: it is a set"),
-        h5py.File(tmp_path / "x.h5", "w") as file,
-    ):
-        values.write(file, "state/odd", {1})
 
 
 def test_files_are_plain_hdf5(tmp_path, monkeypatch):
@@ -285,14 +302,7 @@ def test_files_are_plain_hdf5(tmp_path, monkeypatch):
             file.visititems(check)
     assert {"/state/w", "/momentum/w", "/federation/best", "/client/shard", "/state/omega/indptr"} <= set(seen)
     with h5py.File(newest(out, "manifest"), "r") as file:
-        assert len(json.loads(file.attrs["shards"])) == 1
-
-
-def test_nothing_half_written_is_left(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="no space"), replacing(tmp_path / "file") as path:
-        path.write_text("half")
-        raise OSError("no space")
-    assert list(tmp_path.iterdir()) == []
+        assert json.loads(file.attrs["schema"])["state/w"]["kind"] == "tensor"
 
 
 def test_checkpoint_every_takes_rounds_a_time_or_never():
@@ -311,3 +321,174 @@ def test_never_keeps_none(tmp_path, monkeypatch):
     out = tmp_path / "run.h5"
     starts.cut_after(monkeypatch, 2, out, checkpoint_every="never")
     assert starts.checkpoint_rounds(out) == []
+
+
+def test_a_checkpoint_has_the_results_of_its_own_run(tmp_path):
+    run, path = Run(**starts.small()).resolve(), tmp_path / "run.h5"
+    recorder = Recorder(path, run, {"parameters": 1}, {"time": "now"})
+    recorder.append({"round/number": np.int64(0)})
+    other = Recorder(path, run, {"parameters": 2}, {"time": "later"})  # another run has made the file anew
+    recorder.copy(tmp_path / "copy.h5")
+    for each in (recorder, other):
+        each.abandon()
+    with h5py.File(tmp_path / "copy.h5", "r") as copy, h5py.File(path, "r") as theirs:
+        assert (copy["meta"].attrs["parameters"], theirs["meta"].attrs["parameters"]) == (1, 2)
+        assert copy["round/number"][:].tolist() == [0] and "round" not in theirs
+
+
+def test_nothing_is_replaced_or_deleted_once_the_lock_is_lost(tmp_path):
+    lost: list[bool] = []
+
+    def check() -> None:
+        if lost:
+            raise KeyboardInterrupt  # in place of the end of all ranks
+
+    out = tmp_path / "run.h5"
+    with begun(out, check) as (fed, state, recorder, store):
+        store.save(fed, state, recorder)
+        theirs = store.folder / "000001.0123456789ab.results.h5"
+        theirs.touch()
+        lost.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(fed, state, recorder)
+        with pytest.raises(KeyboardInterrupt):
+            store.clear()
+        assert theirs.exists() and starts.checkpoint_rounds(out) == [0]
+
+
+# data that were prepared anew --------------------------------------------------------------------------------------------
+SHIPPED = {"dataset": "cifar10", "partition": "pathological", "classes_per_client": 2}
+
+
+def stage(seed: int, labels: int = 0) -> None:
+    """Prepare CIFAR-10's file in its usual place from small pictures; `seed` draws them, `labels` turns their classes."""
+    from dpfl_mpi.datasets.cifar10 import CLASSES, MEAN, STD
+
+    rng = np.random.default_rng(seed)
+    parts = []
+    for m in (480, 160):
+        parts += [rng.integers(0, 255, (m, 8, 8, 3)).astype(np.uint8), (np.arange(m) // (1 + labels)) % 10]
+    Path("data").mkdir(exist_ok=True)
+    prepare.write(Arrays(*parts, CLASSES, MEAN, STD), "cifar10", Path("data/cifar10.h5"))
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """The small run on a shipped data set, in a folder with its data: the key of the Run does not have their content."""
+    monkeypatch.chdir(tmp_path)
+    stage(1)
+    fields = {n: v for n, v in starts.small(**SHIPPED).items() if n != "data"}
+    assert "data" not in Run(**fields).resolve().key()
+    return fields
+
+
+def test_a_checkpoint_is_not_mixed_with_data_made_anew(shipped, monkeypatch):
+    whole, out = starts.here(Path("whole.h5"), shipped), Path("run.h5")
+    starts.cut_after(monkeypatch, 3, out, shipped)
+    for again, different in (((2, 0), "content of the data"), ((1, 1), "content of the data, partition")):
+        stage(*again)
+        with pytest.raises(UserError) as error:
+            starts.here(out, shipped)
+        assert str(error.value) == (
+            f"run.h5.checkpoint holds a checkpoint of a run on other data (different: {different}); bring back the data that it began with, "
+            "choose another --out, or start over with --fresh"
+        )
+    stage(1)
+    starts.here(out, shipped)
+    assert starts.same(out, whole)
+
+
+def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
+    out = starts.here(Path("run.h5"), shipped)
+    before, then = out.read_bytes(), stated_sha256()
+    stage(2)
+    now = stated_sha256()
+    with pytest.raises(UserError) as error:
+        starts.here(out, shipped)
+    assert str(error.value) == (
+        f"run.h5 is finished and was computed from other data: data/cifar10.h5 has the sha256 {now[:12]} now, and had {then[:12]} then; "
+        "bring back those data, choose another --out, or compute it anew with --fresh"
+    )
+    assert then != now and out.read_bytes() == before
+    Path("data/cifar10.h5").unlink()
+    starts.here(out, shipped, quiet=False)  # a result stands without its data
+    assert "found, not computed" in capsys.readouterr().out and out.read_bytes() == before
+    stage(2)
+    starts.here(out, shipped, fresh=True)
+    with Result(out) as result:
+        assert result.fact("data_sha256") == now and len(result.starts()) == 1
+    starts.here(out, shipped, quiet=False)
+    assert "found, not computed" in capsys.readouterr().out
+
+
+def stated_sha256() -> str:
+    """Return the SHA-256 that the prepared file says it has."""
+    with h5py.File("data/cifar10.h5", "r") as file:
+        return str(file.attrs["sha256"])
+
+
+def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
+    """The labels are the same, and so is the partition."""
+    fields = shipped | {"method": "local", "rounds": 2}
+    base = starts.here(Run(**fields).path("results"), fields, save_models=True)
+    stage(2)
+    tuned = starts.here(Path("tuned.h5"), fields | {"finetune_epochs": 1}, results="results")
+    assert (
+        "is not finished, or of other data or another partition: its rounds are computed here" in capfd.readouterr().err
+    )
+    base.unlink()
+    alone = starts.here(Path("alone.h5"), fields | {"finetune_epochs": 1}, results="results")
+    assert starts.same(tuned, alone)
+
+
+def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_path, monkeypatch):
+    out = starts.here(tmp_path / "x.h5")
+    before, version = out.read_bytes(), config.NUMERICS
+    monkeypatch.setattr(config, "NUMERICS", version + 1)
+    with pytest.raises(UserError) as error:
+        starts.here(out)
+    assert str(error.value) == (
+        f"{out} is finished and was computed under version {version} of the numbers; that of this Run is {version + 1} now (see "
+        "CHANGELOG.md): choose another --out, or compute it anew with --fresh"
+    )
+    assert out.read_bytes() == before
+    starts.here(out, fresh=True)
+    with Result(out) as result:
+        assert result.finished and result.fact("numerics") == str(version + 1)
+
+
+# what a state may hold ---------------------------------------------------------------------------------------------------
+def test_a_bug_is_no_error_of_the_disk(tmp_path):
+    with begun(tmp_path / "run.h5") as (fed, state, recorder, store):
+        state["shared"]["odd"] = {1}
+        with pytest.raises(TypeError, match="a checkpoint cannot hold state/odd: it is a set"):
+            store.save(fed, state, recorder)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "command"), [(True, "the same command without --fresh"), (False, "the same command")]
+)
+def test_a_full_disk_names_the_round_that_is_whole(tmp_path, monkeypatch, fresh, command):
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with begun(tmp_path / "run.h5", fresh=fresh) as (fed, state, recorder, store):
+        store.save(fed, state, recorder)
+        monkeypatch.setattr(recorder, "copy", full)
+        with pytest.raises(UserError) as error:
+            store.save(fed, state, recorder)
+    assert str(error.value) == (
+        f"the checkpoint in {store.folder} cannot be written: No space left on device; the one of round 0 is whole, and {command} goes on "
+        "from there"
+    )
+
+
+def test_a_manifest_may_be_larger_than_a_text(tmp_path, monkeypatch, capsys):
+    """It holds what a server's method shares; what is read of a text by default is made tiny in place of a model of 256 MiB."""
+    with begun(tmp_path / "run.h5") as (fed, state, recorder, store):
+        state["shared"]["model"] = torch.arange(5000.0)
+        store.save(fed, state, recorder)
+        monkeypatch.setattr(foreign.read_bytes, "__defaults__", (10_000, True))
+        back = Checkpoints(tmp_path / "run.h5", fed.run, store.job, fed.world).restore(fed)
+    assert back is not None and torch.equal(back["shared"]["model"], torch.arange(5000.0))
+    assert isinstance(back["shared"]["omega"], CollaborationGraph) and capsys.readouterr().err == ""

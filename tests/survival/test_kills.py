@@ -201,23 +201,10 @@ def test_a_client_that_diverges_while_it_is_tuned_is_named(tmp_path, monkeypatch
 
 
 def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch):
-    from dpfl_mpi.engine import record
-
     poisoned(monkeypatch, client=2, t=1)
     fields = starts.small(on_divergence="exclude")
-    whole = starts.here(tmp_path / "whole.h5", fields)
-    whole_round = record.write_round
-
-    def cut(recorder, fed, state):
-        whole_round(recorder, fed, state)
-        if fed.round == 3:
-            fed.close()
-            raise InterruptedError
-
-    out = tmp_path / "run.h5"
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(record, "write_round", cut)
-        starts.here(out, fields, checkpoint_every="2")
+    whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
+    starts.cut_after(monkeypatch, 3, out, fields, checkpoint_every="2")
     starts.here(out, fields)
     assert starts.same(out, whole)
     with Result(out) as result:

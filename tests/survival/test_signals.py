@@ -1,24 +1,19 @@
-"""Signals, the end of an allocation, the grace time, hangs and locks: how a run leaves, and with which exit code."""
+"""Signals, the end of an allocation, the grace time and hangs: how a run leaves, and with which exit code."""
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import starts
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
-from dpfl_mpi.survival import lock, signals
-from dpfl_mpi.survival.lock import Lock
+from dpfl_mpi.survival import signals
 
 SLOW = """
 import sys, time
@@ -39,6 +34,13 @@ class World:
 
     root, rank, size = True, 0, 1
     decide = staticmethod(lambda choose: choose())
+    abort = staticmethod(lambda code: None)
+
+
+@pytest.fixture
+def heard_nothing(monkeypatch):
+    """A process that no signal has reached."""
+    monkeypatch.setattr(signals.Heard, "at", 0.0)
 
 
 def hanging(out: Path, ranks: tuple[int, ...], **job: object) -> list[str]:
@@ -94,19 +96,15 @@ def test_a_round_that_would_outlast_the_grace_is_replayed(tmp_path, undisturbed)
     assert starts.same(out, undisturbed)
 
 
-def begun(out: Path) -> int:
-    """Return how often this run was started, as its results file says."""
-    if not out.exists():
-        return 0
-    with Result(out) as result:
-        return len(result.starts())
-
-
 def test_two_starts_without_progress_are_not_requeued(tmp_path):
+    def begun() -> int:
+        with Result(out) as result:
+            return len(result.starts())
+
     out = tmp_path / "run.h5"
     for number, code in enumerate((signals.REQUEUE, signals.REQUEUE, signals.STALLED), 1):  # the first keeps round 2
         process = starts.start(1, hanging(out, (0,), grace=1))
-        starts.wait_for(lambda n=number: begun(out) == n and 2 in starts.checkpoint_rounds(out), process)
+        starts.wait_for(lambda n=number: 2 in starts.checkpoint_rounds(out) and begun() == n, process)
         process.send_signal(signal.SIGUSR1)
         message = starts.finish(process, code)
     assert "two starts in a row kept no new checkpoint" in message
@@ -114,8 +112,8 @@ def test_two_starts_without_progress_are_not_requeued(tmp_path):
 
 def test_the_end_of_the_allocation_counts_as_a_signal(tmp_path, undisturbed):
     out = tmp_path / "run.h5"
-    end = str(int(time.time()) + 60)
-    process = starts.start(1, hanging(out, (0,), grace=45), {"SLURM_JOB_END_TIME": end})
+    end = str(int(time.time()) + 20)
+    process = starts.start(1, hanging(out, (0,), grace=3), {"SLURM_JOB_END_TIME": end})
     message = starts.finish(process, signals.REQUEUE)
     assert message.startswith("end of the allocation: round 3 would outlast")
     assert time.time() < int(end) + 1
@@ -159,30 +157,16 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
     assert (tmp_path / "asked").read_text() == "asked\n" * 3
 
 
-def test_no_round_is_begun_that_could_not_end(monkeypatch):
-    monkeypatch.setattr(signals.Heard, "at", 0.0)
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
-    watch = signals.Watch(Job(), World)
-    watch.begin(1)
-    watch.started = time.monotonic() - 300
-    assert not watch.stop(more=True, spare=5)
-    watch.started = time.monotonic() - 1100
-    assert not watch.stop(more=False, spare=5)  # nothing follows: finish
-    assert watch.stop(more=True, spare=5)
-    assert signals.Heard.name == "end of the allocation"
-
-
 def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    process = starts.start(3, hanging(out, (1,), watchdog=10))
+    process = starts.start(3, hanging(out, (1,), watchdog=5))
     message = starts.finish(process, 1)
     for rank in range(3):
-        assert f"rank {rank} of 3 has not finished round 3 in 10 s" in message
+        assert f"rank {rank} of 3 has not finished round 3 in 5 s" in message
     assert "time.sleep" in message or "in round" in message
     assert starts.checkpoint_rounds(out) == [1, 2]
 
 
-# the lock ------------------------------------------------------------------------------------------------------------------
 def test_what_came_before_the_first_round_tells_nothing_about_its_length(monkeypatch):
     for first in (0, 1, 8):  # a new run, one without preprocessing, one that goes on
         watch = signals.Watch(Job(), World)
@@ -194,75 +178,46 @@ def test_what_came_before_the_first_round_tells_nothing_about_its_length(monkeyp
         assert watch.last == (pytest.approx(3, abs=0.5) if first else 0)
 
 
-def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
-    first, out = Lock(tmp_path / "run.h5"), tmp_path / "run.h5"
-    first.acquire()
-    with pytest.raises(
-        UserError, match=rf"run.h5 is being written by another run \(process {os.getpid()} on .*\); wait"
-    ):
-        Lock(out).acquire(patience=0.2)
-    first.release()
-    Lock(out).acquire()
+def test_preprocessing_is_no_round_that_could_not_end(heard_nothing, monkeypatch):
+    """Five hours of preprocessing, four left: round 1 is begun. A round of five hours is the last one."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 4 * 3600))
+    watch = signals.Watch(Job(), World)
+    watch.begin(0)
+    watch.started -= 5 * 3600
+    assert not watch.stop(more=True, spare=5) and not signals.Heard.at
+    watch.begin(1)
+    assert not watch.stop(more=True, spare=5)
+    watch.started -= 5 * 3600
+    assert not watch.stop(more=False, spare=5)  # nothing follows: finish
+    assert watch.stop(more=True, spare=5) and signals.Heard.name == signals.ALLOCATION
 
 
-def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("fresh", "command"), [(True, "the same command without --fresh"), (False, "the same command")]
+)
+def test_a_round_that_is_cut_names_the_command_that_goes_on(monkeypatch, capsys, fresh, command):
+    ended: list[int] = []
+    monkeypatch.setattr(World, "abort", staticmethod(ended.append))
+    monkeypatch.setattr(signals.Heard, "name", "SIGTERM")
+    watch = signals.Watch(Job(fresh=fresh), World)
+    watch.round = 3
+    watch._cut()
+    assert ended == [signals.REQUEUE]
+    assert capsys.readouterr().err == (
+        f"SIGTERM: round 3 would outlast --grace 25, stopped at once; {command} replays it from the last checkpoint\n"
+    )
+
+
+def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatch, undisturbed):
     out = tmp_path / "run.h5"
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        gone.wait()
-    other = {"host": "elsewhere", "pid": 1}
-    taken = functools.partial(starts.taken, out)
-    assert taken(pid=gone.pid, born="1")  # a dead process on this host
-    assert taken(pid=os.getpid(), born="1")  # its number is used again
-    assert not taken(**other)
-    assert not taken(pid=gone.pid, born="1", space="pid:[1]")  # a container of this host's name, with pids of its own
-    monkeypatch.setattr(lock, "born", lambda pid: "")  # /proc shows nothing of others
-    monkeypatch.setattr(os, "kill", raises(PermissionError))
-    assert not taken(pid=1, born="1")
-    monkeypatch.setattr(os, "kill", raises(ProcessLookupError))
-    assert taken(pid=1, born="1")
-    monkeypatch.undo()
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert taken(**other, slurm_job="7", restarts=1)  # this job, before it was requeued
-    assert not taken(**other, slurm_job="7", restarts=2)  # another step of this very job
-    assert not taken(**other, slurm_job="8", restarts=1)
-    assert taken(3600, **other)  # long untouched
-
-
-def test_a_live_process_of_this_host_keeps_its_lock_however_old_it_is(tmp_path):
-    """A laptop that slept, a stopped process: nobody touched the lock for an hour, and its owner goes on to write."""
-    out = tmp_path / "run.h5"
-    starts.owned_by(out, 3600)
-    with pytest.raises(UserError, match="is being written by another run"):
-        Lock(out).acquire(patience=0.2)
-    assert starts.taken(out, 3600, born="1")  # another process has the number now
-
-
-def raises(error: type[Exception]) -> Callable[..., None]:
-    """Return a function that raises."""
-
-    def raising(*_: object) -> None:
-        raise error
-
-    return raising
-
-
-def test_a_lock_taken_over_is_not_ours_to_remove(tmp_path):
-    mine = Lock(tmp_path / "run.h5")
-    mine.acquire()
-    starts.owned_by(tmp_path / "run.h5", host="elsewhere", pid=1)  # while we slept
-    mine.release()
-    assert (tmp_path / "run.h5.lock").exists()
-
-
-def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError, match=r"file, the folder for the result \(--results, --out\), cannot be made: File exists"
-    ):
-        Lock(tmp_path / "file" / "run.h5").acquire()
-    with pytest.raises(UserError, match=r"the lock file .* cannot be written: File name too long"):
-        Lock(tmp_path / f"{'x' * 251}.h5").acquire()
-    (tmp_path / "run.h5.lock" / "in the way").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"run.h5 is being written by another run"):
-        Lock(tmp_path / "run.h5").acquire(patience=0)
+    with monkeypatch.context() as patch, pytest.raises(signals.Leave) as leave:
+        patch.setattr(signals.Heard, "at", time.monotonic())
+        patch.setattr(signals.Heard, "name", "SIGINT")
+        starts.here(out, fresh=True)
+    assert str(leave.value) == (
+        "stopped after round 0 of 4 (SIGINT); the same command without --fresh goes on from there"
+    )
+    starts.here(out)
+    assert starts.same(out, undisturbed)
+    with Result(out) as result:
+        assert len(result.starts()) == 2

@@ -169,35 +169,16 @@ def test_ranks_that_share_a_gpu_are_counted(tmp_path, gpus, how, most):
 
 
 # sweeps ------------------------------------------------------------------------------------------------------------------
-def test_slots_take_turns():
-    slots = here.Slots(["a", "b", "c", "d", "e"], per_run=2, runs_per_gpu=2)
-    assert slots.groups == ["a,b", "c,d"] and slots.most == 4  # e is left over
-    taken = []
-    for _ in range(4):
-        taken.append(slots.free(taken))
-    assert taken == ["a,b", "c,d", "a,b", "c,d"]
-    assert slots.free(["a,b", "c,d", "c,d"]) == "a,b"
-
-
-def test_without_gpus_a_run_keeps_the_environment(monkeypatch):
-    slots = here.Slots([], per_run=1, runs_per_gpu=1)
-    assert slots.most == 0
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert slots.free([]) == here.UNSET
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert slots.free([]) == ""
-
-
 def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
     smi(FOUR)
     args = argparse.Namespace(cluster="local", gpus=None, runs_per_gpu=3)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert here.slots_of(args, Job()).most == 12
+    assert len(here.gpu_groups(args, Job())) == 4
     assert "MPS does not run here" in capsys.readouterr().err
     (tmp_path / "control").touch()
-    assert here.slots_of(args, Job()).groups == uuids(0, 1, 2, 3)
+    assert here.gpu_groups(args, Job()) == uuids(0, 1, 2, 3)
     assert capsys.readouterr().err == ""
-    assert here.slots_of(args, Job(device="cpu")).groups == []
+    assert here.gpu_groups(args, Job(device="cpu")) == []
 
 
 def test_gpus_that_cannot_be(smi, tmp_path, capsys):

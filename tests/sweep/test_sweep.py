@@ -180,10 +180,10 @@ def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, slurm, caps
 def test_what_is_pickled_is_a_function_and_strings():
     from submitit.helpers import DelayedSubmission
 
-    same = sweep.again(["--seed", "1"])
+    same = jobs.again(["--seed", "1"])
     assert isinstance(same, DelayedSubmission)
-    assert same.function is sweep.compute and same.args == (["--seed", "1"],)
-    assert sweep.compute.checkpoint is sweep.again
+    assert same.function is jobs.compute and same.args == (["--seed", "1"],)
+    assert jobs.compute.checkpoint is jobs.again
     done = subprocess.run(
         [sys.executable, "-c", "import sys, dpfl_mpi.sweep; print('torch' in sys.modules, 'mpi4py' in sys.modules)"],
         cwd=starts.ROOT,
@@ -358,11 +358,8 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
     folder = tmp_path / "sweeps" / "1"
     folder.mkdir(parents=True)
     path, pid = tmp_path / "a.h5", os.getpid()
-    for since, host, lives in ((born(pid), None, True), ("1", None, False), (born(pid), "elsewhere", False)):
-        known.remember(folder, {"a.h5": str(pid)}, "local", {"a.h5": since})
-        if host:
-            entry = json.loads((folder / "jobs.json").read_text()) | {"host": host}
-            (folder / "jobs.json").write_text(json.dumps(entry))
+    for since, host, lives in ((born(pid), {}, True), ("1", {}, False), (born(pid), {"host": "elsewhere"}, False)):
+        known.Submission("local", {"a.h5": str(pid)}, {"a.h5": since}, **host).remember(folder)
         one = known.Known(Run().resolve(), path)
         known.recall([one], tmp_path / "sweeps")
         assert one.alive(set()) == lives
@@ -375,16 +372,14 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
 def test_the_newest_submission_counts(tmp_path):
     for folder, when, job in (("b", 1.0, "1"), ("a", 2.0, "2")):
         (tmp_path / folder).mkdir()
-        known.remember(tmp_path / folder, {"a.h5": job}, "slurm")
-        file = tmp_path / folder / "jobs.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"submitted": when}))
+        known.Submission("slurm", {"a.h5": job}, submitted=when).remember(tmp_path / folder)
     one = known.Known(Run().resolve(), tmp_path / "a.h5")
     known.recall([one], tmp_path)
     assert one.job_id == "2"
 
 
 def test_the_record_of_a_sweep_is_readable(tmp_path):
-    known.remember(tmp_path, {"a.h5": "7"}, "slurm")
+    known.Submission("slurm", {"a.h5": "7"}).remember(tmp_path)
     assert json.loads((tmp_path / "jobs.json").read_text())["jobs"] == {"a.h5": "7"}
 
 
@@ -471,7 +466,7 @@ def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, capsy
     folder = tmp_path / "sweeps" / "1"
     folder.mkdir(parents=True)
     begun = {path.name: "999999999" for path in paths[:2]}
-    known.remember(folder, begun, "local", dict.fromkeys(begun, "1"), [paths[0].name])
+    known.Submission("local", begun, dict.fromkeys(begun, "1"), [paths[0].name]).remember(folder)
 
     def states() -> list[str]:
         sweep.main([*words, "--list"])
@@ -564,7 +559,7 @@ def test_on_slurm_a_tuned_run_does_not_wait_for_a_job_that_is_gone(tmp_path, slu
     """The base's job failed and its Run was then finished by hand: Slurm would cancel what waits for that job."""
     fields = starts.small(method="fedavg")
     base = Run(**fields).resolve().path(tmp_path)
-    known.remember(new_sweep(tmp_path), {base.name: "39_0"}, "slurm")
+    known.Submission("slurm", {base.name: "39_0"}).remember(new_sweep(tmp_path))
     starts.here(base, fields)
     monkeypatch.setattr(known, "BLIND_S", 0)
     (slurm / "queue").write_text("41\n")
@@ -612,6 +607,6 @@ def test_a_slurm_run_that_left_in_order_is_requeued(slurm, monkeypatch):
         monkeypatch.setenv("SLURM_PROCID", rank)
         monkeypatch.setenv("SLURM_JOB_ID", "17")
         with pytest.raises(SystemExit, match="75"):
-            sweep.compute([])
+            jobs.compute([])
         assert (slurm / "asked").exists() == (state == "RUNNING" and rank == "0")
     assert (slurm / "asked").read_text() == "requeue 17\n"

@@ -76,7 +76,7 @@ def submitted(results: Path, run: Run, job: str) -> None:
     """Note that a Run was submitted to Slurm, long ago."""
     folder = results / "sweeps" / "1"
     folder.mkdir(parents=True)
-    known.remember(folder, {run.resolve().path(results).name: job}, "slurm")
+    known.Submission("slurm", {run.resolve().path(results).name: job}).remember(folder)
 
 
 # a sweep of this machine that an error ends ------------------------------------------------------------------------------
@@ -372,21 +372,21 @@ def test_a_round_that_is_cut_requeues_its_job_before_the_ranks_end(
     """Nothing runs after an abort. The last task of an array has the array's number, by which all of its tasks would be requeued."""
     world, pauses = World(rank, bin_folder / "asked"), []
     monkeypatch.setattr(__main__, "main", lambda _, before: (before(code), world.abort(code, "said")))
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=pauses.append))
     for name, value in {"PROCID": rank, "JOB_ID": 41, "ARRAY_JOB_ID": 41, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     script(bin_folder / "squeue", f'[ "$3" != 41_1 ] || echo {state}')
-    assert sweep.compute([]) == 0
+    assert jobs.compute([]) == 0
     assert world.ends == [(code, "said", asked)]
-    assert pauses == ([sweep.ROOT_S] if rank and code == signals.REQUEUE else [])
+    assert pauses == ([jobs.ROOT_S] if rank and code == signals.REQUEUE else [])
 
 
 def test_a_slurm_that_is_silent_at_the_end_does_not_keep_the_ranks(bin_folder, monkeypatch, capsys):
     monkeypatch.setattr(__main__, "main", lambda *_: sys.exit(signals.REQUEUE))
-    monkeypatch.setattr(sweep, "SLURM_S", 0.2)
+    monkeypatch.setattr(jobs, "SLURM_S", 0.2)
     script(bin_folder / "squeue", "exec sleep 20")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     with pytest.raises(SystemExit, match="75"):
-        sweep.compute([])
+        jobs.compute([])
     assert capsys.readouterr().err.startswith("error: job 17 could not be requeued (")
     assert not (bin_folder / "asked").exists()
