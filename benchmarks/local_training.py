@@ -32,8 +32,9 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models.cnn import build
+from dpfl_mpi.numerics import PAD
 from dpfl_mpi.numerics.backend import SGD, Backend
-from dpfl_mpi.numerics.clients import PAD, Clients
+from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native import forms
 from dpfl_mpi.numerics.native_backend import NativeBackend

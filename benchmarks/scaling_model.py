@@ -212,7 +212,9 @@ def paper_costs(measured: Costs) -> Costs:
 
     shape = (32, 32, 3)
     source = SimpleNamespace(shape=shape, classes=10, dtype="uint8", vocabulary=0)
-    cost = measure(Run(batch_size=16), Job(), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu")))
+    cost = measure(
+        Run(batch_size=16, weight_decay=1e-3), Job(), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu"))
+    )
     return dataclasses.replace(
         measured,
         step=cost.step,

@@ -53,13 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
-        assert __doc__ is not None
-        print(
-            __doc__.split("\n\nAxes")[0]
-            + "\n\n"
-            + parser().format_help()
-            + "\nFlags of a run: python -m dpfl_mpi --help"
-        )
+        about_it = str(__doc__).split("\n\nAxes")[0]
+        print(f"{about_it}\n\n{parser().format_help()}\nFlags of a run: python -m dpfl_mpi --help")
         return 0
     own, rest = parser().parse_known_args(arguments)
     run, job = parse(rest)
@@ -94,53 +89,47 @@ def main(arguments: list[str] | None = None) -> int:
 
 def about(run: Run, source: Source, partition: Partition, seconds: float) -> str:
     """Return what the data and the partition are."""
-    n = partition.n
+    alpha, counts, p = run.dirichlet_alpha, partition.class_counts, partition.p
     how = {
-        "dirichlet": f"Dir({run.dirichlet_alpha:g}), at least {run.min_samples} samples" if run.dirichlet_alpha else "",
-        "pathological": f"Patho({run.classes_per_client}), Dir({run.dirichlet_alpha}) over a class's holders, at least {run.min_per_class} of each",
+        "dirichlet": f"Dir({alpha or 0:g}), at least {run.min_samples} samples",
+        "pathological": f"Patho({run.classes_per_client}), Dir({alpha}) over a class's holders, at least {run.min_per_class} of each",
         "natural": f"the data's own clients of at least {run.min_samples} samples, {run.missing_classes} classes missing",
         "fedrep": f"fedrep's users of {run.classes_per_client} classes, {'overlapping' if run.overlap else 'not overlapping'}",
     }.get(run.partition, run.partition)
     train, test = (len(source.labels[part]) for part in ("train", "test"))
-    what = "images" if len(source.shape) == 3 else "samples"
+    what, numbers = ("images", source.size) if len(source.shape) == 3 else ("samples", f"{source.size} {source.kind}")
     size = f"one pool of {train} {what}" if partition.pooled else f"{train} training and {test} test {what}"
-    numbers = source.size if len(source.shape) == 3 else f"{source.size} {source.kind}"
+    held, share = (counts > 0).sum(1), counts.max(1) / counts.sum(1)
+    notes = (source.note, partition.note(), unread_clients(run, source))
+    sizes = [(part, partition.sizes(part)) for part in PARTS]
     lines = [
         f"data       {short(run.dataset)}: {size} of {numbers}, {source.classes} classes, sha256 {source.sha256[:12]}",
-        f"partition  {how}; {n} clients, seed {run.partition_seed}, sha256 {partition.sha256()[:12]} ({seconds:.1f} s)",
+        f"partition  {how}; {partition.n} clients, seed {run.partition_seed}, sha256 {partition.sha256()[:12]} ({seconds:.1f} s)",
+        *(f"note       {text}" for text in notes if text),
+        *(
+            f"{part:<10} {k.sum()} samples; a client has {k.min()} to {k.max()}, median {np.median(k):g}, mean {k.mean():.1f}"
+            for part, k in sizes
+        ),
+        f"classes    a client holds {held.min()} to {held.max()}, mean {held.mean():.1f}; its largest is {100 * share.mean():.0f} % of its samples",
+        f"p_k        {p.min():.2g} to {p.max():.2g} (1/N = {1 / partition.n:.2g})",
     ]
-    lines += [f"note       {text}" for text in (source.note, partition.note(), unread_clients(run, source)) if text]
-    for part in PARTS:
-        sizes = partition.sizes(part)
-        lines.append(
-            f"{part:<10} {sizes.sum()} samples; a client has {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}, mean {sizes.mean():.1f}"
-        )
-    held = (partition.class_counts > 0).sum(1)
-    share = partition.class_counts.max(1) / partition.class_counts.sum(1)
-    lines.append(
-        f"classes    a client holds {held.min()} to {held.max()}, mean {held.mean():.1f}; its largest is {100 * share.mean():.0f} % of its samples"
-    )
-    lines.append(f"p_k        {partition.p.min():.2g} to {partition.p.max():.2g} (1/N = {1 / n:.2g})")
     return "\n".join(lines)
 
 
 def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) -> str:
     """Return clients by classes: one column per class where there are few, else the largest classes by name."""
     names, few = source.class_names, source.classes <= 12
-    sizes = {part: partition.sizes(part) for part in PARTS}
-    width = [max(5, len(name)) for name in names] if few else []
-    heads = " ".join(f"{name:>{w}}" for name, w in zip(names, width, strict=False)) if few else "largest classes"
+    width = [max(5, len(name)) for name in names]
+    heads = " ".join(f"{name:>{w}}" for name, w in zip(names, width, strict=True)) if few else "largest classes"
     lines = [f"client rank train   val  test    p_k  {heads}"]
     for k in range(min(rows, partition.n)):
         counts = partition.class_counts[k]
         if few:
             text = " ".join(f"{c or '.':>{w}}" for c, w in zip(counts, width, strict=True))
         else:
-            top = [c for c in np.argsort(-counts, kind="stable")[:6] if counts[c]]
-            text = " ".join(f"{names[c]}:{counts[c]}" for c in top)
-        lines.append(
-            f"{k:>6} {owner[k]:>4} {sizes['train'][k]:>5} {sizes['val'][k]:>5} {sizes['test'][k]:>5} {partition.p[k]:>6.4f}  {text}"
-        )
+            text = " ".join(f"{names[c]}:{counts[c]}" for c in np.argsort(-counts, kind="stable")[:6] if counts[c])
+        sizes = " ".join(f"{partition.sizes(part)[k]:>5}" for part in PARTS)
+        lines.append(f"{k:>6} {owner[k]:>4} {sizes} {partition.p[k]:>6.4f}  {text}")
     if partition.n > rows:
         lines.append(f"... and {partition.n - rows} more (--rows {partition.n})")
     return "\n".join(lines)
@@ -148,61 +137,55 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
 
 def plan_text(run: Run, plan: Needs) -> str:
     """Return the plan: which clients where, memory, models, bytes, evaluations."""
-    ranks = len(plan.clients)
-    work = plan.steps / max(plan.steps.mean(), 1)
-    lines = [
-        f"plan       {ranks} ranks on {plan.node.max() + 1} node(s), {short(run.method)}, {run.rounds} rounds, {plan.parameters} parameters per model, "
-        f"B_c = {run.budget}"
-    ]
-    shown = range(ranks) if ranks <= 16 else [*range(8), *range(ranks - 4, ranks)]
-    for r in shown:
-        ids = np.flatnonzero(plan.owner == r)
-        names = " ".join(map(str, ids[:12])) + (f" ... {ids[-1]}" if len(ids) > 12 else "")
-        lines.append(
-            f"  rank {r:<4} {len(ids):>4} clients, work {work[r]:.2f}, {megabytes(plan.memory[r])} (data {megabytes(plan.data[r])}, "
-            f"models {megabytes(plan.models[r])}, window {megabytes(plan.window[r])}): {names or 'none, it only joins in'}"
-        )
-    if ranks > 16:
-        lines.append(f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each")
-    for node in range(int(plan.node.max()) + 1):
-        mine = plan.node == node
-        lines.append(
-            f"memory     node {node}: {megabytes(plan.memory[mine].sum())} for {mine.sum()} ranks, of which {megabytes(plan.window[mine].sum())} "
-            "are windows in shared memory"
-        )
-        if node == 3 and plan.node.max() > 3:
-            lines.append("           ... the other nodes alike")
-            break
+    ranks, nodes, row = len(plan.clients), int(plan.node.max()) + 1, 4 * plan.parameters
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
-    lines.append(
-        f"           this machine can give {megabytes(total)} ({what}), to windows {megabytes(shared)} ({where})"
+    received, wire, evaluations = plan.received, [megabytes(size) for size in plan.wire], plan.evaluations
+    choosing = f"no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
+    if evaluations[0]:
+        choosing = f"at most {evaluations[0]} evaluations in preprocessing and {evaluations[1]} in a round that chooses"
+    passes = f", in {plan.passes} passes of the window" if plan.passes > 1 else ""
+    lines = [
+        f"plan       {ranks} ranks on {nodes} node(s), {short(run.method)}, {run.rounds} rounds, {plan.parameters} parameters per model, "
+        f"B_c = {run.budget}",
+        *(of_rank(plan, r) for r in range(ranks) if ranks <= 16 or r < 8 or r >= ranks - 4),
+        f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each" if ranks > 16 else "",
+        *(of_node(plan, node) for node in range(min(nodes, 4))),
+        "           ... the other nodes alike" if nodes > 4 else "",
+        f"           this machine can give {megabytes(total)} ({what}), to windows {megabytes(shared)} ({where})",
+        f"models     at most {received[0]} received in preprocessing and {received[1]} per round, of {row} bytes: "
+        f"{megabytes(received[0] * row)} and {megabytes(received[1] * row)}",
+        f"bytes      MPI moves at most {wire[0]} in preprocessing and {wire[1]} per round{passes}",
+        f"choosing   {choosing}",
+        f"           {plan.anew} rounds search Omega anew; each receives, moves and scores as much as preprocessing"
+        if plan.anew
+        else "",
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def of_rank(plan: Needs, r: int) -> str:
+    """Return what a rank has: clients, share of the work, memory."""
+    ids, work = np.flatnonzero(plan.owner == r), plan.steps[r] / max(plan.steps.mean(), 1)
+    names = " ".join(map(str, ids[:12])) + (f" ... {ids[-1]}" if len(ids) > 12 else "")
+    memory, data, models, window = (megabytes(of[r]) for of in (plan.memory, plan.data, plan.models, plan.window))
+    return (
+        f"  rank {r:<4} {len(ids):>4} clients, work {work:.2f}, {memory} (data {data}, models {models}, window {window}): "
+        f"{names or 'none, it only joins in'}"
     )
-    lines.append(
-        f"models     at most {plan.received[0]} received in preprocessing and {plan.received[1]} per round, of {4 * plan.parameters} bytes: "
-        f"{megabytes(plan.received[0] * 4 * plan.parameters)} and {megabytes(plan.received[1] * 4 * plan.parameters)}"
-    )
-    lines.append(
-        f"bytes      MPI moves at most {megabytes(plan.wire[0])} in preprocessing and {megabytes(plan.wire[1])} per round"
-        + (f", in {plan.passes} passes of the window" if plan.passes > 1 else "")
-    )
-    lines.append(
-        f"choosing   at most {plan.evaluations[0]} evaluations in preprocessing and {plan.evaluations[1]} in a round that chooses"
-        if plan.evaluations[0]
-        else f"choosing   no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
-    )
-    if plan.anew:
-        lines.append(
-            f"           {plan.anew} rounds search Omega anew; each receives, moves and scores as much as preprocessing"
-        )
-    return "\n".join(lines)
+
+
+def of_node(plan: Needs, node: int) -> str:
+    """Return the memory of a node's ranks."""
+    mine = plan.node == node
+    memory, window = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window))
+    return f"memory     node {node}: {memory} for {mine.sum()} ranks, of which {window} are windows in shared memory"
 
 
 def estimate(run: Run, plan: Needs, cost: Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
     seconds = seconds_of(run, plan, cost)
     took = {name: duration(value) for name, value in seconds.items()}
-    every = sum(seconds.values())
-    crowd = crowding(plan)
+    every, crowd = sum(seconds.values()), crowding(plan)
     note = f", {crowd:.1f} ranks per core" if crowd > 1 else ""
     return (
         f"time       {duration(every - seconds['choose'])} without choosing, at most {duration(every)} with it: "
@@ -214,13 +197,11 @@ def estimate(run: Run, plan: Needs, cost: Cost) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds in words."""
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
@@ -245,9 +226,8 @@ def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
     if classes <= 20:
         top.set_yticks(range(classes), source.class_names)
     below = np.zeros(n)
-    for part, colour in zip(
-        PARTS, ("#0072b2", "#e69f00", "#999999"), strict=True
-    ):  # apart for colour-blind readers too
+    colours = ("#0072b2", "#e69f00", "#999999")  # apart for colour-blind readers too
+    for part, colour in zip(PARTS, colours, strict=True):
         bottom.bar(np.arange(n), partition.sizes(part), 1.0, below, color=colour, label=part)
         below = below + partition.sizes(part)
     bottom.set(xlabel="client", ylabel="samples", xlim=(-0.5, n - 0.5))

@@ -32,7 +32,7 @@ from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.backend import SGD, Adam, Backend
+from dpfl_mpi.numerics.backend import SGD, Backend, optimiser
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
@@ -69,10 +69,7 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     ordered, n_search = search_first(run, source.labels["train"], partition)
     marked = limits.liars if str(run.attack).startswith("backdoor:") else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
-    sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
-    if run.optimizer != "sgd":
-        sgd = Adam(**vars(sgd), betas=(run.beta1, run.beta2), eps=run.adam_eps, decoupled=run.optimizer == "adamw")
-    backend = pick_backend(job, world, ensemble, clients, sgd)
+    backend = pick_backend(job, world, ensemble, clients, optimiser(run))
 
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)

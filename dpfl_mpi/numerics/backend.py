@@ -18,6 +18,7 @@ from torch import Tensor
 from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.steps import adam_step, sgd_step
+from dpfl_mpi.settings import Run
 
 PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
@@ -43,6 +44,14 @@ class Adam(SGD):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     decoupled: bool = False
+
+
+def optimiser(run: Run) -> SGD:
+    """Return how a resolved Run takes its steps."""
+    sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
+    if run.optimizer == "sgd":
+        return sgd
+    return Adam(**vars(sgd), betas=(run.beta1, run.beta2), eps=run.adam_eps, decoupled=run.optimizer == "adamw")
 
 
 class Backend:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
+from dpfl_mpi.numerics import PAD
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
-PAD = 4  # pixels around an image before a random crop
 GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
 
 

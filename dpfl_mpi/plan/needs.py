@@ -28,6 +28,7 @@ from dpfl_mpi.mpi.placement import (
     window_rows,
     window_slots,
 )
+from dpfl_mpi.numerics import PAD
 from dpfl_mpi.plugins import find
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.controls import search_period
@@ -38,7 +39,6 @@ ROWS = 13
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
-PAD = 4  # pixels around a training image that is cropped, as `numerics.clients` has it, which imports torch
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
         models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
-        scratch=largest_val * (0 if kernels_of(job, source, ensemble) else image_bytes(source, ensemble)),
+        scratch=largest_val * (0 if in_native_kernels(job, source, ensemble) else image_bytes(source, ensemble)),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * row,
         passes=passes,
@@ -182,16 +182,17 @@ def scored_to_choose(run: Run, method: Any, n: int) -> tuple[int, int]:
     return (n - 1 if run.most_senders > 0 and method.asks_all else 0), 0
 
 
-def kernels_of(job: Job, source: Source, ensemble: Any) -> Any:
-    """Return the native kernels that this machine's CPU would compute with, None where PyTorch would."""
+def in_native_kernels(job: Job, source: Source, ensemble: Any) -> bool:
+    """Return whether this machine's CPU would compute in the native kernels, else in PyTorch."""
     from dpfl_mpi.numerics.native import Native, form_of
 
     if ensemble.bf16 or job.block > 1 or job.kernels == "torch" or source.dtype != "uint8":
-        return None
+        return False
     try:
-        return Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
+        Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
     except UserError:
-        return None
+        return False
+    return True
 
 
 def written(clients: int, classes: int) -> int:
