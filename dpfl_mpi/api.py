@@ -102,7 +102,7 @@ class Result(results.Result):
         Raises:
             UserError: the run has no such client, saved no models (save_models), or its data are not here.
         """
-        from dpfl_mpi.evaluate import fill, network_of, with_code
+        from dpfl_mpi.studies.saved import fill, network_of, with_code
 
         n = len(self["client/p"])
         if not 0 <= client < n:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, ParamSpec
 
+P = ParamSpec("P")
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
 NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
 
@@ -17,6 +19,20 @@ class UserError(Exception):
 
 class RootFailed(Exception):
     """Root ended with an error of its own, which it reports; a rank that waited for root's answer cannot go on."""
+
+
+def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
+    """Return the main function of a command, which prints a `UserError` as its sentence and returns exit code 2."""
+
+    @functools.wraps(main)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs) or 0
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return wrapper
 
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:

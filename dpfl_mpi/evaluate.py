@@ -7,148 +7,30 @@ which may also be that of other data with the same images and classes.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import dataclasses
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpfl_mpi.data.partition import PARTS
-from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
+from dpfl_mpi.data.source import Source, verify
 from dpfl_mpi.data.validation import search_first
-from dpfl_mpi.errors import UserError, exit_with
-from dpfl_mpi.models import make
-from dpfl_mpi.plugins import admit, admitted, codes, short
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Resolved
-from dpfl_mpi.storage.files import check_apart, explained, replacing
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
-
-if TYPE_CHECKING:
-    from dpfl_mpi.numerics.raw import RawImages
+from dpfl_mpi.storage.files import check_apart, write_csv
+from dpfl_mpi.studies.saved import dealt, fill, network_of, one_pool, source_of, with_code
 
 CHUNK = 2048  # images scored at once
 
 
-def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
-    """Return the run with its own model and data set as they are `given` here, by kind: a result's own paths are never executed.
-
-    Raises:
-        UserError: one that is needed is not given, or it is other code than the run's.
-    """
-    for kind, name in given.items():
-        held = run.contents.get(kind, "")
-        if name is not None and admit(kind, name) != held:
-            of = "other code than the run's" if held else f"the run has the shipped {getattr(run, kind)}"
-            raise UserError(f"--{kind} is {name}; {of}")
-        if held and name is None and kind == "model":
-            raise UserError(
-                f"the run's model is code of its own; name it with --model ({run.model}), in Python model(k, code=...)"
-            )
-    named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
-    return dataclasses.replace(run, **named)
-
-
-def source_of(result: Result, data: Path | None) -> Source:
-    """Return the data to score on: those of the run, wherever its file now lies, or those of `--data`."""
-    if data is None:
-        if codes(result.run.contents).get("dataset", "") != admitted("dataset", result.run.dataset):
-            raise UserError(
-                f"the run's data set is code of its own; name it with --dataset ({result.run.dataset}), or other data with --data"
-            )
-        return open_source(result.run)
-    name = short(result.run.dataset)
-    if is_there(data):
-        with contextlib.suppress(Unreadable), Hdf5(data, "an HDF5 file") as file:  # in_file says what is wrong
-            name = file.attribute("dataset", str, default=name)
-    source = in_file(data, name)
-    return pooled(source) if one_pool(result, source) else as_trained(result, source)
-
-
-def as_trained(result: Result, source: Source) -> Source:
-    """Return other data, normalised as those that the models were trained on.
-
-    Raises:
-        UserError: their classes have other names, so that a label would mean another class.
-    """
-    names = result.listed("class_names")
-    if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
-        return source  # the very same, or no fit: `network_of` says so
-    odd = [(i, a, b) for i, (a, b) in enumerate(zip(names, source.class_names, strict=False)) if a != b]
-    if odd:
-        i, trained, here = odd[0]
-        raise UserError(
-            f"--data {source.path}: class {i} is {here}, and {trained} in the run; both must have the same classes"
-        )
-    held = {name: result.listed(name) for name in ("mean", "std")}
-    if any(len(values) != len(source.mean) for values in held.values()):
-        print(
-            "note: the result does not say how its images were normalised; these are by their own mean and deviation",
-            file=sys.stderr,
-        )
-        return source
-    return dataclasses.replace(source, mean=tuple(held["mean"]), std=tuple(held["std"]))
-
-
-def one_pool(result: Result, source: Source) -> bool:
-    """Return whether these are the run's data and it dealt training and test samples out of one pool of them."""
-    return source.sha256 == result.fact("data_sha256") and deals_test(result.run)
-
-
 def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
-    """Return each client's samples of one part, dealt anew as the run dealt them.
-
-    Raises:
-        UserError: these are other data than the run's.
-    """
-    if source.sha256 != result.fact("data_sha256"):
-        raise UserError(
-            "these are not the data of the run, so no client has samples in them; score on all with --on all"
-        )
-    partition = deal(result.run, source)
-    if partition.sha256() != result.fact("partition_sha256"):
-        raise UserError(
-            "this version of dpfl_mpi deals the data differently from the one that made the result; score on all with --on all"
-        )
+    """Return each client's samples of one part, dealt anew as the run dealt them."""
+    partition = dealt(result, source, "; score on all with --on all")
+    rows = [partition.of(part, k) for k in range(partition.n)]
     if part == "val" and result.run.search_share < 1:  # scored were those that the search did not see
         partition, searched = search_first(result.run, source.labels["train"], partition)
-        return [partition.of("val", k)[searched[k] :] for k in range(partition.n)]
-    return [partition.of(part, k) for k in range(len(result["client/p"]))]
-
-
-def network_of(result: Result, source: Source) -> RawImages:
-    """Return the network of a run's clients, for raw images of this source; `fill` puts a client's weights into it.
-
-    Raises:
-        UserError: the run saved no models, or they do not fit these data.
-    """
-    from dpfl_mpi.numerics.raw import RawImages
-
-    shapes = {name: values.shape for name, values in result.state_dict(0).items()}
-    if codes(result.run.contents).get("model", "") != admitted("model", str(result.run.model)):
-        raise UserError(
-            f"the run's model is code of its own; name the very same, with --model or by admit ({result.run.model})"
-        )
-    network = make(result.run, source).module
-    if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
-        raise UserError(f"the saved models do not fit these data (samples of {source.size}, {source.classes} classes)")
-    return RawImages(network, source.mean, source.std, source.dtype).eval()
-
-
-def fill(model: RawImages, result: Result, client: int) -> RawImages:
-    """Put the weights of a client's best model into a network of the run, and return it."""
-    import torch
-
-    model.network.load_state_dict(
-        {name: torch.from_numpy(values) for name, values in result.state_dict(client).items()},
-        strict=False,  # buffers stay as the model was built with them
-    )
-    return model
+        rows = [partition.of("val", k)[searched[k] :] for k in range(partition.n)]
+    return rows
 
 
 def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str, device: str) -> np.ndarray:
@@ -182,58 +64,6 @@ def pick(device: str) -> str:
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, score, print, return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.evaluate", description=__doc__.split("\n\n")[0], allow_abbrev=False
-    )
-    parser.add_argument("result", metavar="RESULT", help="result of a run with --save_models")
-    for kind in ("model", "dataset"):
-        parser.add_argument(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
-    parser.add_argument("--data", type=Path, help="prepared data file (default: the one of the run)")
-    parser.add_argument(
-        "--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)"
-    )
-    parser.add_argument(
-        "--on",
-        choices=("own", "all"),
-        default="own",
-        help="a client's own samples, or the whole test set (default own)",
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--out", type=Path, help="CSV file for client_id, samples, accuracy")
-    args = parser.parse_args(arguments)
-    try:
-        check_apart(args.out, Path(args.result), args.data)
-        with Result(args.result) as result:
-            n = len(result["client/p"])
-            if result.run.drift:
-                raise UserError(
-                    f"{args.result} is of a run with --drift {result.run.drift}, whose classes changed their names: it is not scored here"
-                )
-            result.state_dict(0)  # says so at once where no models were saved
-            result.run = with_code(result.run, {"model": args.model, "dataset": args.dataset})
-            source = source_of(result, args.data)
-            verify(source)
-            if args.on == "all" and one_pool(result, source):
-                raise UserError(
-                    f"--on is all; --partition {result.run.partition} takes training and test samples from one pool: name other data with --data"
-                )
-            if args.on == "all":
-                part, rows = "test", [np.arange(len(source.labels["test"]))] * n
-            else:
-                part, rows = args.part, samples(result, source, args.part)
-            scores = accuracies(result, source, rows, part, pick(args.device))
-            print(report(result, scores, args.on, part))
-            if args.out:
-                write(args.out, rows, scores)
-                print(args.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     """Return the sentences that are printed."""
     where = "the whole test set" if on == "all" else f"their own {part} samples"
@@ -246,10 +76,9 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
         f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
     ]
     if stored is not None and np.isfinite(stored).any():
-        lines.append(
-            f"stored in the result: mean {100 * np.nanmean(stored):.2f} %; the same for {int((np.abs(stored - scores) < 1e-9).sum())} of "
-            f"{len(scores)} clients"
-        )
+        same = int((np.abs(stored - scores) < 1e-9).sum())
+        mean = f"mean {100 * np.nanmean(stored):.2f} %"
+        lines.append(f"stored in the result: {mean}; the same for {same} of {len(scores)} clients")
     if result.run.metric == "batch" and stored is not None:
         lines.append("the run took means over mini-batches (--metric batch): these are means over images")
     if not result.method.finetunes:
@@ -259,13 +88,52 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     return "\n".join(lines)
 
 
-def write(out: Path, rows: list[np.ndarray], scores: np.ndarray) -> None:
-    """Write client_id, samples, accuracy as CSV."""
-    said = explained(f"--out is {out}; it cannot be written")
-    with said, replacing(out) as part, open(part, "w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["client_id", "samples", "accuracy"])
-        table.writerows([k, len(r), repr(float(s))] for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
+def arguments_of(words: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.evaluate", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("result", metavar="RESULT", help="result of a run with --save_models")
+    for kind in ("model", "dataset"):
+        add(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
+    add("--data", type=Path, help="prepared data file (default: the one of the run)")
+    own = "which of a client's own samples (default test)"
+    add("--set", choices=PARTS, default="test", dest="part", help=own)
+    where = "a client's own samples, or the whole test set (default own)"
+    add("--on", choices=("own", "all"), default="own", help=where)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
+    return parser.parse_args(words)
+
+
+@in_a_sentence
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, score, print, return the exit code."""
+    args = arguments_of(arguments)
+    check_apart(args.out, Path(args.result), args.data)
+    with Result(args.result) as result:
+        if result.run.drift:
+            raise UserError(
+                f"{args.result} is of a run with --drift {result.run.drift}, whose classes changed their names: it is not scored here"
+            )
+        result.state_dict(0)  # says so at once where no models were saved
+        result.run = with_code(result.run, {"model": args.model, "dataset": args.dataset})
+        source = source_of(result, args.data)
+        verify(source)
+        if args.on == "all" and one_pool(result, source):
+            raise UserError(
+                f"--on is all; --partition {result.run.partition} takes training and test samples from one pool: name other data with --data"
+            )
+        part = "test" if args.on == "all" else args.part
+        everything = [np.arange(len(source.labels["test"]))] * result.run.clients
+        rows = everything if args.on == "all" else samples(result, source, part)
+        scores = accuracies(result, source, rows, part, pick(args.device))
+        print(report(result, scores, args.on, part))
+        if args.out:
+            table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
+            write_csv(args.out, ("client_id", "samples", "accuracy"), table)
+            print(args.out)
 
 
 if __name__ == "__main__":

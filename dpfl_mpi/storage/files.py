@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import os
 import re
@@ -11,9 +12,10 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dpfl_mpi.errors import UserError
 
@@ -81,6 +83,15 @@ def replacing(path: Path) -> Iterator[Path]:
         os.fsync(folder)  # the new name, too
     finally:
         os.close(folder)
+
+
+def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table for --out."""
+    said = explained(f"--out is {out}; it cannot be written")
+    with said, replacing(out) as part, open(part, "w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(rows)
 
 
 def check_apart(out: Path | None, *read: Path | None) -> None:

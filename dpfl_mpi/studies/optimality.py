@@ -9,20 +9,19 @@ the test accuracy that counts.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.validation import search_first
-from dpfl_mpi.errors import UserError, exit_with
-from dpfl_mpi.evaluate import source_of
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
-from dpfl_mpi.storage.files import check_apart, explained
+from dpfl_mpi.storage.files import check_apart, write_csv
+from dpfl_mpi.studies.saved import dealt, source_of
 
 MOST = 16  # clients: 2^15 subsets for each
 CHUNK = 64  # averages scored at once
@@ -90,9 +89,7 @@ class Models:
             )
         result.state_dict(0)  # says so where no models were saved
         source = source_of(result, data)
-        partition = deal(run, source)
-        if partition.sha256() != result.fact("partition_sha256"):
-            raise UserError("these are not the data of the run, or this version of dpfl_mpi deals them differently")
+        partition = dealt(result, source)
         module = make(run, source).module
         ensemble = Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
         ordered, n_search = search_first(run, source.labels["train"], partition)
@@ -149,9 +146,8 @@ def interval(values: np.ndarray) -> str:
     """Return "mean ± half width" of Student's 95 % interval over clients."""
     from scipy.special import stdtrit
 
-    if len(values) < 2:
-        return f"{values.mean():+.4f}"
-    return f"{values.mean():+.4f} ± {stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5:.4f}"
+    n, mean = len(values), f"{values.mean():+.4f}"
+    return mean if n < 2 else f"{mean} ± {stdtrit(n - 1, 0.975) * values.std(ddof=1) / n**0.5:.4f}"
 
 
 def agrees(found: Found) -> tuple[int, int]:
@@ -169,83 +165,74 @@ def agrees(found: Found) -> tuple[int, int]:
 def report(all_found: list[Found], budget: Any, orders: int) -> str:
     """Return the sentences that are printed."""
     gaps = np.array([f.rewards[f.best] - f.rewards[f.chosen] for f in all_found])  # [clients, orders]
-    best = np.array([-f.rewards[f.best] for f in all_found])
-    nobody = np.array([-f.rewards[0] for f in all_found])
+    best = np.mean([-f.rewards[f.best] for f in all_found])
+    alone = np.mean([-f.rewards[0] for f in all_found])
     test = np.array([f.test_acc[f.best] - np.mean([f.test_acc[int(s)] for s in f.chosen]) for f in all_found])
     better, pairs = np.sum([agrees(f) for f in all_found], axis=0)
     sizes = [f.best.bit_count() for f in all_found], [int(s).bit_count() for f in all_found for s in f.chosen]
-    deciles = np.quantile(gaps, (0.5, 0.9))
-    return "\n".join(
-        [
-            f"{len(all_found)} clients, B_c = {budget}, {len(all_found[0].rewards)} subsets per client, {orders} orders",
-            f"validation loss     alone {nobody.mean():.4f}, best subset {best.mean():.4f}, greedy {(best.mean() + gaps.mean()):.4f}",
-            f"collaborators       best subset {np.mean(sizes[0]):.1f}, greedy {np.mean(sizes[1]):.1f}",
-            f"gap of the reward   {interval(gaps.mean(1))}, mean over orders, 95 % over clients; half of all orders within {deciles[0]:.4f}, nine of ten "
-            f"within {deciles[1]:.4f}",
-            f"best subset found   in {100 * (gaps < 1e-12).mean():.1f} % of the orders",
-            f"test accuracy       of the best subset minus that of the greedy one {interval(100 * test)} points, 95 % over clients",
-            f"better reward       tests better in {better} of {pairs} pairs of chosen subsets"
-            if pairs
-            else "better reward       no two chosen subsets differ in reward and test accuracy",
-        ]
-    )
+    half, nine = np.quantile(gaps, (0.5, 0.9))
+    within = f"half of all orders within {half:.4f}, nine of ten within {nine:.4f}"
+    agreement = f"tests better in {better} of {pairs} pairs of chosen subsets"
+    lines = {
+        "validation loss": f"alone {alone:.4f}, best subset {best:.4f}, greedy {best + gaps.mean():.4f}",
+        "collaborators": f"best subset {np.mean(sizes[0]):.1f}, greedy {np.mean(sizes[1]):.1f}",
+        "gap of the reward": f"{interval(gaps.mean(1))}, mean over orders, 95 % over clients; {within}",
+        "best subset found": f"in {100 * (gaps < 1e-12).mean():.1f} % of the orders",
+        "test accuracy": f"of the best subset minus that of the greedy one {interval(100 * test)} points, 95 % over clients",
+        "better reward": agreement if pairs else "no two chosen subsets differ in reward and test accuracy",
+    }
+    subsets = len(all_found[0].rewards)
+    title = f"{len(all_found)} clients, B_c = {budget}, {subsets} subsets per client, {orders} orders"
+    return "\n".join([title, *(f"{name:20}{text}" for name, text in lines.items())])
 
 
-def write(out: Path, all_found: list[Found]) -> None:
-    """Write one row per client and order: the subset, its gap, its test accuracy; order -1 is the best subset."""
-    with explained(f"--out is {out}; it cannot be written"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open(out, "w", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["client_id", "order", "collaborators", "reward", "gap", "test_acc"])
-            for f in all_found:
-                for i, s in enumerate([f.best, *f.chosen.tolist()]):
-                    members = " ".join(str(j) for bit, j in enumerate(f.others) if s >> bit & 1)
-                    gap = f.rewards[f.best] - f.rewards[s]
-                    numbers = (float(f.rewards[s]), float(gap), f.test_acc[s])
-                    table.writerow([f.client, i - 1, members, *map(repr, numbers)])
+def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
+    """Yield one row per client and order: the subset, its reward, gap and test accuracy; order -1 is the best subset."""
+    for f in all_found:
+        for i, s in enumerate([f.best, *f.chosen.tolist()]):
+            members = " ".join(str(j) for bit, j in enumerate(f.others) if s >> bit & 1)
+            numbers = float(f.rewards[s]), float(f.rewards[f.best] - f.rewards[s]), f.test_acc[s]
+            yield f.client, i - 1, members, *map(repr, numbers)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, search, print, return the exit code."""
+def arguments_of(words: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m dpfl_mpi.studies.optimality", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
     )
-    parser.add_argument(
-        "result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models"
-    )
-    parser.add_argument("--data", type=Path, help="prepared data file (default: the one of the run)")
-    parser.add_argument(
-        "--orders", type=int, default=100, metavar="N", help="orders of the greedy search per client (100)"
-    )
-    parser.add_argument("--clients", type=int, metavar="N", help="only the first N clients (default: all)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of orders and coins (0)")
-    parser.add_argument("--out", type=Path, help="CSV file: every order's subset, its gap, its test accuracy")
-    args = parser.parse_args(arguments)
-    try:
-        for name in ("orders", "clients"):
-            if getattr(args, name) is not None and getattr(args, name) < 1:
-                raise UserError(f"--{name} is {getattr(args, name)}; allowed is a whole number of at least 1")
-        if args.seed < 0:
-            raise UserError(f"--seed is {args.seed}; allowed is a whole number of at least 0")
-        check_apart(args.out, Path(args.result), args.data)
-        with Result(args.result) as result:
-            models, run = Models(result, args.data), result.run
-            most = result["client/budget"] - run.budget_counts_self
-            wanted = np.flatnonzero(result.benign)[: args.clients]
-            all_found = [models.found(int(k), int(min(most[k], models.n - 1)), args.orders, args.seed) for k in wanted]
-            print(report(all_found, run.budget, args.orders))
-            if run.reach:
-                print("here a client may choose any other; in the run it reached fewer (--reach)")
-            if run.metric == "batch":
-                print("losses are means over images; the run took means over mini-batches (--metric batch)")
-            if args.out:
-                write(args.out, all_found)
-                print(args.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    add = parser.add_argument
+    add("result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models")
+    add("--data", type=Path, help="prepared data file (default: the one of the run)")
+    add("--orders", type=int, default=100, metavar="N", help="orders of the greedy search per client (100)")
+    add("--clients", type=int, metavar="N", help="only the first N clients (default: all)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of orders and coins (0)")
+    add("--out", type=Path, help="CSV file: every order's subset, its gap, its test accuracy")
+    args = parser.parse_args(words)
+    for name, least in (("orders", 1), ("clients", 1), ("seed", 0)):
+        given = getattr(args, name)
+        if given is not None and given < least:
+            raise UserError(f"--{name} is {given}; allowed is a whole number of at least {least}")
+    return args
+
+
+@in_a_sentence
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, search, print, return the exit code."""
+    args = arguments_of(arguments)
+    check_apart(args.out, Path(args.result), args.data)
+    with Result(args.result) as result:
+        models, run = Models(result, args.data), result.run
+        most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
+        wanted = np.flatnonzero(result.benign)[: args.clients].tolist()
+        all_found = [models.found(k, most[k], args.orders, args.seed) for k in wanted]
+    print(report(all_found, run.budget, args.orders))
+    if run.reach:
+        print("here a client may choose any other; in the run it reached fewer (--reach)")
+    if run.metric == "batch":
+        print("losses are means over images; the run took means over mini-batches (--metric batch)")
+    if args.out:
+        write_csv(args.out, ("client_id", "order", "collaborators", "reward", "gap", "test_acc"), rows(all_found))
+        print(args.out)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,18 @@ The power is that of a two-sided paired t-test over partition means, from the no
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
 SIZES = (16, 32, 100, 200, 500)  # clients per partition in the table, beside those of the results
@@ -41,8 +41,7 @@ class Chance:
 
 def kind(result: Result) -> str:
     """Return what repetitions of a Run have in common."""
-    settings = as_dict(result.run) | {n: v for n, v in result.run.contents.items() if n != "data"}
-    return json.dumps({n: v for n, v in settings.items() if n not in REPEATED}, sort_keys=True)
+    return json.dumps({n: v for n, v in result.key.items() if n not in REPEATED}, sort_keys=True)
 
 
 def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
@@ -78,16 +77,16 @@ def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Resul
 
 def names_of(both: Sequence[Result]) -> list[str]:
     """Return what two Runs are called: method and budget, and where these are the same, what they differ in."""
-    names = [
-        f"{short(r.run.method)}, B_c = {r.run.budget}" if r.run.most_senders else short(r.run.method) for r in both
-    ]
+    names = [short(r.run.method) + (f", B_c = {r.run.budget}" if r.method.topology == "graph" else "") for r in both]
     if names[0] != names[1]:
         return names
-    settings = [as_dict(r.run) | {n: v[:12] for n, v in r.run.contents.items()} for r in both]
-    differ = [n for n in settings[0] if n not in REPEATED and settings[0][n] != settings[1].get(n)]
-    return [
-        ", ".join([name, *(f"{n} {held.get(n)}" for n in differ)]) for name, held in zip(names, settings, strict=True)
-    ]
+    a, b = (r.key for r in both)
+    differ = [n for n in a | b if n not in REPEATED and a.get(n) != b.get(n)]
+
+    def held(r: Result, name: str) -> Any:
+        return r.run.contents.get(name, "")[:12] or r.key.get(name, getattr(r.run, name, None))
+
+    return [", ".join([name, *(f"{n} {held(r, n)}" for n in differ)]) for name, r in zip(names, both, strict=True)]
 
 
 def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
@@ -127,32 +126,22 @@ def power(chance: Chance, difference: float, partitions: int, clients: float, le
 
 def needed(chance: Chance, difference: float, clients: float, wanted: float, level: float) -> int:
     """Return the fewest partitions, at least 2, that find the difference with the power wanted; 0 where `MOST` do not suffice."""
-    low, high = 2, MOST
-    if power(chance, difference, high, clients, level) < wanted:
-        return 0
-    while low < high:
-        middle = (low + high) // 2
-        if power(chance, difference, middle, clients, level) >= wanted:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    counts = range(2, MOST + 1)
+    i = bisect.bisect_left(counts, wanted, key=lambda m: power(chance, difference, m, clients, level))
+    return counts[i] if i < len(counts) else 0
 
 
 def report(chance: Chance, names: Sequence[str], difference: float, wanted: float, level: float) -> str:
     """Return the sentences and the table that are printed."""
     several = chance.partitions > 1
     over = "partition means" if several else "the clients of one partition"
+    between = f"{chance.between:.2f}" if several else "unknown: one partition, taken as 0"
+    found = 100 * power(chance, difference, chance.partitions, chance.clients, level)
     lines = [
         f"{names[0]} minus {names[1]}: {chance.mean:+.2f} ± {chance.half:.2f} points (95 %, over {over}; {chance.partitions} partitions, "
         f"{chance.clients:.0f} clients each)",
-        f"standard deviation of a client's difference within a partition {chance.within:.2f}, "
-        + (
-            f"between partitions {chance.between:.2f}"
-            if several
-            else "between partitions unknown: one partition, taken as 0"
-        ),
-        f"power of these results for {difference:g} points: {100 * power(chance, difference, chance.partitions, chance.clients, level):.0f} %",
+        f"standard deviation of a client's difference within a partition {chance.within:.2f}, between partitions {between}",
+        f"power of these results for {difference:g} points: {found:.0f} %",
         "",
         f"To find {difference:g} points with a power of {100 * wanted:.0f} % at the level {100 * level:g} %:",
         "  clients per partition   partitions   clients in all",
@@ -164,28 +153,25 @@ def report(chance: Chance, names: Sequence[str], difference: float, wanted: floa
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
+@in_a_sentence
+def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, print the plan, return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m dpfl_mpi.studies.plan_power", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
     )
-    parser.add_argument("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
-    parser.add_argument("--difference", type=float, required=True, metavar="X", help="the difference to find, points")
-    parser.add_argument("--power", type=float, default=0.8, metavar="X", help="probability of finding it (0.8)")
-    parser.add_argument("--level", type=float, default=0.05, metavar="X", help="level of the two-sided test (0.05)")
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
+    add("--difference", type=float, required=True, metavar="X", help="the difference to find, points")
+    add("--power", type=float, default=0.8, metavar="X", help="probability of finding it (0.8)")
+    add("--level", type=float, default=0.05, metavar="X", help="level of the two-sided test (0.05)")
     args = parser.parse_args(arguments)
-    try:
-        if not args.difference or not math.isfinite(args.difference):
-            raise UserError(f"--difference is {args.difference:g}; allowed is a number of points other than 0")
-        for name in ("power", "level"):
-            if not 0 < getattr(args, name) < 1:
-                raise UserError(f"--{name} is {getattr(args, name):g}; allowed is a probability above 0 and below 1")
-        pairs, both = differences([Result(path) for path in args.results])
-        print(report(chance_of(pairs), names_of(both), args.difference, args.power, args.level))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    if not args.difference or not math.isfinite(args.difference):
+        raise UserError(f"--difference is {args.difference:g}; allowed is a number of points other than 0")
+    for name in ("power", "level"):
+        if not 0 < getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name):g}; allowed is a probability above 0 and below 1")
+    pairs, both = differences([Result(path) for path in args.results])
+    print(report(chance_of(pairs), names_of(both), args.difference, args.power, args.level))
 
 
 if __name__ == "__main__":
