@@ -34,7 +34,6 @@ from matplotlib.figure import Figure
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.controls import search_period
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import replacing
 
@@ -248,7 +247,7 @@ def first_graph(result: Result) -> int:
 
 def omega_until(result: Result) -> int:
     """Return the first round whose Omega is not the recorded one, as it is searched anew (--omega_period); beyond the last where there is none."""
-    return int(min(search_period(result.run.omega_period), result.last_round + 1))
+    return int(min(result.run.omega_period, result.last_round + 1))
 
 
 def graphs(results: Sequence[Result]) -> list[Result]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.settings.files import is_file, no_data
+from dpfl_mpi.settings.files import no_data
+from dpfl_mpi.settings.values import is_file
 
 
 def found(run: Run, folder: str | Path) -> Path | None:
@@ -61,4 +62,4 @@ def answers(result: Result, run: Run) -> bool:
     if "partition" in gone:
         asked["clients"] = asked["clients"] or mine["clients"]
     today = Run(**asked).resolve(gone)
-    return today.key() == result.key and result.fact("numerics") == str(today.numerics)
+    return today.key() == result.key and result.fact("numerics") == str(NUMERICS)

@@ -32,7 +32,7 @@ def method_name(run: Run) -> str:
 
 def budget_label(run: Run) -> str:
     """Return a resolved run's budget for mathtext, such as "$B_c = 10$"."""
-    return "$B_c = \\infty$" if run.budget == "inf" else f"$B_c = {run.budget}$"
+    return "$B_c = \\infty$" if run.budget.kind == "inf" else f"$B_c = {run.budget}$"
 
 
 def label(run: Run) -> str:
@@ -57,7 +57,7 @@ def setting(run: Run) -> str:
     dealt = {
         "pathological": f"Patho({run.classes_per_client})",
         "dirichlet": f"Dir({run.dirichlet_alpha})",
-    }.get(run.partition, Path(run.partition.removeprefix("file:")).stem)
+    }.get(run.partition.kind, Path(run.partition.path).stem)
     return f"{data_name(run)} {dealt}"
 
 

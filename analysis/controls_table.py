@@ -18,7 +18,7 @@ from _tables import Group, Parts, interval, latex, markdown, named, partition_of
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.controls import ATTACKS
+from dpfl_mpi.settings.values import ATTACKS
 
 METHODS = ("dpfl", "pairwise", "random_graph", "fedavg")
 RUNS = (

@@ -41,7 +41,7 @@ def partners(result: Result) -> str:
 
 def example(result: Result) -> bool:
     """Return whether a result is of the example: its partition of three clients, and a method of `RUNS`."""
-    return result.run.partition == EXAMPLE["partition"] and result.run.method in {run.method for run in RUNS}
+    return str(result.run.partition) == EXAMPLE["partition"] and result.run.method in {run.method for run in RUNS}
 
 
 def bars(results: Sequence[Result]) -> list[tuple[str, Group]]:

@@ -52,7 +52,7 @@ def best_of_rounds(result: Result, rounds: slice) -> np.ndarray:
     val, test = (result[f"round/{part}_acc"][rounds, result.benign] for part in ("val", "test"))
     accuracy = best_so_far(val, test, latest)
     if result.run.drift:  # what was known before it is forgotten
-        moved = int(result.run.drift.partition(":")[2])
+        moved = result.run.drift.round
         accuracy[moved:] = best_so_far(val[moved:], test[moved:], latest)
     best = result["best/test_acc"][result.benign]
     if result.finished and not result.run.finetune_epochs and not np.array_equal(accuracy[-1], best, equal_nan=True):

@@ -6,27 +6,20 @@ settings, and so need neither the parser nor the libraries that it checks names 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import difflib
 import gc
 import io
-import itertools
 import os
-import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
-from dpfl_mpi.plugins import KINDS, names
-from dpfl_mpi.settings import Job, Resolved, Run
-from dpfl_mpi.settings.config_file import check_yaml
-from dpfl_mpi.settings.fields import allowed, as_dict, check, choices, fields, types
-from dpfl_mpi.settings.run import OLD_FIELDS, old_flags
+from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.settings.command_line import given, job_of, parser, printed, run_of
+from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.survival.signals import Leave, listen
 
 if TYPE_CHECKING:
@@ -35,8 +28,6 @@ if TYPE_CHECKING:
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-# what the help shows for a value, by type or by name
-PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
 
 
 def launched(names: tuple[str, ...], default: int) -> int:
@@ -54,89 +45,25 @@ def fail(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def parser() -> Any:
-    """Return the command line: one flag per field of `Run` and `Job`, in the groups their metadata name."""
-    from jsonargparse import ActionYesNo, ArgumentParser, Namespace
-
-    class Help(argparse.HelpFormatter):
-        """Help of one line per flag."""
-
-        def __init__(self, prog: str):
-            super().__init__(prog, max_help_position=29)
-
-        def _format_action_invocation(self, action: argparse.Action) -> str:
-            if isinstance(action, ActionYesNo):
-                return f"--[no-]{action.dest}" if action.default is not False else f"--{action.dest}"
-            return (
-                f"{action.option_strings[0]} {action.metavar}" if action.metavar else ", ".join(action.option_strings)
-            )
-
-    class Parser(ArgumentParser):
-        """jsonargparse's parser, whose --print_config shows the values that the run would use."""
-
-        def dump(self, cfg: Any, **how: Any) -> str:
-            return super().dump(
-                Namespace(**{n: v for settings in understood(cfg) for n, v in as_dict(settings).items()}), **how
-            )
-
-    out = Parser(
-        prog="python -m dpfl_mpi",
-        usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",
-        exit_on_error=False,
-        allow_abbrev=False,
-        formatter_class=Help,
-        description="Train N simulated clients that each pick their own collaborators, on all ranks of mpirun or srun.",
-        epilog="Where no default is shown it is the paper's value for the data set; --print_config shows the values that a run would use.",
-    )
-    out.add_argument(
-        "--config", action="config", metavar="FILE", help="YAML file with these settings; flags after it win"
-    )
-    shown = next(a for a in out._actions if a.dest == "print_config")
-    shown.help, shown.metavar = "print the settings of the run and exit", None
-    groups: dict[str, Any] = {}
-    for settings in (Run, Job):
-        for f in fields(settings):
-            kind = types(settings)[f.name]
-            title = f.metadata["group"]
-            group = groups.setdefault(title, out.add_argument_group(title))
-            text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
-            if f.default is not None:
-                text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
-            if kind is bool:
-                how: dict[str, Any] = {"action": ActionYesNo(yes_prefix="", no_prefix="no-")}
-            else:
-                how = {"type": kind if f.default is not None else kind | None}
-                how["metavar"] = "|".join(choices(kind)) or PLACEHOLDERS.get(f.name) or PLACEHOLDERS.get(kind, "NAME")
-            group.add_argument(f"--{f.name}", default=f.default, help=text, **how)
-    for name in OLD_FIELDS:  # accepted, not shown
-        action = ActionYesNo(yes_prefix="", no_prefix="no-")
-        out.add_argument(f"--{name}", action=action, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    return out
-
-
-def understood(cfg: Any) -> tuple[Resolved, Job]:
-    """Return the resolved Run and the Job that parsed arguments describe; raise `UserError` for a mistake in them."""
-    run = old_flags(Run(**{f.name: cfg[f.name] for f in fields(Run)}), cfg).resolve()
-    job = Job(**{f.name: cfg[f.name] for f in fields(Job)})
+def understood(said: Mapping[str, Any]) -> tuple[Resolved, Job]:
+    """Return the resolved Run and the Job of settings by name; raise `UserError` for a mistake in them."""
+    run, job = run_of(said).resolve(), job_of(said)
     check(job)
     return run, job
 
 
-def parse(arguments: list[str]) -> tuple[Resolved, Job]:
+def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
     """Return the resolved Run and the Job of a command line; a mistake ends the program with one sentence."""
-    from jsonargparse import ArgumentError
-
     try:
-        for flag, path in itertools.pairwise([*arguments, ""]):
-            if flag.partition("=")[0] == "--config":
-                check_yaml(Path(path if flag == "--config" else flag.partition("=")[2]))
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
-            cfg = parser().parse_args(arguments)
-        return understood(cfg)
+            said = given(arguments, parser())
+            run, job = understood(said)
+            if said.get("print_config"):
+                print(printed(run, job), end="")
+                sys.exit(0)
+        return run, job
     except UserError as error:
         fail(str(error))
-    except (ArgumentError, OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
-        fail(sentence(str(error)))
 
 
 def told(arguments: list[str]) -> dict[str, Any]:
@@ -161,22 +88,6 @@ def packed(run: Resolved, job: Job) -> dict[str, Any]:
 def unpacked(settings: dict[str, Any]) -> tuple[Resolved, Job]:
     """Return the Run and the Job that root has told."""
     return Resolved(**settings["run"]), Job(**settings["job"])
-
-
-def sentence(text: str) -> str:
-    """Return an error of the argument parser as one sentence that names the flag and what is allowed."""
-    text = " ".join(text.split()).removeprefix("error: ")
-    wrong = re.match(r'Parser key "(\w+)": .*(?:Given value|value): (.*)$', text)
-    for settings in (Run, Job):
-        for f in fields(settings):
-            if wrong and wrong.group(1) == f.name:
-                return f"--{f.name} is {wrong.group(2)}; allowed {allowed(f, types(settings)[f.name])}"
-    unknown = re.match(r"unrecognized arguments: --(?:no-)?([\w-]+)", text)
-    if unknown:
-        known = ["config", "print_config", *(f.name for settings in (Run, Job) for f in fields(settings))]
-        close = difflib.get_close_matches(unknown.group(1).replace("-", "_"), known, 1)
-        return text + (f"; did you mean --{close[0]}?" if close else "; --help lists all flags")
-    return re.sub(r'^Parser key "(\w+)": ', r"--\1: ", text)
 
 
 def before_mpi() -> None:

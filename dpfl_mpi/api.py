@@ -7,7 +7,6 @@ started it is a collective call: every rank makes it, with the same settings, an
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import signal
@@ -28,8 +27,9 @@ from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.results import result as results
 from dpfl_mpi.results import summary
 from dpfl_mpi.results.schema import ARRAYS
-from dpfl_mpi.settings import Job, Resolved, Run
-from dpfl_mpi.settings.fields import fields, to_flags
+from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.settings.command_line import SCHEMA, unknown
+from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
 if TYPE_CHECKING:
@@ -153,12 +153,10 @@ def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
     Raises:
         UserError: there is no such setting, or its value is not allowed.
     """
-    defaults = {f.name: f.default for kind in (Run, Job) for f in fields(kind)}
     for name in settings:
-        if name not in defaults:
-            close = difflib.get_close_matches(name, defaults, 1)
-            raise UserError(f"there is no setting {name}" + (f"; did you mean {close[0]}?" if close else ""))
-    return understood(defaults | plain(settings))
+        if name not in SCHEMA:
+            raise unknown(name, f"there is no setting {name}")
+    return understood(plain(settings))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

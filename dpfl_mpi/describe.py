@@ -26,7 +26,7 @@ from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.plan.needs import Needs, ensemble_of, megabytes, needs_of, refuse
 from dpfl_mpi.plan.seconds import Cost, crowding, measure, seconds_of
 from dpfl_mpi.plugins import short
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import reason, replacing
 
 
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def about(run: Run, source: Source, partition: Partition, seconds: float) -> str:
+def about(run: Resolved, source: Source, partition: Partition, seconds: float) -> str:
     """Return what the data and the partition are."""
     alpha, counts, p = run.dirichlet_alpha, partition.class_counts, partition.p
     how = {
@@ -95,7 +95,7 @@ def about(run: Run, source: Source, partition: Partition, seconds: float) -> str
         "pathological": f"Patho({run.classes_per_client}), Dir({alpha}) over a class's holders, at least {run.min_per_class} of each",
         "natural": f"the data's own clients of at least {run.min_samples} samples, {run.missing_classes} classes missing",
         "fedrep": f"fedrep's users of {run.classes_per_client} classes, {'overlapping' if run.overlap else 'not overlapping'}",
-    }.get(run.partition, run.partition)
+    }.get(run.partition.kind, str(run.partition))
     train, test = (len(source.labels[part]) for part in ("train", "test"))
     what, numbers = ("images", source.size) if len(source.shape) == 3 else ("samples", f"{source.size} {source.kind}")
     size = f"one pool of {train} {what}" if partition.pooled else f"{train} training and {test} test {what}"
@@ -135,7 +135,7 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
     return "\n".join(lines)
 
 
-def plan_text(run: Run, plan: Needs) -> str:
+def plan_text(run: Resolved, plan: Needs) -> str:
     """Return the plan: which clients where, memory, models, bytes, evaluations."""
     ranks, nodes, row = len(plan.clients), int(plan.node.max()) + 1, 4 * plan.parameters
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
@@ -181,7 +181,7 @@ def of_node(plan: Needs, node: int) -> str:
     return f"memory     node {node}: {memory} for {mine.sum()} ranks, of which {window} are windows in shared memory"
 
 
-def estimate(run: Run, plan: Needs, cost: Cost) -> str:
+def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
     seconds = seconds_of(run, plan, cost)
     took = {name: duration(value) for name, value in seconds.items()}
@@ -204,7 +204,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def draw(run: Run, source: Source, partition: Partition, path: Path) -> None:
+def draw(run: Resolved, source: Source, partition: Partition, path: Path) -> None:
     """Draw clients by classes (area: samples), and the sizes of their three sets."""
     try:
         import matplotlib

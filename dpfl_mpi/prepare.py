@@ -28,7 +28,7 @@ import numpy as np
 from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, MOST_LISTED, Arrays, digest, made_by
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
-from dpfl_mpi.settings.texts import FILE_NAME, file_name
+from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing, temporary
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
 

@@ -12,7 +12,7 @@ from control_lines import COMPARED, SHORT, benign, gaps, in_order, only_long, re
 from matplotlib.figure import Figure
 from stored import paired
 
-from dpfl_mpi.settings.controls import ATTACKS
+from dpfl_mpi.settings.values import ATTACKS
 from dpfl_mpi.studies.plan_power import chance_of, needed
 
 

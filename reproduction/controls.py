@@ -36,7 +36,7 @@ from pareto import curves as costs
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.controls import ATTACKS
+from dpfl_mpi.settings.values import ATTACKS
 
 SEEDS = (42, 32, 52)  # a partition each
 

@@ -22,7 +22,7 @@ from control_lines import COMPARED, FOLDER, SHORT, benign, gaps, in_order, only_
 from draw import filled
 from stored import ours, paired, percent, told
 
-from dpfl_mpi.settings.controls import ATTACKS
+from dpfl_mpi.settings.values import ATTACKS
 from dpfl_mpi.studies.plan_power import chance_of, needed
 
 PAGE = HERE.parent / "docs" / "findings.md"

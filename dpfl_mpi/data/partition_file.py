@@ -13,13 +13,13 @@ from dpfl_mpi.data.source import Source
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
 
 FORMAT = "dpfl_mpi partition 1"
 
 
-def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
+def save(partition: Partition, path: Path, run: Resolved, source: Source) -> None:
     """Write who holds what as JSON: `clients`, a list of {train, val, test} indices, so that any framework can run on the same split.
 
     Indices count the samples of the prepared file: train and val those under /train, test those under /test; where `pooled` is true,
@@ -40,13 +40,13 @@ def save(partition: Partition, path: Path, run: Run, source: Source) -> None:
         part.write_text(json.dumps(head | {"clients": body}))
 
 
-def from_file(run: Run, source: Source) -> Partition:
+def from_file(run: Resolved, source: Source) -> Partition:
     """Return the partition of `--partition file:PATH` over this data.
 
     Raises:
         UserError: it was made for other data, or for another number of clients, was changed since, names a sample that is not there, or deals one twice.
     """
-    stored = load(str(run.partition_file))
+    stored = load(run.partition.path)
     where = f"--partition is {run.partition}, which"
     if stored.n != run.clients:
         raise UserError(f"{where} holds {stored.n} clients; --clients is {run.clients}")

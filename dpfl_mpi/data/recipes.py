@@ -16,16 +16,16 @@ from dpfl_mpi.data.partition_file import from_file
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import able
 
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
 
 
-def deal(run: Run, source: Source) -> Partition:
+def deal(run: Resolved, source: Source) -> Partition:
     """Return the partition of a resolved Run over its data: drawn, or read from a file that was made for the same data."""
-    if run.partition_file:
+    if run.partition.path:
         partition = from_file(run, source)
     else:
         partition = make(run, source.labels, source.classes, source.clients)
@@ -33,7 +33,7 @@ def deal(run: Run, source: Source) -> Partition:
 
 
 def make(
-    run: Run, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray] | None = None
+    run: Resolved, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray] | None = None
 ) -> Partition:
     """Return the partition of a resolved Run, drawn from its partition seed.
 
@@ -51,13 +51,13 @@ def make(
         )
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []
-    if run.partition == "dirichlet":
+    if run.partition.kind == "dirichlet":
         pools = dirichlet(y, run, classes, rng)
-    elif run.partition == "pathological":
+    elif run.partition.kind == "pathological":
         pools = pathological(y, run, classes, rng)
-    elif run.partition == "fedrep":
+    elif run.partition.kind == "fedrep":
         pools, tests = fedrep(y, run, classes, rng)
-    elif run.partition == "motivation":
+    elif run.partition.kind == "motivation":
         pools = motivation(y, classes, rng)
     else:
         pools, tests = natural(run, labels, classes, clients or {}, rng)
@@ -67,9 +67,9 @@ def make(
             raise UserError(
                 f"--partition: client {k} would hold {len(pool)} samples; at least 2 are needed (one to train, one to validate): fewer --clients"
             )
-    if run.partition in ("dirichlet", "pathological"):
+    if run.partition.kind in ("dirichlet", "pathological"):
         tests = deal_test(counts, labels["test"], rng)
-    elif run.partition == "motivation":
+    elif run.partition.kind == "motivation":
         tests = share_test(counts, labels["test"], rng)
     for k, test in enumerate(tests):
         if len(test) == 0:
@@ -79,10 +79,10 @@ def make(
             )
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
-    return assemble(parts, counts, weights(run.dataset, parts), run.partition == "fedrep")
+    return assemble(parts, counts, weights(run.dataset, parts), run.partition.kind == "fedrep")
 
 
-def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return the pool of each client: of every class, in numeric order, shares q ~ Dir(alpha) over all clients.
 
     A client that already holds its mean share of samples gets none of the classes that follow; the draw is repeated until the smallest
@@ -120,7 +120,7 @@ def dirichlet(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -
     return [rng.permutation(np.concatenate(p)) for p in pieces]
 
 
-def pathological(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return the pool of each client: `classes_per_client` classes drawn uniformly, each class dealt by Dir(alpha) over its holders.
 
     A class's draw is repeated until each of its holders has `min_per_class` samples of it.
@@ -158,7 +158,7 @@ def pathological(y: np.ndarray, run: Run, classes: int, rng: np.random.Generator
 
 
 def natural(
-    run: Run, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray], rng: np.random.Generator
+    run: Resolved, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray], rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples.
 
@@ -202,7 +202,7 @@ def natural(
 
 
 def fedrep(
-    y: np.ndarray, run: Run, classes: int, rng: np.random.Generator
+    y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return pool and test samples of users as the FedRep repository makes its FEMNIST, where the paper's numbers most likely come from.
 

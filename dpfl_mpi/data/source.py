@@ -14,7 +14,7 @@ import numpy as np
 from dpfl_mpi.data.stored import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import failing_as, find, short
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
@@ -145,7 +145,7 @@ def made_by(dataset: str, function: str, *arguments: Any, **options: Any) -> Arr
     return check(arrays, what)
 
 
-def open_source(run: Run, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
+def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
     """Return the data of a resolved Run, from the prepared file or embedded.
 
     Args:
@@ -162,19 +162,19 @@ def open_source(run: Run, loaded: Callable[[Callable[[], Arrays]], Arrays] = lam
     return pooled(source) if deals_test(run) else source
 
 
-def check_images(run: Run, source: Source) -> None:
+def check_images(run: Resolved, source: Source) -> None:
     """Raise `UserError` where a Run changes images, and the data are none, or none of bytes."""
     images = len(source.shape) == 3
     if run.augment and not images:
         raise UserError("--augment crops and flips images; these data have none: use --no-augment")
-    if str(run.attack).startswith("backdoor:") and not (images and source.dtype == "uint8"):
+    if run.attack and run.attack.kind == "backdoor" and not (images and source.dtype == "uint8"):
         have = "none" if not images else "images of floats"
         raise UserError(
             f"--attack backdoor puts a white square on images of 8 bits; these data have {have}: use another kind of attack"
         )
 
 
-def unread_clients(run: Run, source: Source) -> str:
+def unread_clients(run: Resolved, source: Source) -> str:
     """Return a sentence where a file's `load` names the clients, and its `PAPER` leaves open that they are dealt anew; else "".
 
     Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
@@ -183,7 +183,7 @@ def unread_clients(run: Run, source: Source) -> str:
     if not (
         source.clients
         and hasattr(module, "load")
-        and run.partition == "pathological"
+        and run.partition.kind == "pathological"
         and "partition" not in module.SAID
     ):
         return ""
@@ -193,11 +193,9 @@ def unread_clients(run: Run, source: Source) -> str:
     )
 
 
-def deals_test(run: Run) -> bool:
+def deals_test(run: Resolved) -> bool:
     """Return whether a Run's partition deals the test sets out of the same pool as the training sets."""
-    if run.partition_file:
-        return load(run.partition_file).pooled
-    return run.partition == "fedrep"
+    return load(run.partition.path).pooled if run.partition.path else run.partition.kind == "fedrep"
 
 
 def pooled(source: Source) -> Source:

@@ -12,7 +12,7 @@ import numpy as np
 from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 
 
 def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
@@ -35,7 +35,7 @@ def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
     return out
 
 
-def search_first(run: Run, labels: np.ndarray, partition: Partition) -> tuple[Partition, np.ndarray]:
+def search_first(run: Resolved, labels: np.ndarray, partition: Partition) -> tuple[Partition, np.ndarray]:
     """Return the partition with each client's validation images in a new order, those of the search first, and their numbers, int64 `[N]`.
 
     `labels` are those of the training pool. With --search_share 1 nothing changes.

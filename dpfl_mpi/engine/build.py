@@ -40,11 +40,10 @@ from dpfl_mpi.numerics.native import computes, form_of
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.plan.needs import written
-from dpfl_mpi.plugins import find
-from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings import Job, Resolved
 
 
-def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:
+def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:
     """Return what this rank's share of a resolved Run is made of. Collective.
 
     Args:
@@ -61,13 +60,13 @@ def build(run: Run, job: Job, world: World, on_window: Callable[[], None] | None
     world.each_node(lambda: verify(source))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
-    serves = find("method", run.method).topology == "graph"
+    serves = run.found.method.topology == "graph"
     members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude", serves)
 
     model = make(run, source)
     ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
     ordered, n_search = search_first(run, source.labels["train"], partition)
-    marked = limits.liars if str(run.attack).startswith("backdoor:") else None
+    marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     backend = pick_backend(job, world, ensemble, clients, optimiser(run))
 
@@ -123,15 +122,15 @@ def warn_of_device(job: Job, world: World, device: torch.device) -> None:
         warn(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs", job, world)
 
 
-def warn_of_clients(run: Run, source: Source, job: Job, world: World) -> None:
+def warn_of_clients(run: Resolved, source: Source, job: Job, world: World) -> None:
     """Warn where data of one's own name the client of each sample, and the Run makes other clients."""
     if why := unread_clients(run, source):
         warn(why, job, world)
 
 
-def warn_of_budget(run: Run, job: Job, world: World) -> None:
+def warn_of_budget(run: Resolved, job: Job, world: World) -> None:
     """Warn where a budget leaves nobody to average with: then the method is Local under another name."""
-    if find("method", run.method).topology == "graph" and run.most_senders == 0 < run.clients - 1:
+    if run.found.method.topology == "graph" and run.most_senders == 0 < run.clients - 1:
         warn(
             f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
             "alone, as --method local does; --budget 2 or more lets it choose others",

@@ -11,7 +11,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import check_ours, torn
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage.foreign import Hdf5
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
@@ -68,16 +68,16 @@ def finished_at(session: Session, checkpoints: Checkpoints) -> str:
     return time[:16].replace("T", " ") or "a time that it does not say"
 
 
-def check_current(result: Result, run: Run) -> None:
+def check_current(result: Result, run: Resolved) -> None:
     """Raise `UserError` where a finished result has this Run's key, and yet computing it now gives other numbers.
 
     The key has neither the version of the numbers nor the content of a shipped data set: the data may have been prepared from another source.
     Where the data are gone, the result stands.
     """
-    numerics = result.hdf5.attribute("numerics", int, "meta", run.numerics)
-    if numerics != run.numerics:
+    numerics = result.hdf5.attribute("numerics", int, "meta")
+    if numerics != NUMERICS:
         raise UserError(
-            f"{result.path} is finished and was computed under version {numerics} of the numbers; that of this Run is {run.numerics} now "
+            f"{result.path} is finished and was computed under version {numerics} of the numbers; it is {NUMERICS} now "
             "(see CHANGELOG.md): choose another --out, or compute it anew with --fresh"
         )
     now = data_now(run)
@@ -89,7 +89,7 @@ def check_current(result: Result, run: Run) -> None:
         )
 
 
-def data_now(run: Run) -> str:
+def data_now(run: Resolved) -> str:
     """Return the SHA-256 that a Run's prepared data file says it has now, "" where there is no such file, or none is needed."""
     if run.data and not hasattr(find("dataset", run.dataset), "load"):
         with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:

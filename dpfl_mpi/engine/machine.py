@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from dpfl_mpi.federation import Parts
-from dpfl_mpi.plugins import find
 from dpfl_mpi.version import __version__
 
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
@@ -37,7 +36,7 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if parts.backend.ensemble.device.type == "cuda" else "cpu",
         "kernels": parts.backend.name,
         "portable": parts.backend.name == "native"
-        and find("method", parts.run.method).elementwise
+        and parts.run.found.method.elementwise
         and parts.run.optimizer == "sgd",
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),

@@ -15,7 +15,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import find, short
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -50,7 +50,7 @@ def train(run: Run, job: Job, world: World) -> Path:
 def rounds(session: Session, checkpoints: Checkpoints, watch: Watch) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end. Collective."""
     parts, state, recorder = begin(session, checkpoints, watch)
-    run, method = parts.run, find("method", parts.run.method)
+    run, method = parts.run, parts.run.found.method
     total = run.rounds
     try:
         first = parts.round + 1 if state else 0

@@ -36,7 +36,7 @@ from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
 from dpfl_mpi.plugins import shipped, short
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class Parts:
     """This rank's share of a run, which `engine.build` makes from a Run; `fed` is what its method sees of it."""
 
-    run: Run
+    run: Resolved
     about: dict[str, Any]  # what a result says of its data, partition and model
     head: str  # the name of the model's last layer, "" where its file names none
     partition: Partition

@@ -27,8 +27,7 @@ from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.numerics.ensemble import LARGEST, Ensemble
-from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.controls import FALSE
+from dpfl_mpi.settings import Resolved
 
 SCALE = 10.0  # of the update that `scale` sends
 
@@ -36,10 +35,14 @@ SCALE = 10.0  # of the update that `scale` sends
 class Attack:
     """The liars of this rank, and what they send."""
 
-    def __init__(self, run: Run, members: Members, ensemble: Ensemble):
-        self.kind, self.seed = str(run.attack or "").partition(":")[0], run.seed
+    def __init__(self, run: Resolved, members: Members, ensemble: Ensemble):
+        self.kind, self.seed = run.attack.kind if run.attack else "", run.seed
         self.members, self.ensemble = members, ensemble
-        self.mine = np.flatnonzero(members.limits.liars[members.ids]) if self.kind in FALSE else np.zeros(0, np.int64)
+        self.mine = (
+            np.flatnonzero(members.limits.liars[members.ids])
+            if run.attack and run.attack.falsifies
+            else np.zeros(0, np.int64)
+        )
         # the liars' rows as they began to train in this round, by the name of their momentum
         self.began: dict[str, Tensor] = {}
         k = len(members.ids) if self.kind == "stale" else 0

@@ -13,19 +13,18 @@ import numpy as np
 from dpfl_mpi import streams
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
-from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.texts import of_clients
+from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.values import of_clients
 
 
 class Drift:
     """Who drifts, when, and between which classes."""
 
-    def __init__(self, run: Run, classes: int):
-        share, _, number = str(run.drift or "0:0").partition(":")
-        self.round = int(number)  # 0: never
+    def __init__(self, run: Resolved, classes: int):
+        share, self.round = (run.drift.share, run.drift.round) if run.drift else (0.0, 0)  # round 0: never
         self.drifted = np.zeros(run.clients, bool)
         order = streams.stream(run.seed, streams.DRIFT, 0, 0).permutation(run.clients)
-        self.drifted[order[: of_clients(float(share), run.clients)]] = True
+        self.drifted[order[: of_clients(share, run.clients)]] = True
         self.classes = np.sort(streams.stream(run.seed, streams.DRIFT, 0, 1).permutation(classes)[:2])
         self.done = False
 

@@ -11,10 +11,10 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 
 
-def graphs_of(run: Run, world: World) -> list[CollaborationGraph]:
+def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
     """Return the graphs of rounds 0 to T that the result of --graphs holds, on every rank; none without --graphs. Collective.
 
     Raises:
@@ -27,7 +27,7 @@ def graphs_of(run: Run, world: World) -> list[CollaborationGraph]:
     return [CollaborationGraph(row - row[0], held["senders"][row[0] : row[-1]]) for row in indptr]
 
 
-def edges_of(run: Run) -> dict[str, np.ndarray]:
+def edges_of(run: Resolved) -> dict[str, np.ndarray]:
     """Return the recorded graphs, `indptr` int64 `[T+1, N+1]` and `senders` int64 `[E]`, as the result has them."""
     with Result(str(run.graphs)) as result:
         n, rounds = len(result["client/p"]), result.last_round

@@ -9,18 +9,14 @@ Axes: N clients, T rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.files import is_file
-from dpfl_mpi.settings.texts import nearest, of_clients
-from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
+from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.values import nearest, of_clients
 
 
 @dataclass(frozen=True)
@@ -49,70 +45,51 @@ class Limits:
         return out
 
 
-def limits_of(run: Run, world: World) -> Limits:
-    """Return the limits of a resolved Run on every rank. Collective: root reads the files.
+def limits_of(run: Resolved, world: World) -> Limits:
+    """Return the limits of a Run on every rank. Collective: root has what the files hold that the Run names."""
 
-    Raises:
-        UserError: on every rank, where a file does not hold what it should.
-    """
-
-    held = world.share(lambda: {"most_senders": most_senders(run), "available": availability(run)})
-
-    def edges() -> dict[str, np.ndarray]:
+    def held() -> dict[str, np.ndarray]:
         graph = reach_graph(run)
-        return {} if graph is None else {"indptr": graph.indptr, "senders": graph.senders}
+        reach = {} if graph is None else {"indptr": graph.indptr, "senders": graph.senders}
+        available = run.available.table if run.available else np.zeros((0, run.clients), np.int64)
+        return {"most_senders": most_senders(run), "available": available} | reach
 
-    near = world.share(edges)
-    reach = CollaborationGraph(**near) if near else None
-    senders_N, available = held["most_senders"], held["available"]
-    return Limits(senders_N, reach, available, flipped(run), run.participation, run.seed, liars(run), newcomers(run))
+    told = world.share(held)
+    return Limits(
+        most_senders=told["most_senders"],
+        reach=CollaborationGraph(told["indptr"], told["senders"]) if "indptr" in told else None,
+        available=told["available"],
+        flipped=flipped(run),
+        participation=run.participation,
+        seed=run.seed,
+        liars=liars(run),
+        newcomers=drawn(run, streams.NEWCOMERS, run.newcomers),
+    )
 
 
-def most_senders(run: Run) -> np.ndarray:
+def most_senders(run: Resolved) -> np.ndarray:
     """Return with how many other clients' models each client may average, int64 `[N]`.
 
     With --no-flipped_run_ggc a client with flipped labels has 0: it trains alone, and still sends its model.
-
-    Raises:
-        UserError: the file does not hold one budget per client.
     """
-    n, kind = run.clients, str(run.budget)
-    if is_file(run.budget):
-        words = read(kind, "budget").split()
-        if len(words) != n or not all(w == "inf" or (whole(w) and int(w) >= 1) for w in words):
-            raise UserError(
-                f"--budget is {kind}, which must hold {n} numbers, one per client: whole and at least 1, or inf"
-            )
-        b_c = np.array([n + 1 if w == "inf" else int(w) for w in words])
-    elif kind.startswith("uniform:"):
-        low, high = (int(v) for v in kind.split(":")[1:])
-        b_c = streams.stream(run.seed, streams.BUDGET, 0, 0).integers(low, high + 1, n)
-    else:
-        b_c = np.full(n, run.most_senders + run.budget_counts_self)
-    most = np.minimum(b_c - run.budget_counts_self, n - 1)
-    if not run.flipped_run_ggc:
-        most[flipped(run)] = 0
-    return most
+    rng = streams.stream(run.seed, streams.BUDGET, 0, 0)
+    most = run.budget.of_clients(run.clients, run.budget_counts_self, rng)
+    return most if run.flipped_run_ggc else np.where(flipped(run), 0, most)
 
 
-def flipped(run: Run) -> np.ndarray:
+def flipped(run: Resolved) -> np.ndarray:
     """Return which clients hold flipped labels, bool `[N]`: floor(flip_share N) of them, drawn uniformly."""
-    if str(run.attack).startswith("label_flip:"):
+    if run.attack and run.attack.kind == "label_flip":
         return liars(run)
     return drawn(run, streams.FLIP, run.flip_share)
 
 
-def liars(run: Run) -> np.ndarray:
+def liars(run: Resolved) -> np.ndarray:
     """Return who attacks, bool `[N]`: with the same seed the same clients, whatever the attack, and those that --flip_share draws."""
-    return drawn(run, streams.FLIP, float(run.attack.partition(":")[2]) if run.attack else 0.0)
+    return drawn(run, streams.FLIP, run.attack.share if run.attack else 0.0)
 
 
-def newcomers(run: Run) -> np.ndarray:
-    """Return who comes after the last round, bool `[N]`: floor(newcomers N) of them, drawn uniformly."""
-    return drawn(run, streams.NEWCOMERS, run.newcomers)
-
-
-def drawn(run: Run, purpose: int, share: float) -> np.ndarray:
+def drawn(run: Resolved, purpose: int, share: float) -> np.ndarray:
     """Return a share of the clients, as `of_clients` counts them, drawn uniformly, bool `[N]`."""
     n = run.clients
     out = np.zeros(n, bool)
@@ -120,72 +97,24 @@ def drawn(run: Run, purpose: int, share: float) -> np.ndarray:
     return out
 
 
-def reach_graph(run: Run) -> CollaborationGraph | None:
-    """Return who can receive from whom: the senders each receiver can reach, itself excluded; None where everyone reaches everyone.
-
-    Raises:
-        UserError: the file holds something other than lines of two client numbers, receiver and sender.
-    """
-    if run.reach is None:
+def reach_graph(run: Resolved) -> CollaborationGraph | None:
+    """Return who can receive from whom: the senders each receiver can reach, itself excluded; None where everyone reaches everyone."""
+    n, reach = run.clients, run.reach
+    if reach is None:
         return None
-    n = run.clients
-    kind, _, value = run.reach.partition(":")
     near = np.zeros((n, n), bool)
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
-    if is_file(run.reach):
-        lines = [line.split() for line in read(run.reach, "reach").splitlines() if line.strip()]
-        if not all(len(words) == 2 and all(whole(w) and int(w) < n for w in words) for words in lines):
-            raise UserError(
-                f"--reach is {run.reach}, which must hold lines of two client numbers from 0 to {n - 1}: receiver sender"
-            )
-        edges = np.array(lines, np.int64).reshape(-1, 2)
-        near[edges[:, 0], edges[:, 1]] = True
-    elif kind == "geometric":
+    if reach.kind == "file":
+        near[reach.edges[:, 0], reach.edges[:, 1]] = True
+    elif reach.kind == "geometric":
         place = rng.random((n, 2))
         for k in range(n):  # row by row: all at once would take 32 N^2 bytes
-            near[k] = ((place[k] - place) ** 2).sum(1) <= float(value) ** 2
-    elif kind == "sites":
-        site = rng.permutation(n) % int(value)
+            near[k] = ((place[k] - place) ** 2).sum(1) <= reach.radius**2
+    elif reach.kind == "sites":
+        site = rng.permutation(n) % reach.sites
         near = site[:, None] == site[None]
     else:
-        for group in value.split(";"):
-            members = [int(k) for k in group.split(",")]
+        for members in reach.groups:
             near[np.ix_(members, members)] = True
     np.fill_diagonal(near, False)
     return CollaborationGraph.from_lists(np.flatnonzero(row) for row in near)
-
-
-def availability(run: Run) -> np.ndarray:
-    """Return who can take part in rounds 1 to T, `[T, N]` of 0 and 1; without --available an array of no rows.
-
-    Raises:
-        UserError: the file does not hold T lines of N zeros and ones, or a round in which nobody is there.
-    """
-    n, t = run.clients, run.rounds
-    if run.available is None:
-        return np.zeros((0, n), np.int64)
-    lines = [line.replace(",", " ").split() for line in read(run.available, "available").splitlines() if line.strip()]
-    if len(lines) < t or any(len(line) != n or not set(line) <= {"0", "1"} for line in lines):
-        raise UserError(
-            f"--available is {run.available}, which must hold at least {t} lines (rounds) of {n} (clients) zeros or ones"
-        )
-    table = np.array(lines, np.int64).reshape(-1, n)
-    empty = np.flatnonzero(table[:t].sum(1) == 0)
-    if len(empty):
-        raise UserError(
-            f"--available is {run.available}; round {empty[0] + 1} has no client, and at least one must be there"
-        )
-    return table
-
-
-def whole(word: str) -> bool:
-    """Return whether a word is a whole number of a size that arrays hold."""
-    return word.isdecimal() and len(word) <= 18
-
-
-def read(path: str, flag: str) -> str:
-    """Return a small text file."""
-    try:
-        return read_text(Path(path), TEXT)
-    except Unreadable:
-        raise UserError(f"--{flag} is {path}, which is not a readable text file") from None

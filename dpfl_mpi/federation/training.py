@@ -19,10 +19,10 @@ from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members, Phase
 from dpfl_mpi.numerics.backend import Backend, Gradient
 from dpfl_mpi.numerics.ensemble import Block
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 
 
-def learning_rate(run: Run, t: int) -> float:
+def learning_rate(run: Resolved, t: int) -> float:
     """Return eta of round t of a resolved Run: its schedule over rounds 1 to T, times lr_decay every 10 rounds.
 
     Preprocessing (t = 0) is at the schedule's start, and so is fine-tuning (t > T). lr_decay goes on while tuning, an epoch counting as a round.

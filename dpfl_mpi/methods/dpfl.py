@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dpfl_mpi.methods import Federation, Method, State
-from dpfl_mpi.settings.controls import search_period
 
 METHOD = Method(
     title="DPFL",
@@ -43,7 +42,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
     fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
     # Paper: Omega is searched once, which is the default; with --omega_period lines 3 and 4 come again, in place of lines 9 to 11
-    if t % search_period(fed.run.omega_period) == 0:
+    if t % fed.run.omega_period == 0:
         with fed.clock("graph"):
             found = fed.bggc(w)
         omega, chosen = found.where(fed.awake, omega), found.where(fed.awake, chosen)

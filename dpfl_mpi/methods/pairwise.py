@@ -13,7 +13,6 @@ import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, Tensor, _given
-from dpfl_mpi.settings.controls import search_period
 
 METHOD = _given.method("Pairwise", ignores=("graphs",), elementwise=True, asks_all=True)
 
@@ -25,7 +24,7 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     chosen = state["shared"]["chosen"]
-    anew = t % search_period(fed.run.omega_period) == 0
+    anew = t % fed.run.omega_period == 0
     # an absent client's choice stays
     return _given.round(fed, state, lambda w: choose(fed, w).where(fed.awake, chosen) if anew else chosen)
 

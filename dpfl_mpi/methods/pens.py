@@ -17,7 +17,7 @@ import numpy as np
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.methods import Federation, Method, Received, State, Tensor
 from dpfl_mpi.settings import option
-from dpfl_mpi.settings.texts import nearest
+from dpfl_mpi.settings.values import nearest
 
 METHOD = Method(
     title="PENS",

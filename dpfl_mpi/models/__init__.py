@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find, short
-from dpfl_mpi.settings import Run
+from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.fields import options_of
 from dpfl_mpi.streams import INIT, stream
 
@@ -50,7 +50,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
     return module
 
 
-def make(run: Run, source: Source) -> Model:
+def make(run: Resolved, source: Source) -> Model:
     """Return the model of a resolved Run for its data, on the CPU: the same on every rank, as its own values are drawn from the Run's seed.
 
     Raises:
@@ -58,7 +58,7 @@ def make(run: Run, source: Source) -> Model:
     """
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
-    file, name = find("model", str(run.model)), short(run.model)
+    file, name = run.found.model, short(run.model)
     options = {f.name: f.default for f in dataclasses.fields(file.Options)} if hasattr(file, "Options") else {}
     keywords: dict[str, Any] = options | (run.model_options or {})
     takes = inspect.signature(file.build).parameters

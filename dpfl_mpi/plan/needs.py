@@ -29,9 +29,7 @@ from dpfl_mpi.mpi.placement import (
     window_slots,
 )
 from dpfl_mpi.numerics import PAD
-from dpfl_mpi.plugins import find
-from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.controls import search_period
+from dpfl_mpi.settings import Job, Resolved
 
 ROW = 64  # bytes that a row is padded to
 # rows of float32 per client: model, momentum, best, staging and average, and four running sums in 64 bits, which count twice
@@ -72,7 +70,7 @@ class Needs:
         return PYTHON + self.data + self.models + self.scratch + self.confusion + self.window
 
 
-def ensemble_of(run: Run, source: Source) -> Any:
+def ensemble_of(run: Resolved, source: Source) -> Any:
     """Return the model's numerics on this machine's CPU."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
@@ -84,7 +82,9 @@ def ensemble_of(run: Run, source: Source) -> Any:
     return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
 
 
-def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int) -> Needs:
+def needs_of(
+    run: Resolved, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int
+) -> Needs:
     """Return what each of `ranks` ranks will hold and do: arithmetic alone."""
     n = partition.n
     train, val, test = (partition.sizes(part) for part in PARTS)
@@ -95,11 +95,11 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     def per_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, ranks).astype(np.int64)
 
-    method = find("method", run.method)
+    method = run.found.method
     slots, window, passes = windows(run, job, method, k_r, row)
     received, wire = traffic(run, method, k_r, slots, row)
     first, later = scored_to_choose(run, method, n)
-    anew = int(run.rounds // search_period(run.omega_period)) if run.most_senders > 0 else 0
+    anew = int(run.rounds // run.omega_period) if run.most_senders > 0 else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
     to_train, to_score = sample_bytes(run, source)
@@ -128,7 +128,7 @@ def needs_of(run: Run, job: Job, source: Source, partition: Partition, ensemble:
     )
 
 
-def sample_bytes(run: Run, source: Source) -> tuple[int, int]:
+def sample_bytes(run: Resolved, source: Source) -> tuple[int, int]:
     """Return the bytes of a training sample and of a scored one, with their labels: an image that is cropped has a border."""
     scored = source.shape
     trained = (scored[0] + 2 * PAD, scored[1] + 2 * PAD, scored[2]) if run.augment else scored
@@ -136,7 +136,7 @@ def sample_bytes(run: Run, source: Source) -> tuple[int, int]:
     return math.prod(trained) * each + LABEL, math.prod(scored) * each + LABEL
 
 
-def windows(run: Run, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
+def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the slots that the widest graph needs on each rank, the slots of each rank's window, both `[ranks]`, and in how many passes it is sent.
 
     `k_r` `[ranks]` are the clients of each rank, `row` the bytes of a row. 0 passes: not even one model per client fits the window.
@@ -152,7 +152,7 @@ def windows(run: Run, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple
 
 
 def traffic(
-    run: Run, method: Any, k_r: np.ndarray, slots: np.ndarray, row: int
+    run: Resolved, method: Any, k_r: np.ndarray, slots: np.ndarray, row: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the models that clients receive and the bytes that MPI moves, at most, each in preprocessing and in a round; arguments as in `windows`."""
     n, ranks, repeats = int(k_r.sum()), len(k_r), run.ggc_repeats
@@ -173,7 +173,7 @@ def traffic(
     return received, wire
 
 
-def scored_to_choose(run: Run, method: Any, n: int) -> tuple[int, int]:
+def scored_to_choose(run: Resolved, method: Any, n: int) -> tuple[int, int]:
     """Return how many models a client scores at most to choose collaborators, in preprocessing and in a round, without repeats."""
     if (
         run.most_senders > 0 and method.searches

@@ -17,7 +17,7 @@ import numpy as np
 from dpfl_mpi.data.partition import assemble
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.plan.needs import Needs, in_native_kernels
-from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings import Job, Resolved
 
 # seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
 DECISION = 5e-4
@@ -36,7 +36,7 @@ class Cost:
     byte: float  # one byte copied
 
 
-def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
+def measure(run: Resolved, job: Job, source: Source, ensemble: Any) -> Cost:
     """Return what a step, a scored image, a candidate and a copied byte cost here: the quickest of several tries, one thread, about a second."""
     from dpfl_mpi.numerics.ensemble import Block
 
@@ -54,7 +54,7 @@ def measure(run: Run, job: Job, source: Source, ensemble: Any) -> Cost:
     )
 
 
-def one_client(run: Run, job: Job, source: Source, ensemble: Any) -> tuple[Any, int]:
+def one_client(run: Resolved, job: Job, source: Source, ensemble: Any) -> tuple[Any, int]:
     """Return what computes a run here, for one client with random samples, and the steps of its epoch."""
     from dpfl_mpi.numerics.backend import Backend, optimiser
     from dpfl_mpi.numerics.clients import Clients
@@ -91,7 +91,7 @@ def quickest(action: Callable[[], object], seconds: float = 0.3) -> float:
     return min(times)
 
 
-def seconds_of(run: Run, needs: Needs, cost: Cost) -> dict[str, float]:
+def seconds_of(run: Resolved, needs: Needs, cost: Cost) -> dict[str, float]:
     """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
     crowd = crowding(needs)
     wire = needs.wire[0] * (1 + needs.anew) + needs.wire[1] * run.rounds

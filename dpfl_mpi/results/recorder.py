@@ -19,7 +19,7 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.result import Result
 from dpfl_mpi.results.schema import CHUNK, SCHEMA
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
 
@@ -42,7 +42,7 @@ class Recorder:
     """Writes the results file, on root only. Every time axis grows by one row per round."""
 
     def __init__(
-        self, path: Path, run: Run, meta: Mapping[str, Any], start: Mapping[str, Any], snapshot: Path | None = None
+        self, path: Path, run: Resolved, meta: Mapping[str, Any], start: Mapping[str, Any], snapshot: Path | None = None
     ):
         """Create the file, or go on with it as a checkpoint's `snapshot` left it: what came later is recorded again.
 
@@ -61,18 +61,18 @@ class Recorder:
                         run=run.to_json(),
                         schema=SCHEMA,
                         dataset=short(run.dataset),
-                        partition=run.partition,
+                        partition=str(run.partition),
                         method=short(run.method),
                         budget=str(run.budget),
                         seed=run.seed,
-                        declared=json.dumps(run.resolve().declared),
+                        declared=json.dumps(run.declared),
                         state="running",
                         rounds_done=-1,
                         test_acc=np.nan,
                         progress=0,  # a checksum of the two, once they change no more
                     )
                     self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
-                    self.file["meta"].attrs.update(numerics=run.numerics, **meta)
+                    self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
                 self._set(state="running", key=json.dumps(run.key()))
                 self._set(checksum=schema.seal(self.file.attrs, self.file["meta"].attrs))
                 stored = self.file["meta/starts"]

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.foreign import Size
 
 # printed by `python -m dpfl_mpi.show --layout`; columns are two blanks apart
@@ -140,7 +139,7 @@ ARRAYS = arrays()
 OVER_ROUNDS = [name for name, layout in ARRAYS.items() if layout.axes.startswith("T+1")]
 
 
-def shape(axes: str, run: Run, finished: bool) -> list[Size]:
+def shape(axes: str, run: Resolved, finished: bool) -> list[Size]:
     """Return the lengths of axes in the result of a resolved Run; one that is not finished may have fewer rounds."""
     rounds = int(run.rounds) + 1
     whole = finished and not run.patience  # a run in which all have stopped early ends there

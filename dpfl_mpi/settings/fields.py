@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings.values import plain
 from dpfl_mpi.storage.foreign import encodable
 
 # values of other types are checked where they are read
@@ -35,19 +36,17 @@ def fields(settings: Any) -> list[dataclasses.Field[Any]]:
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
-    """Return what a user can set, by name."""
-    return {f.name: getattr(settings, f.name) for f in fields(settings)}
+    """Return what a user can set, by name, as a file of settings says it."""
+    return {f.name: plain(getattr(settings, f.name)) for f in fields(settings)}
 
 
 def changed(settings: Any) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, by name."""
-    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
-
-
-def is_read(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> bool:
-    """Return whether a field is read, given the values of all: its `when` holds."""
-    name, *wanted = f.metadata["when"]
-    return values[name] in wanted
+    """Return those that differ from their defaults."""
+    return {
+        f.name: value
+        for f, value in zip(fields(settings), as_dict(settings).values(), strict=True)
+        if value != f.default
+    }
 
 
 @functools.cache
@@ -66,24 +65,32 @@ def choices(kind: Any) -> tuple[str, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def check(settings: Any, prefix: str = "") -> None:
-    """Raise `UserError` for the first field that is of another type or out of its range; `prefix` comes before its name."""
+def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
+    """Raise `UserError` for the first field that is of another type or, with `ranges`, out of its range; `prefix` comes before its name."""
     schema: type = type(settings)
     kinds = types(schema)
     for f in fields(settings):
         value = getattr(settings, f.name)
-        if not (value is None and f.default is None) and not fits(value, kinds[f.name], f.metadata):
+        if not (value is None and f.default is None) and not fits(value, kinds[f.name], f.metadata if ranges else {}):
             raise UserError(f"--{prefix}{f.name} is {value!r}; allowed {allowed(f, kinds[f.name])}")
 
 
-def check_types(settings: Any) -> None:
-    """Raise `ValueError` where a field of stored settings is of a type that it never has; ranges may have been others once."""
-    schema: type = type(settings)
-    kinds = types(schema)
-    for f in fields(settings):
-        value = getattr(settings, f.name)
-        if not (value is None and f.default is None) and not fits(value, kinds[f.name], {}):
-            raise ValueError(f"{f.name} is {value!r}")
+def read(settings: type, name: str, value: Any) -> Any:
+    """Return the value of a field from a word of the command line or of a file of settings.
+
+    Raises:
+        UserError: it is not of the field's type; the sentence says what is allowed.
+    """
+    kind = types(settings)[name]
+    if isinstance(value, str) and kind in (int, float, bool):
+        try:
+            value = (
+                {"true": True, "yes": True, "false": False, "no": False}[value.lower()] if kind is bool else kind(value)
+            )
+        except (KeyError, ValueError):
+            f = next(f for f in fields(settings) if f.name == name)
+            raise UserError(f"--{name} is {value}; allowed {allowed(f, kind)}") from None
+    return value
 
 
 def fits(value: Any, kind: Any, limits: Any) -> bool:

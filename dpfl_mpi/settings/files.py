@@ -12,6 +12,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
+from dpfl_mpi.settings.values import file_of, is_file
 from dpfl_mpi.storage.foreign import UNREADABLE, Hdf5, read_json, sha256
 
 FILES = ("data", "partition", "budget", "reach", "available", "graphs")  # fields that may name one
@@ -19,40 +20,36 @@ GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
 NO_PARTITION = 'is not a partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
 
 
-def is_file(value: Any) -> bool:
-    """Return whether a setting names a file that exists: a text that can be no name, such as a long one, does not."""
-    try:
-        return isinstance(value, str) and Path(value).is_file()
-    except (OSError, ValueError):  # longer than a name may be; with a NUL
-        return False
+def named(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths that the filled-in fields of a Run name, by field.
 
-
-def named(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, str]:
-    """Return the paths that the filled-in fields of a Run name, by field; those of `gone` need not exist.
-
-    The data set's own path is no name: the data there are those of the data set. Data of one's own always count by their content.
+    The default path is left out: the data there are those of the data set. Data of one's own always count by their content.
     """
-    dataset = find("dataset", filled["dataset"])
-    out = {name: filled[name] for name in ("budget", "reach", "data") if name in gone or is_file(filled[name])}
-    if filled["data"] != dataset.DATA:
+    out = {
+        name: file_of(str(filled[name])) for name in ("budget", "reach") if getattr(filled[name], "kind", "") == "file"
+    }
+    own_data = getattr(dataset, "OWN_DATA", False) and (is_file(filled["data"]) or "data" in gone)
+    if filled["data"] != dataset.DATA or own_data:
         out["data"] = filled["data"]
-    elif not getattr(dataset, "OWN_DATA", False):
-        out.pop("data", None)
-    out |= {name: filled[name] for name in ("available", "graphs") if filled.get(name) is not None}
-    if filled["partition"].startswith("file:"):
-        out["partition"] = filled["partition"][5:]
+    out |= {name: str(filled[name]) for name in ("available", "graphs") if filled[name] is not None}
+    if filled["partition"].kind == "file":
+        out["partition"] = filled["partition"].path
     return out
 
 
-def contents(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, str]:
+def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 of each file that the filled-in fields of a Run name, by field, "file:" before that of a partition.
 
-    "" stands for a file that is not there; `gone` has what some of these held.
+    Args:
+        gone: what files held that are not here.
+
+    Returns: "" stands for a file that is not there.
     """
-    out = {name: file_sha256(Path(path)) if is_file(path) else "" for name, path in named(filled, gone).items()}
-    if out.get("partition"):
-        out["partition"] = f"file:{out['partition']}"
-    return out | {name: held for name, held in gone.items() if name in out}
+    out = {}
+    for name, path in named(filled, dataset, gone).items():
+        held = file_sha256(Path(path)) if is_file(path) and name not in gone else ""
+        out[name] = gone.get(name) or (f"file:{held}" if held and name == "partition" else held)
+    return out
 
 
 def file_sha256(path: Path) -> str:

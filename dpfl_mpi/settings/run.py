@@ -1,36 +1,52 @@
-"""`Run` says what decides the numbers, `Job` where and how they are computed. Both frozen, one documented field per line.
+"""`Run` says what decides the numbers, in one documented field per line. `resolve` makes it a value: filled in, checked, found, read.
 
-A `Run` is the key of its result: `Run(...).resolve().path("results")` is the file, on a cluster and on a laptop alike. This module
-therefore imports neither torch nor MPI, and neither do the dataset and method modules that it asks for their defaults.
+A `Run` is the key of its result: `Run(...).resolve().path("results")` is the file, on a cluster and on a laptop alike. This room therefore
+imports neither torch nor MPI, and neither do the data set and method modules that it asks for their defaults.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Literal, TypeVar
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.controls import FALSE, shares_of
-from dpfl_mpi.settings.fields import as_dict, changed, check, check_types, field, fields, floats
-from dpfl_mpi.settings.files import FILES, contents, no_data
-from dpfl_mpi.settings.steps import check_method, facts_of_code, filled_in, options_of_model, read_alone
-from dpfl_mpi.settings.texts import FILE_NAME, budget_name, check_reach, every, file_name, lost_half, of_clients
+from dpfl_mpi.settings.fields import (
+    as_dict,
+    changed,
+    check,
+    field,
+    fields,
+    floats,
+    method_options,
+    model_options,
+)
+from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
+from dpfl_mpi.settings.values import (
+    ATTACKS,
+    LIES,
+    Attack,
+    Available,
+    Budget,
+    Dealing,
+    Drift,
+    Reach,
+    Text,
+    is_file,
+    period,
+    plain,
+)
 
-OLD_FIELDS = ("finetune_prox",)  # of Run, in results and command lines of earlier versions: see `old_flags`
-NUMERICS = 1  # raise with every change that alters numbers: it is part of each result's name
+NUMERICS = 1  # raised by hand with every change that alters numbers: it is part of each result's name
 REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
-# files that must be there when a Run is resolved, by field, and what they hold
-NEEDED_FILES = {
-    "available": "a line of 0 and 1 per round, a column per client",
-    "graphs": "a result, whose graphs are taken",
-}
+UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
 NOTHING: Mapping[str, str] = MappingProxyType({})
 AnyRun = TypeVar("AnyRun", bound="Run")
 
@@ -50,7 +66,7 @@ class Run:
     # fmt: off
     dataset: str = field("digits", "data", f"the data set: {{names}}, or {FORMS}")
     data: str | None = field(None, "data", "file made by dpfl_mpi.prepare (data/DATASET.h5)")
-    partition: str = field(None, "data", "pathological, dirichlet, natural, fedrep, motivation or file:PATH")
+    partition: Dealing | Any = field(None, "data", "pathological, dirichlet, natural, fedrep, motivation or file:PATH")
     classes_per_client: int = field(None, "data", "classes a client holds: 3 is the paper's Patho(3)", low=1, of=("pathological", "fedrep"))
     dirichlet_alpha: float = field(None, "data", "alpha of Dir(alpha) over clients or class holders", above=0, of=("pathological", "dirichlet"))
     min_per_class: int = field(None, "data", "fewest samples of a class (pathological)", low=0, of=("pathological",))
@@ -72,22 +88,22 @@ class Run:
     tau_train: int = field(None, "method", "local epochs per round, tau_train", low=1)
     finetune_epochs: int = field(0, "method", "epochs of fine-tuning at the end: +FT is 2 tau_train", low=0)
 
-    budget: int | str | float = field(None, "graph", "B_c, models averaged: a number, 0.1N, inf, uniform:2:20 or a file")
+    budget: Budget | Any = field(None, "graph", "B_c, models averaged: a number, 0.1N, inf, uniform:2:20 or a file")
     budget_counts_self: bool = field(True, "graph", "B_c counts the client's own model")
     ggc_period: int = field(1, "graph", "P: choose anew every P-th round", low=1)
     ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average over the last choice, or not")
     ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1, high=999)
     averaging: Literal["synchronous", "serial"] = field("synchronous", "graph", "serial: one client after the other, as the authors' code")
-    omega_period: int | str | float = field("inf", "graph", "search Omega anew every so many rounds")
+    omega_period: float | Any = field("inf", "graph", "search Omega anew every so many rounds")
     graphs: str | None = field(None, "graph", "result whose graphs are taken: replay, random_graph")
 
-    reach: str | None = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
+    reach: Reach | Any = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
     participation: float = field(1.0, "limits", "share of the clients in a round", above=0, high=1, what="a share")
-    available: str | None = field(None, "limits", "file: a line per round, 0 or 1 per client")
+    available: Available | Any = field(None, "limits", "file: a line per round, 0 or 1 per client")
     flip_share: float = field(0.0, "limits", "share of clients with labels C - 1 - y", low=0, high=1, what="a share")
     flipped_run_ggc: bool = field(True, "limits", "flipped clients choose and average, too")
-    attack: str | None = field(None, "limits", "KIND:SHARE of clients that lie, see docs/controls.md")
-    drift: str | None = field(None, "limits", "SHARE:ROUND, clients whose classes change then")
+    attack: Attack | Any = field(None, "limits", "KIND:SHARE of clients that lie, see docs/controls.md")
+    drift: Drift | Any = field(None, "limits", "SHARE:ROUND, clients whose classes change then")
     newcomers: float = field(0.0, "limits", "share of clients that come after the last round", low=0, below=1, what="a share")
 
     lr: float = field(None, "optimiser", "learning rate eta", above=0)
@@ -103,7 +119,7 @@ class Run:
     momentum_state: Literal["keep", "reset"] = field("keep", "optimiser", "whether momentum (Adam: its means) outlives a round")
     weight_decay: float = field(None, "optimiser", "weight decay (the paper's '1e-3 decay')", low=0)
     lr_decay: float = field(None, "optimiser", "factor on eta every 10 rounds", above=0, high=1)
-    batch_size: int = field(None, "optimiser", "mini-batch size S", low=1)
+    batch_size: int = field(None, "optimiser", "mini-batch size S", low=1, high=2**20)
     clip_norm: float = field(20.0, "optimiser", "largest gradient norm (0: any)", low=0)
     augment: bool = field(None, "optimiser", "crop and flip training images")
 
@@ -133,39 +149,32 @@ class Run:
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
         filled["model_options"] = options_of_model(filled["model"], self.model_options)
-        filled = read_alone(filled, fields(Run))
-        if "budget" not in gone:
-            filled["budget"] = budget_name(filled["budget"], filled["clients"], self.budget_counts_self)
-        if "reach" not in gone:
-            check_reach(filled["reach"], filled["clients"])
+        filled = floats(Run, valued(only_read(filled), gone))
         check_method(filled, method)
-        filled, code = floats(Run, filled), {kind: sha for kind, sha in code.items() if sha}
-        run = Resolved(**filled, contents=contents(filled, gone) | code, declared=facts_of_code(filled, code, method))
-        for name, what in NEEDED_FILES.items():
-            if run.contents.get(name) == "":
-                raise UserError(f"--{name} is {getattr(run, name)}; there is no such file ({what})")
+        code = {kind: sha for kind, sha in code.items() if sha}
+        held = contents(filled, dataset, gone)
+        if held.get("graphs") == "":
+            raise UserError(f"--graphs is {filled['graphs']}; there is no such file (a result, whose graphs are taken)")
+        run = Resolved(**filled, contents=held | code, declared=facts(filled, code, method))
         check(run)  # once more: now with the defaults, of which the data set's module gives some
         return run
-
-    @property
-    def most_senders(self) -> int:
-        """The most senders that a resolved Run lets a client average with: B_c - 1 when B_c counts the client's own model.
-
-        With a budget per client this is the most that any client might have.
-        """
-        if isinstance(self.budget, str):
-            return self.clients - 1
-        return min(int(self.budget) - self.budget_counts_self, self.clients - 1)
-
-    @property
-    def partition_file(self) -> str | None:
-        """The path of `--partition file:PATH`, None for a partition that is drawn."""
-        return self.partition[5:] if str(self.partition).startswith("file:") else None
 
     def untuned(self) -> Resolved:
         """Return the Run without fine-tuning: its rounds are this one's."""
         run = self.resolve()
-        return dataclasses.replace(run, finetune_epochs=0, options=run.options | tuning_options(run))
+        return dataclasses.replace(run, finetune_epochs=0, options=run.options | run.tuning)
+
+    def slug(self) -> str:
+        """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""
+        run = self.resolve()
+        text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        budget = "file" if "budget" in run.contents else str(run.budget).replace(":", "-")
+        return f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}-B{budget}-s{run.seed}-{digest}"
+
+    def path(self, folder: str | Path = "results") -> Path:
+        """Return the file that holds this Run's result."""
+        return Path(folder) / f"{self.slug()}.h5"
 
     def key(self) -> dict[str, Any]:
         """Return the fields that decide numbers and differ from the schema's defaults (so a later field orphans no result).
@@ -173,53 +182,7 @@ class Run:
         Raises:
             UserError: a file that it names was not there when it was resolved.
         """
-        run = self.resolve()
-        if "" in run.contents.values():
-            name = next(name for name, held in run.contents.items() if not held)
-            path = getattr(run, name).removeprefix("file:")
-            if name == "data":
-                raise no_data(run.dataset, path)
-            make = "`python -m dpfl_mpi.describe --save PATH`"
-            raise UserError(f"--{name} is {path}; there is no such file: make it with {make}")
-        decisive = {n: v for n, v in changed(run).items() if n not in ("preset", "data", "options")}
-        # beside the fields, as the field of `Run` that it was
-        defaults = tuning_options(run)
-        tuning = {n: v for n, v in run.options.items() if n in defaults and v != defaults[n]}
-        options = {n: v for n, v in run.options.items() if n not in defaults}
-        return decisive | tuning | ({"options": options} if options else {}) | run.contents
-
-    @property
-    def numerics(self) -> int:
-        """The version of a resolved Run's numbers: `NUMERICS`, and one more for each correction that changed some Runs alone.
-
-        The first correction changed what liars send and how they choose; a drift with --patience or clients that are absent; newcomers of
-        SCAFFOLD; and the count of models received with --ggc_repeats. The second changed Runs whose share of the clients came to one client
-        too few, because floats were rounded down. The third changed newcomers of kNN-Per. The fourth changed /finetune of clients that diverge
-        while tuning, and halves of --participation and of PENS's first step that floats rounded down.
-        """
-        lies = str(self.attack).partition(":")[0] in FALSE
-        moved = self.drift and (self.patience or self.participation < 1 or self.available)
-        late = self.newcomers and self.method == "scaffold"
-        short_of_one = any(of_clients(share, self.clients) != int(share * self.clients) for share in shares_of(self))
-        stale_memory = self.newcomers > 0 and self.method == "knnper"
-        gone = self.finetune_epochs > 0 and self.on_divergence == "exclude"
-        first_step = float((self.options or {}).get("first_step", 0)) if self.method == "pens" else 0.0
-        halves = lost_half(self.participation, range(self.clients + 1)) or lost_half(first_step, [self.rounds])
-        corrections = (lies or moved or late or self.ggc_repeats > 1, short_of_one, stale_memory, gone or halves)
-        return NUMERICS + sum(map(bool, corrections))
-
-    def slug(self) -> str:
-        """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""
-        run = self.resolve()
-        text = json.dumps({"numerics": run.numerics, **run.key()}, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        partition = "file" if run.partition_file else run.partition
-        budget = "file" if "budget" in run.contents else str(run.budget).replace(":", "-")
-        return f"{short(run.dataset)}-{partition}-{short(run.method)}-B{budget}-s{run.seed}-{digest}"
-
-    def path(self, folder: str | Path = "results") -> Path:
-        """Return the file that holds this Run's result."""
-        return Path(folder) / f"{self.slug()}.h5"
+        return self.resolve().key()
 
     def to_json(self) -> str:
         """Return the fields as JSON text; `from_json` is the inverse."""
@@ -229,32 +192,26 @@ class Run:
     def from_json(cls: type[AnyRun], text: str) -> AnyRun:
         """Return the Run that `to_json` wrote; fields of a later schema that this version does not know are an error."""
         stored = json.loads(text)
-        old = {name: stored.pop(name) for name in OLD_FIELDS if name in stored}
         unknown = set(stored) - {f.name for f in fields(cls)}
         if unknown:
             raise UserError(
                 f"this result was written by a later version of dpfl_mpi: it does not know {', '.join(sorted(unknown))}"
             )
-        return old_flags(cls(**stored), old)
+        return cls(**stored)
 
 
-def tuning_options(run: Run) -> dict[str, Any]:
-    """Return the defaults of the options that concern the tuning alone; none where the Run's method is not here."""
-    if "method" in (known := getattr(run, "declared", {})):
-        return dict(known["method"].get("tuning", {}))
-    try:
-        options = dataclasses.fields(find("method", run.method).options)
-    except UserError:
-        return {}
-    return {f.name: f.default for f in options if f.metadata.get("tuning")}
+@dataclass(frozen=True)
+class Found:
+    """What a Run names, each found once. The model's file, and torch with it, is loaded when it is asked for."""
 
+    dataset: ModuleType
+    method: Any  # a methods.Method
+    model_name: str
 
-def old_flags(run: AnyRun, given: Mapping[str, Any]) -> AnyRun:
-    """Return the Run with a flag of earlier versions: --finetune_prox was a field of every Run before it was FedProx's option."""
-    prox = given.get("finetune_prox")
-    if prox is None or run.method != "fedprox":
-        return run
-    return dataclasses.replace(run, options={"finetune_prox": prox, **(run.options or {})})
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model's file."""
+        return find("model", self.model_name)
 
 
 @dataclass(frozen=True)
@@ -267,61 +224,192 @@ class Resolved(Run):
 
     # SHA-256 of the files and of the code that it names, by field, as `key` has them
     contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
-    # what readers of its result must know of code that is not shipped, which they do not execute: see `facts_of_code`
-    declared: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, metadata={"derived": True})
+    # what readers of its result must know of its method, and of code that is not shipped, which they do not execute: see `facts`
+    declared: dict[str, dict[str, Any]] = dataclasses.field(
+        default_factory=dict, compare=False, metadata={"derived": True}
+    )
+
+    def __post_init__(self) -> None:
+        """Parse what is written as a text: of a Run that was stored, or told by root, without the content of its files."""
+        for name, parse in PARSED.items():
+            value = getattr(self, name)
+            if not isinstance(value, Text):
+                object.__setattr__(self, name, parse(value))
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
         """Return itself."""
         return self
 
+    @functools.cached_property
+    def found(self) -> Found:
+        """The data set, the method and the model that it names.
 
-@dataclass(frozen=True)
-class Job:
-    """Where and how a Run is computed: on CPUs nothing here changes more than the last bits (`kernels`, `block`). Checked by `check`."""
+        Raises:
+            UserError: one is code that nobody in this process has named: what a file names is not executed.
+        """
+        return Found(find("dataset", self.dataset), find("method", self.method), self.model)
 
-    # fmt: off
-    device: Literal["auto", "cpu", "cuda"] = field("auto", "job", "auto: a GPU where there is one")
-    results: str = field("results", "job", "folder of the result files")
-    out: str | None = field(None, "job", "result file, instead of a name from the settings", valid=file_name, what=FILE_NAME)
-    save_models: bool = field(False, "job", "keep every client's best model in the result")
-    mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
-    fresh: bool = field(False, "job", "run again although a result is there")
-    block: int = field(0, "job", "clients per tensor program (0: all on a GPU; 2 or more on a CPU: in PyTorch)", low=0)
-    kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable"] = field(
-        "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can")
-    cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
-    window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
-    checkpoint_every: str = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never", valid=every,
-                                  what="a number of rounds such as 3, a time such as 90s, 5min or 2h, or never")
-    grace: float = field(25.0, "job", "seconds that remain after USR1, USR2, TERM or INT", low=0, what="a number of seconds")
-    watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, what="a number of seconds")
-    quiet: bool = field(False, "job", "print nothing")
-    # fmt: on
+    @property
+    def most_senders(self) -> int:
+        """The most senders that any client may average with: B_c - 1 when B_c counts the client's own model."""
+        return self.budget.most(self.clients, self.budget_counts_self)
+
+    @property
+    def tuning(self) -> dict[str, Any]:
+        """The defaults of its method's options that concern the tuning alone."""
+        return dict(self.declared.get("method", {}).get("tuning", {}))
+
+    def key(self) -> dict[str, Any]:
+        """Return the fields that decide numbers and differ from the schema's defaults; see `Run.key`."""
+        for name in (name for name, held in self.contents.items() if not held):
+            path = str(getattr(self, name)).removeprefix("file:")
+            if name == "data":
+                raise no_data(self.dataset, path)
+            make = "`python -m dpfl_mpi.describe --save PATH`"
+            raise UserError(f"--{name} is {path}; there is no such file: make it with {make}")
+        decisive = {n: v for n, v in changed(self).items() if n not in ("preset", "data", "options")}
+        tuning = {n: v for n, v in self.options.items() if v != self.tuning.get(n, v)}  # beside the fields
+        options = {n: v for n, v in self.options.items() if n not in self.tuning}
+        return decisive | tuning | ({"options": options} if options else {}) | self.contents
+
+
+PARSED: dict[str, Any] = {
+    "partition": Dealing.parse,
+    "budget": Budget.parse,
+    "omega_period": period,
+    "reach": Reach.parse,
+    "available": Available.parse,
+    "attack": Attack.parse,
+    "drift": Drift.parse,
+}
+
+
+# the steps of `Run.resolve`; fields are dicts here, by name ------------------------------------------------------------------
+def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
+    """Return all fields of a Run, what it leaves open from its data set and its method.
+
+    Raises:
+        UserError: it names a file for data that are made, or options that its method does not have.
+    """
+    if run.data is not None and hasattr(dataset, "load"):
+        raise UserError(
+            f"--data is {run.data}; the data set {short(run.dataset)} makes its data itself, and reads no file"
+        )
+    filled = {f.name: getattr(run, f.name) for f in fields(run)}
+    for name in ("data", "available", "graphs"):  # always paths
+        filled[name] = filled[name] and str(filled[name]).removeprefix("file:")
+    filled |= {name: value for name, value in defaults_of(run, dataset, method).items() if filled[name] is None}
+    filled["options"] = method_options(short(run.method), method.options, run.options, tuned=run.finetune_epochs > 0)
+    filled |= {f.name: UNREAD.get(f.name, f.default) for f in fields(run) if f.name in method.unread}
+    return filled | {"partition": Dealing.parse(filled["partition"])}
+
+
+def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
+    """Return what the fields are that a Run leaves open."""
+    out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
+    if run.preset == "authors_code":
+        out |= getattr(dataset, "AUTHORS_CODE", {})
+    if getattr(dataset, "OWN_DATA", False) and is_file(run.data or out["data"]):
+        least = out["min_samples"] if run.min_samples is None else run.min_samples
+        dealt = str(run.partition or (out["partition"] if "partition" in dataset.SAID else "natural"))
+        known = own_defaults(str(run.data or out["data"]), dealt == "natural", least)
+        out |= {name: value for name, value in known.items() if name not in dataset.SAID}
+    dealing = Dealing.parse(run.partition or out["partition"])
+    own_alpha = run.dataset not in shipped("dataset") and "dirichlet_alpha" in dataset.SAID
+    if dealing.kind == "dirichlet" and not own_alpha:
+        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the shipped data sets name the 0.5 inside Patho(3)
+    if not method.preprocesses:
+        out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
+    if dealing.path and run.clients is None:
+        out["clients"] = len(partition_file(dealing.path)["clients"])
+    return out
+
+
+def options_of_model(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a model's options, None where none are given: then its file, and torch with it, is not loaded."""
+    return model_options(short(model), find("model", model), given) if given else None
+
+
+def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields, with its default for each that this Run does not read: it names no different Run."""
+    schema, kind, out = fields(Run), filled["partition"].kind, dict(filled)
+    out |= {f.name: f.default for f in schema if kind not in f.metadata.get("of", (kind,))}
+    for f in (f for f in schema if "when" in f.metadata):
+        other, *wanted = f.metadata["when"]
+        out[f.name] = out[f.name] if out[other] in wanted else f.default
+    if kind == "motivation":
+        out["clients"] = 3
+    if filled["flip_share"] == 0:
+        out["flipped_run_ggc"] = True
+    return out
+
+
+def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields with those that are texts as values, the files that they name read, but those of `gone`.
+
+    Raises:
+        UserError: a text, or a file, is not what it should be; the sentence says what is allowed.
+    """
+    n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
+    out = dict(filled) | {name: parse(filled[name]) for name, parse in PARSED.items()}
+    out["budget"] = out["budget"].resolved(n, filled["budget_counts_self"], "budget" not in gone)
+    out["reach"] = out["reach"] and out["reach"].resolved(n, "reach" not in gone)
+    out["available"] = out["available"] and out["available"].resolved(n, rounds, "available" not in gone)
+    out["drift"] = Drift.parse(out["drift"], rounds)
+    if out["attack"] and flips > 0:
+        raise UserError(
+            f"--attack is {out['attack']} and --flip_share is {flips:g}; both draw the same clients: use one of them"
+        )
+    return out
+
+
+def check_method(filled: Mapping[str, Any], method: Any) -> None:
+    """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
+    name, attack = short(filled["method"]), filled["attack"]
+    if filled["optimizer"] not in method.optimizers:
+        raise UserError(
+            f"--optimizer is {filled['optimizer']}; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"
+        )
+    if filled["finetune_epochs"] and not method.finetunes:
+        raise UserError(
+            f"--finetune_epochs is {filled['finetune_epochs']}; {name} is scored by more than its model and cannot be fine-tuned; use 0"
+        )
+    if attack and attack.falsifies and not method.sends_models:
+        raise UserError(
+            f"--attack is {attack}; {name} sends more than models, which these lies do not falsify; allowed are "
+            f"{', '.join(kind for kind in ATTACKS if kind not in LIES)}"
+        )
+
+
+def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
+    """Return what readers of a result must know without executing its code: the short name of what is not shipped, and what `Method` says.
+
+    `unread` are the fields of `Run` that it does not read, `tuning` the defaults of its options that concern the tuning alone.
+    """
+    out: dict[str, dict[str, Any]] = {kind: {"name": short(filled[kind])} for kind in ("method", *code)}
+    told = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+    tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
+    out["method"] |= {n: v for n, v in told.items() if isinstance(v, str | int)}
+    out["method"] |= {"unread": sorted(method.unread), "tuning": tuning}
+    return out
 
 
 def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
     """Return the Run and the key that a result or a checkpoint keeps as its attributes `run` and `key`.
 
-    Files of earlier versions keep no key. There it is the one of the same Run today, `data_sha256` being the content of its data; where it
-    names a file that is gone, the path stands for the content.
+    Raises:
+        ValueError: they are damaged.
+        UserError: they are of a later version.
     """
+    key, told = json.loads(str(attributes["key"])), json.loads(str(attributes.get("declared", "{}")))
     run = Resolved.from_json(str(attributes["run"]))
-    check_types(run)
-    if "key" in attributes:
-        key = json.loads(str(attributes["key"]))
-        held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != getattr(run, name)}
-        told = json.loads(str(attributes.get("declared", "{}")))
-        if not all(
-            isinstance(facts["name"], str) and isinstance(facts.get("tuning", {}), dict) for facts in told.values()
-        ):
-            raise ValueError(f"declared is {told}")
-        if "dataset" in told:
-            told["dataset"]["data_sha256"] = data_sha256
-        return dataclasses.replace(run, contents=held, declared=told), key
-    if not all(getattr(run, kind) in shipped(kind) for kind in KINDS):
-        return run, run.key()  # resolving it would execute what this file names
     try:
-        today = Run(**as_dict(run)).resolve({"data": data_sha256} if data_sha256 else NOTHING)
-        return dataclasses.replace(run, contents=today.contents), today.key()
-    except UserError:
-        return run, run.key()
+        check(run, ranges=False)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    if not all(isinstance(kind["name"], str) and isinstance(kind.get("tuning", {}), dict) for kind in told.values()):
+        raise ValueError(f"declared is {told}")
+    held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != plain(getattr(run, name))}
+    if "dataset" in told:
+        told["dataset"]["data_sha256"] = data_sha256
+    return dataclasses.replace(run, contents=held, declared=told), key

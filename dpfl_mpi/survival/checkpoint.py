@@ -42,8 +42,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.texts import every
+from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import explained, reason, replacing
 from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
@@ -69,13 +68,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, results: Path, run: Run, job: Job, world: World, still_ours: Callable[[], object] = lambda: None
+        self, results: Path, run: Resolved, job: Job, world: World, still_ours: Callable[[], object] = lambda: None
     ):
         self.still_ours = still_ours
         self.folder = results.with_name(results.name + ".checkpoint")
         self.run, self.job, self.world = run, job, world
-        how: tuple[str, float] = every(job.checkpoint_every) or ("never", 0.0)
-        self.unit, self.period = how
+        self.unit, self.period = job.checkpoint_every.unit, job.checkpoint_every.amount
         self.last = time.monotonic()  # when the last one was saved
         self.round = -1  # the newest round that is safe
         self.seconds = 0.0  # that the last save took
@@ -100,7 +98,7 @@ class Checkpoints:
 
     def _key(self) -> dict[str, Any]:
         """Return what must be the same for a run to go on from a checkpoint: the Run, and which arrays its results have."""
-        return self.run.key() | {"mixed": self.job.mixed, "version of the numbers": self.run.numerics}
+        return self.run.key() | {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
 
     # writing -----------------------------------------------------------------------------------------------------------
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:

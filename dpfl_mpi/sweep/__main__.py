@@ -16,14 +16,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
-from dpfl_mpi.settings.fields import changed, check, fields, to_flags
-from dpfl_mpi.settings.run import old_flags
+from dpfl_mpi.settings.command_line import given, job_of, run_of
+from dpfl_mpi.settings.fields import changed, check, to_flags
 from dpfl_mpi.sweep import here
-from dpfl_mpi.sweep.flags import parser, split
+from dpfl_mpi.sweep.flags import parser
 from dpfl_mpi.sweep.interrupt import ended_as_by_ctrl_c
 from dpfl_mpi.sweep.jobs import minutes, sbatch_text, submit
 from dpfl_mpi.sweep.known import ASK_S, Known, Queue, follow, recall
@@ -44,9 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 1 where a Run failed or was left out."""
     args = argparse.Namespace(cluster="", list=True)
     try:
-        args, rest = split(sys.argv[1:] if arguments is None else arguments, parser((__doc__ or "").split("\n\n")[0]))
+        flags = parser((__doc__ or "").split("\n\n")[0])
+        args = argparse.Namespace(**given(sys.argv[1:] if arguments is None else arguments, flags))
         with ended_as_by_ctrl_c():
-            return sweep(args, rest)
+            return sweep(args)
     except UserError as error:
         more = "; Slurm's partition is --slurm_partition" if str(error).startswith("--partition is ") else ""
         print(f"error: {error}{more}", file=sys.stderr)
@@ -60,9 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def sweep(args: argparse.Namespace, rest: list[str]) -> int:
+def sweep(args: argparse.Namespace) -> int:
     """Find, submit and report the Runs of a command line; return the exit code."""
-    job, values = asked_for(args, rest)
+    job, values = asked_for(args)
     args.fresh = job.fresh  # for who interrupts it: that command again would start over
     runs = [run for some in values.values() for run in some]
     known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
@@ -94,7 +94,7 @@ def sweep(args: argparse.Namespace, rest: list[str]) -> int:
     return 1 if failed or left_out else 0
 
 
-def asked_for(args: argparse.Namespace, rest: list[str]) -> tuple[Job, dict[str, list[Resolved]]]:
+def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
     """Return how the Runs are computed, and the Runs: by the value of --tune that they have, without it all of them under "".
 
     Raises:
@@ -109,15 +109,13 @@ def asked_for(args: argparse.Namespace, rest: list[str]) -> tuple[Job, dict[str,
         )
     if args.time:
         minutes(args.time)
-    given = settings(rest)
-    job = Job(**{f.name: given[f.name] for f in fields(Job)})
+    job, base = job_of(vars(args)), run_of(vars(args))
     check(job)
-    base = Run(**{f.name: given[f.name] for f in fields(Run)})
     wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file and base != Run():
         wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
-    tried = trials(wanted, args.tune, settings) if args.tune else {"": wanted}
-    return job, {value: [old_flags(run, given).resolve() for run in runs] for value, runs in tried.items()}
+    tried = trials(wanted, args.tune) if args.tune else {"": wanted}
+    return job, {value: [run.resolve() for run in runs] for value, runs in tried.items()}
 
 
 def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
@@ -151,19 +149,6 @@ def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Know
     if not known and missing:
         raise UserError(next(iter(missing)))
     return list(known.values()), [f"left out {n} of {len(runs)} Runs: {why}" for why, n in missing.items()]
-
-
-def settings(rest: list[str]) -> Any:
-    """Return what these flags of `python -m dpfl_mpi` say, by name; unlike there, the Run is not whole yet."""
-    from jsonargparse import ArgumentError
-
-    from dpfl_mpi.__main__ import parser as one_run
-    from dpfl_mpi.__main__ import sentence
-
-    try:
-        return one_run().parse_args(rest)
-    except (ArgumentError, OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise UserError(sentence(str(error))) from None
 
 
 if __name__ == "__main__":

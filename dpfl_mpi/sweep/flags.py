@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.fields import fields, types
-from dpfl_mpi.settings.run import OLD_FIELDS
+from dpfl_mpi.settings.command_line import Parser, add_flags
 
 GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
 MINUTES = 720  # of a job on Slurm, unless told
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
 def parser(description: str) -> Parser:
     """Return the flags that are a sweep's own."""
-    out = Parser(prog="python -m dpfl_mpi.sweep", description=description, allow_abbrev=False)
+    out = Parser(prog="python -m dpfl_mpi.sweep", description=description)
     out.add_argument("file", type=Path, nargs="?", help="file of analysis/ whose RUNS are wanted")
     for flag, field in GRID.items():
         out.add_argument(
@@ -61,27 +48,5 @@ def parser(description: str) -> Parser:
     out.add_argument(
         "--sbatch", action="append", default=[], metavar="NAME=VALUE", help="any other sbatch option, repeatable"
     )
+    add_flags(out)
     return out
-
-
-def split(arguments: Sequence[str], own: Parser) -> tuple[argparse.Namespace, list[str]]:
-    """Return a sweep's own settings, and the words that belong to every Run: the value of an unknown flag is no file.
-
-    Raises:
-        UserError: a flag of the sweep has no value, or a wrong one.
-    """
-    switches = {f.name for settings in (Run, Job) for f in fields(settings) if types(settings)[f.name] is bool}
-    switches |= set(OLD_FIELDS)
-    mine: list[str] = []
-    rest: list[str] = []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        flag, given, _ = word.partition("=")
-        action = own._option_string_actions.get(flag)
-        belongs = mine if action or not word.startswith("--") else rest
-        belongs.append(word)
-        valued = action.nargs != 0 if action else flag[2:].removeprefix("no-") not in switches
-        if word.startswith("--") and not given and valued and words and not words[0].startswith("--"):
-            belongs.append(words.pop(0))
-    return own.parse_args(mine), rest

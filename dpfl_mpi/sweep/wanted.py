@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.fields import fields
-from dpfl_mpi.settings.files import is_file
+from dpfl_mpi.settings.command_line import scalar
+from dpfl_mpi.settings.fields import fields, read
+from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.sweep.flags import GRID
 from dpfl_mpi.sweep.known import Known
 
@@ -98,11 +99,8 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
-def trials(runs: list[Run], tune: str, read: Callable[[list[str]], Any]) -> dict[str, list[Run]]:
-    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run.
-
-    `read` returns what flags of a Run say, by name.
-    """
+def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
+    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run."""
     name, _, values = tune.partition("=")
     method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
     if not (method and field and values):
@@ -113,12 +111,9 @@ def trials(runs: list[Run], tune: str, read: Callable[[list[str]], Any]) -> dict
         raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
     out: dict[str, list[Run]] = {}
     for value in words(values):
-        flag = f"--options.{field}" if field in options else f"--{field}"
-        given = read([flag, value])
         for run in runs:
-            change: dict[str, Any] = (
-                {"options": (run.options or {}) | given["options"]} if field in options else {field: given[field]}
-            )
+            change: dict[str, Any] = {field: read(Run, field, value)} if field not in options else {}
+            change = change or {"options": {**(run.options or {}), field: scalar(value)}}
             out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
     return out
 

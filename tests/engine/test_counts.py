@@ -18,8 +18,7 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import backend
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings import run as config
-from dpfl_mpi.settings.texts import nearest, of_clients
+from dpfl_mpi.settings.values import nearest, of_clients
 
 SMALL = {"clients": 9, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
 
@@ -32,13 +31,6 @@ def test_a_half_is_rounded_up(share, clients, count):
     assert nearest(share, clients) == count == some.present(1).sum()
 
 
-def test_a_half_that_floats_lost_is_another_run():
-    """0.29 of 50 was 14, and is 15; half of 5 was 3 before, too."""
-    versions = [Run(clients=n, participation=p).resolve().numerics for n, p in ((50, 0.29), (5, 0.5))]
-    versions += [Run(method="pens", rounds=50, options={"first_step": p}).resolve().numerics for p in (0.29, 0.2)]
-    assert versions == [config.NUMERICS + 1, config.NUMERICS] * 2
-
-
 @pytest.mark.parametrize(
     ("share", "clients", "count"), [(0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1.0, 7, 7)]
 )
@@ -49,8 +41,6 @@ def test_a_share_is_that_of_the_decimal(share, clients, count):
     assert limits.flipped(run).sum() == count
     if share > 0:
         assert Drift(Run(clients=clients, rounds=5, drift=f"{share}:2").resolve(), 10).drifted.sum() == count
-    fewer = int(share * clients) < count  # these Runs alone have other numbers than before, and so another name
-    assert run.numerics == config.NUMERICS + fewer
 
 
 def test_one_after_the_other_sends_each_model_once(tmp_path):

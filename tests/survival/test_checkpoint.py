@@ -27,8 +27,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings import run as config
-from dpfl_mpi.settings.fields import check
-from dpfl_mpi.settings.texts import every
+from dpfl_mpi.settings.values import Every
 from dpfl_mpi.storage import foreign
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -306,15 +305,12 @@ def test_files_are_plain_hdf5(tmp_path, monkeypatch):
 
 
 def test_checkpoint_every_takes_rounds_a_time_or_never():
-    assert every("3") == ("rounds", 3)
-    assert every("90s") == ("seconds", 90)
-    assert every("1.5min") == ("seconds", 90)
-    assert every("2h") == ("seconds", 7200)
-    assert every("never") == ("never", 0)
+    taken = {"3": ("rounds", 3), "90s": ("seconds", 90), "1.5min": ("seconds", 90), "2h": ("seconds", 7200)}
+    for text, (unit, amount) in (taken | {"never": ("never", 0)}).items():
+        assert Every.parse(text) == Every(text, unit, amount)
     for wrong in ("", "0", "-1", "5 minutes", "min", "1d"):
-        assert every(wrong) is None
         with pytest.raises(UserError, match=r"--checkpoint_every is .*; allowed is a number of rounds"):
-            check(Job(checkpoint_every=wrong))
+            Job(checkpoint_every=wrong)
 
 
 def test_never_keeps_none(tmp_path, monkeypatch):

@@ -1,0 +1,166 @@
+"""The command line: one flag per field of `Run` and `Job`. `given` is what it says, by name; what it leaves open is not in there."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import KINDS, names
+from dpfl_mpi.settings.fields import as_dict, choices, fields, read, types
+from dpfl_mpi.settings.job import Job
+from dpfl_mpi.settings.run import Resolved, Run
+from dpfl_mpi.storage.foreign import SMALL, read_text
+
+OPTIONS = ("options", "model_options")  # fields whose flags are --FIELD.NAME
+# what the help shows for a value, by type or by name
+PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
+SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
+
+
+class Help(argparse.HelpFormatter):
+    """Help of one line per flag."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=29)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.dest}" if "[no]" not in str(action.help) else f"--{action.dest}"
+        return f"{action.option_strings[0]} {action.metavar}" if action.metavar else ", ".join(action.option_strings)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def __init__(self, **how: Any):
+        super().__init__(formatter_class=Help, allow_abbrev=False, **how)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise it, with the name of the flag first."""
+        raise UserError(message.removeprefix("argument "))
+
+
+class Config(argparse.Action):
+    """--config FILE: its settings stand where the flag stands, so flags after it win."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        vars(namespace).update(in_file(Path(values)))
+
+
+def in_file(path: Path) -> dict[str, Any]:
+    """Return the settings of a YAML file by name.
+
+    Raises:
+        UserError: it is no YAML file of settings, or has anchors, which can say in a few lines what fills all memory.
+    """
+    import yaml
+
+    try:
+        text = read_text(path, SMALL)
+        if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
+            raise UserError("it has anchors (& or *); write the settings out")
+        held = yaml.safe_load(text) or {}
+    except (UserError, yaml.YAMLError, ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, UserError) else f"it is not YAML ({' '.join(str(error).split())[:200]})"
+        raise UserError(f"--config is {path}: {what}") from None
+    if not isinstance(held, Mapping):
+        raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
+    for name in held:
+        if name not in SCHEMA:
+            raise unknown(str(name), f"--config is {path}: there is no setting {name}")
+    return dict(held)
+
+
+def unknown(name: str, text: str) -> UserError:
+    """Return the error of a setting that does not exist, with the one that may be meant."""
+    close = difflib.get_close_matches(name.replace("-", "_"), [*SCHEMA, "config", "print_config"], 1)
+    return UserError(text + (f"; did you mean --{close[0]}?" if close else "; --help lists all flags"))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a run to a parser, in the groups that their metadata name."""
+    parser.add_argument(
+        "--config", action=Config, metavar="FILE", help="YAML file with these settings; flags after it win"
+    )
+    groups: dict[str, Any] = {}
+    for settings in (Run, Job):
+        for f in fields(settings):
+            kind, title = types(settings)[f.name], f.metadata["group"]
+            group = groups.setdefault(title, parser.add_argument_group(title))
+            text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
+            if f.default is not None:
+                text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
+            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            if kind is not bool:
+                how = {"metavar": "|".join(choices(kind)) or PLACEHOLDERS.get(f.name) or PLACEHOLDERS.get(kind, "NAME")}
+            group.add_argument(f"--{f.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
+
+
+def parser() -> Parser:
+    """Return the command line of `python -m dpfl_mpi`."""
+    out = Parser(
+        prog="python -m dpfl_mpi",
+        usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",
+        description="Train N simulated clients that each pick their own collaborators, on all ranks of mpirun or srun.",
+        epilog="Where no default is shown it is the paper's value for the data set; --print_config shows the values that a run would use.",
+    )
+    out.add_argument("--print_config", action="store_true", help="print the settings of the run and exit")
+    add_flags(out)
+    return out
+
+
+def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return what a command line says, by name: settings by their type, other flags of the parser as they are.
+
+    Raises:
+        UserError: there is no such flag, or a value is of another type; the sentence says what is allowed.
+    """
+    rest: list[str] = []
+    options: dict[str, dict[str, Any]] = {}
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        field, dot, name = flag.removeprefix("--").partition(".")
+        if dot and field in OPTIONS:
+            options.setdefault(field, {})[name] = scalar(value if equals else next(words, ""))
+        else:
+            rest.append(word)
+    known, odd = parser.parse_known_args(rest)
+    if odd:
+        flag = odd[0].partition("=")[0].removeprefix("--").removeprefix("no-")
+        raise unknown(flag, f"unrecognized arguments: {' '.join(odd)}")
+    said: dict[str, Any] = vars(known)
+    for field, values in options.items():
+        said[field] = {**(said.get(field) or {}), **values}
+    return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
+
+
+def scalar(text: str) -> Any:
+    """Return a word as the number or the switch that it looks like, else as it is: what it must be its method or model says."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def run_of(said: Mapping[str, Any]) -> Run:
+    """Return the Run of settings by name."""
+    return Run(**{name: value for name, value in said.items() if SCHEMA.get(name) is Run})
+
+
+def job_of(said: Mapping[str, Any]) -> Job:
+    """Return the Job of settings by name."""
+    return Job(**{name: value for name, value in said.items() if SCHEMA.get(name) is Job})
+
+
+def printed(run: Resolved, job: Job) -> str:
+    """Return what --print_config prints: all settings as YAML, which --config reads."""
+    import yaml
+
+    return str(yaml.safe_dump(as_dict(run) | as_dict(job), sort_keys=False))

@@ -1,0 +1,53 @@
+"""`Job` says where and how a Run is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dpfl_mpi.settings.fields import field
+from dpfl_mpi.settings.values import Every
+
+FILE_NAME = "the name of a file, in UTF-8, of at most 200 bytes"
+
+
+def file_name(text: str) -> bool:
+    """Return whether a text can name a file that is written: no folder, and room for the endings of what lies beside it."""
+    try:
+        path, name = Path(text), Path(text).name
+        usable = 0 < len(name.encode()) <= 200 and name != ".." and len(text.encode()) < 4096 and "\0" not in text
+        return usable and not path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where and how a Run is computed: on CPUs nothing here changes more than the last bits (`kernels`, `block`). Checked by `fields.check`."""
+
+    # fmt: off
+    device: Literal["auto", "cpu", "cuda"] = field("auto", "job", "auto: a GPU where there is one")
+    results: str = field("results", "job", "folder of the result files")
+    out: str | None = field(None, "job", "result file, instead of a name from the settings", valid=file_name, what=FILE_NAME)
+    save_models: bool = field(False, "job", "keep every client's best model in the result")
+    mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
+    fresh: bool = field(False, "job", "run again although a result is there")
+    block: int = field(0, "job", "clients per tensor program (0: all on a GPU; 2 or more on a CPU: in PyTorch)", low=0)
+    kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable"] = field(
+        "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can")
+    cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
+    window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
+    checkpoint_every: Every | Any = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never")
+    grace: float = field(25.0, "job", "seconds that remain after USR1, USR2, TERM or INT", low=0, what="a number of seconds")
+    watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, what="a number of seconds")
+    quiet: bool = field(False, "job", "print nothing")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        """Parse what is written as a text.
+
+        Raises:
+            UserError: it is none of what is allowed.
+        """
+        object.__setattr__(self, "checkpoint_every", Every.parse(self.checkpoint_every))

@@ -1,0 +1,372 @@
+"""Settings that are written as a short text, each parsed once into a frozen value; `str(value)` is the text of the flag and of the key.
+
+`parse` reads the text alone. `resolved` fills in what depends on the Run, and reads the file that the text names. A text names a file only where
+it is written as a path: `file:PATH`, or with a slash or a suffix such as `.txt`.
+
+Axes: N clients, T rounds, E edges.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
+
+NEVER = ("inf", ".inf", "Infinity")  # as Python, YAML and JSON write it
+SHARE = r"(\d{0,9}\.?\d{1,18})"
+PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
+ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
+LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
+
+
+def file_of(text: str) -> str:
+    """Return the path of the file that a setting names, "" where it is not written as a path."""
+    if text.startswith("file:"):
+        return text[5:]
+    return text if "/" in text or re.fullmatch(r"\.[A-Za-z]\w*", Path(text).suffix) else ""
+
+
+def is_file(path: Any) -> bool:
+    """Return whether there is a file of this name; a text that can be no name, such as a long one, names none."""
+    try:
+        return isinstance(path, str) and Path(path).is_file()
+    except (OSError, ValueError):  # longer than a name may be; with a NUL
+        return False
+
+
+def lines_of(flag: str, path: str) -> list[list[str]]:
+    """Return the words of each line of a small text file that is not empty."""
+    if not is_file(path):
+        raise UserError(f"--{flag} is {path}; there is no such file")
+    try:
+        text = read_text(Path(path), TEXT)
+    except Unreadable:
+        raise UserError(f"--{flag} is {path}, which is not a readable text file") from None
+    return [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+
+
+def whole(word: str) -> bool:
+    """Return whether a word is a whole number of a size that arrays hold."""
+    return word.isdecimal() and len(word) <= 18
+
+
+def of_clients(share: float, clients: int) -> int:
+    """Return how many clients a share of them is, rounded down: exact, where 0.29 * 100 in floats is below 29."""
+    return math.floor(Fraction(str(share)) * clients)
+
+
+def nearest(share: float, count: int) -> int:
+    """Return a share of a count as the nearest whole number, halves up: exact, where 0.29 * 50 in floats is below 14.5."""
+    return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
+
+
+@dataclass(frozen=True)
+class Text:
+    """A setting that is written as a text."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def plain(self) -> Any:
+        """What a file of settings says of it: a text or a number."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class Budget(Text):
+    """B_c, how many models a client may average: one number for all, inf, drawn for each client, or a file with a number for each."""
+
+    kind: str  # number, share, inf, uniform, file
+    low: int = 0  # the number, or the least that is drawn
+    high: int = 0
+    each: tuple[int, ...] = field(default=(), compare=False, repr=False)  # of a file [N]
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Return the budget that a text or number says.
+
+        Raises:
+            UserError: it says none; the sentence has what is allowed.
+        """
+        text = str(value).strip()
+        if text in NEVER:
+            return cls("inf", "inf")
+        if drawn := re.fullmatch(r"uniform:(\d{1,9}):(\d{1,9})", text):
+            low, high = map(int, drawn.groups())
+            if 1 <= low <= high:
+                return cls(f"uniform:{low}:{high}", "uniform", low, high)
+        elif share := re.fullmatch(rf"{SHARE}\s*\*?\s*N", text):
+            if Fraction(share[1]) > 0:
+                return cls(f"{share[1]}N", "share")
+        elif re.fullmatch(r"\d{1,18}", text):
+            if int(text) > 0:
+                return cls(str(int(text)), "number", int(text))
+        elif file_of(text):
+            return cls(text, "file")
+        raise UserError(
+            f"--budget is {value}; allowed is a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
+            "for a budget per client uniform:LOW:HIGH, or a file"
+        )
+
+    @property
+    def plain(self) -> Any:
+        """The number, or the text."""
+        return self.low if self.kind == "number" else self.text
+
+    def resolved(self, clients: int, counts_self: bool, read: bool) -> Budget:
+        """Return the budget of so many clients: a share as the nearest whole number, at least 1; inf where it does not bind; a file with what it holds."""
+        if self.kind == "file":
+            return replace(self, each=self._each(clients)) if read else self
+        if self.kind == "share":
+            return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self, read)  # type: ignore[arg-type]
+        binds = self.kind != "number" or self.low - counts_self < clients - 1 or self.low == 1
+        return self if binds else Budget("inf", "inf")
+
+    def _each(self, clients: int) -> tuple[int, ...]:
+        """Return the budget of each client [N] that the file holds."""
+        words = [word for line in lines_of("budget", file_of(self.text)) for word in line]
+        if len(words) != clients or not all(w == "inf" or (whole(w) and int(w) >= 1) for w in words):
+            raise UserError(
+                f"--budget is {self.text}, which must hold {clients} numbers, one per client: whole and at least 1, or inf"
+            )
+        return tuple(clients + 1 if word == "inf" else int(word) for word in words)
+
+    def most(self, clients: int, counts_self: bool) -> int:
+        """Return the most models that any client may receive for one average."""
+        return min(self.low - counts_self, clients - 1) if self.kind == "number" else clients - 1
+
+    def of_clients(self, clients: int, counts_self: bool, rng: np.random.Generator) -> np.ndarray:
+        """Return how many models each client may receive for one average, int64 `[N]`; `rng` draws the budgets that are drawn."""
+        if self.kind == "uniform":
+            budgets = rng.integers(self.low, self.high + 1, clients)
+        elif self.kind == "file":
+            budgets = np.array(self.each, np.int64)
+        else:
+            return np.full(clients, self.most(clients, counts_self))
+        return np.minimum(budgets - counts_self, clients - 1)
+
+
+@dataclass(frozen=True)
+class Reach(Text):
+    """Whom a client can receive from: those within a distance, of its site, of its groups, or the pairs of a file."""
+
+    kind: str  # geometric, sites, groups, file
+    radius: float = 0.0
+    sites: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
+    edges: Any = field(default=None, compare=False, repr=False)  # of a file, int64 [E, 2]: receiver, sender
+
+    @classmethod
+    def parse(cls, value: Any) -> Reach | None:
+        """Return the reach that a text says, None where there is no limit.
+
+        Raises:
+            UserError: it says none; the sentence has what is allowed.
+        """
+        if value is None:
+            return None
+        text = str(value)
+        kind, _, rest = text.partition(":")
+        if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
+            return cls(text, kind, radius=float(rest))
+        if kind == "sites" and re.fullmatch(r"0*[1-9]\d{0,17}", rest):
+            return cls(text, kind, sites=int(rest))
+        if kind == "groups" and re.fullmatch(r"\d{1,18}([,;]\d{1,18})*", rest):
+            return cls(text, kind, groups=tuple(tuple(map(int, g.split(","))) for g in rest.split(";")))
+        if kind not in ("geometric", "sites", "groups") and file_of(text):
+            return cls(text, "file")
+        raise cls.refused(text, "S", "N - 1")
+
+    @staticmethod
+    def refused(text: str, most_sites: int | str, last: int | str) -> UserError:
+        """Return the error of a text that says no reach."""
+        return UserError(
+            f"--reach is {text}; allowed are geometric:R with R above 0, sites:S with S from 1 to {most_sites}, groups of clients 0 to {last} "
+            "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
+        )
+
+    def resolved(self, clients: int, read: bool) -> Reach:
+        """Return it with what its file holds, checked for so many clients."""
+        if self.sites > clients or any(k >= clients for group in self.groups for k in group):
+            raise self.refused(self.text, clients, clients - 1)
+        if self.kind != "file" or not read:
+            return self
+        lines = lines_of("reach", file_of(self.text))
+        if not all(len(words) == 2 and all(whole(w) and int(w) < clients for w in words) for words in lines):
+            raise UserError(
+                f"--reach is {self.text}, which must hold lines of two client numbers from 0 to {clients - 1}: receiver sender"
+            )
+        return replace(self, edges=np.array(lines, np.int64).reshape(-1, 2))
+
+
+@dataclass(frozen=True)
+class Available(Text):
+    """Who can take part in which round, by a file."""
+
+    table: Any = field(default=None, compare=False, repr=False)  # [T or more, N] of 0 and 1
+
+    @classmethod
+    def parse(cls, value: Any) -> Available | None:
+        """Return it, None where everyone can, always."""
+        return None if value is None else cls(str(value))
+
+    def resolved(self, clients: int, rounds: int, read: bool) -> Available:
+        """Return it with what its file holds.
+
+        Raises:
+            UserError: not T lines of N zeros and ones, or a round in which nobody is there.
+        """
+        if not read:
+            return self
+        path = self.text.removeprefix("file:")
+        if not is_file(path):
+            raise UserError(
+                f"--available is {self.text}; there is no such file (a line of 0 and 1 per round, a column per client)"
+            )
+        lines = lines_of("available", path)
+        if len(lines) < rounds or any(len(line) != clients or not set(line) <= {"0", "1"} for line in lines):
+            raise UserError(
+                f"--available is {self.text}, which must hold at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"
+            )
+        table = np.array(lines, np.int64).reshape(-1, clients)
+        empty = np.flatnonzero(table[:rounds].sum(1) == 0)
+        if len(empty):
+            raise UserError(
+                f"--available is {self.text}; round {empty[0] + 1} has no client, and at least one must be there"
+            )
+        return replace(self, table=table)
+
+
+@dataclass(frozen=True)
+class Attack(Text):
+    """A share of the clients that lies, and how."""
+
+    kind: str
+    share: float
+
+    @classmethod
+    def parse(cls, value: Any) -> Attack | None:
+        """Return KIND:SHARE as a value, None where no client lies.
+
+        Raises:
+            UserError: it is something else.
+        """
+        if value is None:
+            return None
+        kind, _, share = str(value).partition(":")
+        if kind not in ATTACKS or not re.fullmatch(SHARE, share) or float(share) > 1:
+            raise UserError(
+                f"--attack is {value}; allowed is KIND:SHARE such as sign_flip:0.2, KIND one of {', '.join(ATTACKS)}, a share from 0 to 1"
+            )
+        return cls(f"{kind}:{float(share)}", kind, float(share)) if float(share) > 0 else None
+
+    @property
+    def falsifies(self) -> bool:
+        """Whether what is sent is false, and not only what it was trained on."""
+        return self.kind in LIES
+
+
+@dataclass(frozen=True)
+class Drift(Text):
+    """A share of the clients whose classes change in a round."""
+
+    share: float
+    round: int
+
+    @classmethod
+    def parse(cls, value: Any, rounds: int | None = None) -> Drift | None:
+        """Return SHARE:ROUND as a value, None where no client drifts.
+
+        Raises:
+            UserError: it is something else, or beyond the Run's `rounds` where they are given.
+        """
+        if value is None:
+            return None
+        found = re.fullmatch(rf"{SHARE}:(\d{{1,18}})", str(value))
+        last = math.inf if rounds is None else rounds
+        if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= last:
+            raise UserError(
+                f"--drift is {value}; allowed is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {rounds}"
+            )
+        share, round = float(found[1]), int(found[2])
+        return cls(f"{share}:{round}", share, round) if share > 0 else None
+
+
+@dataclass(frozen=True)
+class Dealing(Text):
+    """How samples are dealt to clients: by a recipe of `data.recipes`, or by a file."""
+
+    kind: str  # of PARTITIONS, or file
+    path: str = ""
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Return the partition that a text says.
+
+        Raises:
+            UserError: there is no such recipe, and it names no file.
+        """
+        text = str(value)
+        if text in PARTITIONS:
+            return cls(text, text)
+        if file_of(text):
+            return cls(f"file:{file_of(text)}", "file", file_of(text))
+        raise UserError(f"--partition is {text}; allowed are {', '.join(PARTITIONS)} or file:PATH")
+
+
+@dataclass(frozen=True)
+class Every(Text):
+    """How often something is done: every so many rounds, every so many seconds, or never."""
+
+    unit: str  # rounds, seconds, never
+    amount: float
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Return `--checkpoint_every` as a value.
+
+        Raises:
+            UserError: it is neither rounds nor a time.
+        """
+        text = str(value).strip()
+        if found := re.fullmatch(r"(\d{1,9}\.?\d{0,9})\s*(s|min|h)", text):
+            return cls(text, "seconds", float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]])
+        if re.fullmatch(r"[1-9]\d{0,17}", text):
+            return cls(text, "rounds", int(text))
+        if text == "never":
+            return cls(text, "never", 0)
+        raise UserError(
+            f"--checkpoint_every is {value!r}; allowed is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never"
+        )
+
+
+def period(value: Any) -> float:
+    """Return --omega_period as a number of rounds, inf for never.
+
+    Raises:
+        UserError: it is none.
+    """
+    text = str(value).strip()
+    if text in NEVER:
+        return math.inf
+    if whole(text) and int(text) >= 1:
+        return int(text)
+    raise UserError(f"--omega_period is {value}; allowed is a whole number of rounds of at least 1, or inf")
+
+
+def plain(value: Any) -> Any:
+    """Return what a file of settings says of a value: a text, a number, a switch, None, or a dict of them."""
+    if isinstance(value, Text):
+        return value.plain
+    return "inf" if value == math.inf else value
