@@ -227,7 +227,7 @@ def test_papers_settings():
         10,
     )
     assert letters.weight_decay == 1e-3 and not letters.augment and femnist.read.__doc__
-    assert Run(dataset="femnist", preset="authors_code").resolve().partition == "fedrep"
+    assert Run(dataset="femnist", preset="authors_code").resolve().partition.kind == "fedrep"
 
 
 @pytest.mark.parametrize("classes", [10, 62])
@@ -260,7 +260,7 @@ def test_cinic10_at_the_papers_size(fields):
     assert time.process_time() - start < 30
     sizes = dealt.sizes("train") + dealt.sizes("val")
     assert sizes.sum() == 180_000 and dealt.sizes("test").sum() == 90_000 and len(sizes) == 200
-    if run.partition == "dirichlet":
+    if run.partition.kind == "dirichlet":
         assert sizes.min() >= 20 and 4 < (dealt.class_counts > 0).sum(1).mean() < 5
     else:
         assert ((dealt.class_counts > 0).sum(1) == 3).all() and dealt.class_counts[dealt.class_counts > 0].min() >= 10

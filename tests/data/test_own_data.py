@@ -67,8 +67,12 @@ def test_defaults_of_own_data_follow_from_the_file(tmp_path):
         models[name] = Run(dataset="arrays", data=str(tmp_path / f"{name}.h5")).resolve()
     assert {name: run.model for name, run in models.items()} == {"t": "text", "v": "mlp", "s": "mlp", "i": "cnn"}
     assert {(run.rounds, run.augment, run.batch_size) for run in models.values()} == {(20, False, 16)}
-    assert (models["t"].partition, models["t"].clients, models["t"].budget) == ("natural", 6, 2)  # 0.25 x 6, halves up
-    assert (models["v"].partition, models["v"].clients, models["v"].budget) == ("pathological", 20, 5)
+    assert (str(models["t"].partition), models["t"].clients, models["t"].budget.low) == (
+        "natural",
+        6,
+        2,
+    )  # 0.25 x 6, halves up
+    assert (str(models["v"].partition), models["v"].clients, models["v"].budget.low) == ("pathological", 20, 5)
     run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
     assert run.resolve().clients == 6  # of two samples none is left to test
     assert Run(dataset="arrays", data=str(tmp_path / "t.h5"), partition="dirichlet").resolve().clients == 20
@@ -113,7 +117,7 @@ def test_what_the_file_says_of_a_run_holds(tmp_path):
         admit("dataset", str(path))
         stage(str(path), tmp_path / "source", tmp_path / f"{i}.h5")
         run = Run(dataset=str(path), data=str(tmp_path / f"{i}.h5")).resolve()
-        found.append((run.partition, run.clients, run.model))
+        found.append((str(run.partition), run.clients, run.model))
     assert found == [("natural", 5, "cnn"), ("pathological", 3, "resnet"), ("dirichlet", 20, "cnn")]
 
 
@@ -429,7 +433,7 @@ def test_pfllib_images(tmp_path):
         "pfllib", tmp_path / "MNIST", tmp_path / "p.h5"
     )
     run = Run(dataset="pfllib", data=str(tmp_path / "p.h5")).resolve()
-    assert (run.partition, run.clients, run.model) == ("natural", 4, "mlp")
+    assert (str(run.partition), run.clients, run.model) == ("natural", 4, "mlp")
     assert open_source(run).dtype == "float32"
 
 

@@ -27,7 +27,7 @@ SMALL = {"clients": 9, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
 def test_a_half_is_rounded_up(share, clients, count):
     """In floats 0.29 * 50 is 14.499999999999998, and rounded down."""
     all_of = limits.limits_of(Run(**SMALL).resolve(), World(MPI.COMM_SELF))
-    some = dataclasses.replace(all_of, participation=share, others=np.zeros(clients))
+    some = dataclasses.replace(all_of, participation=share, most_senders=np.zeros(clients))
     assert nearest(share, clients) == count == some.present(1).sum()
 
 

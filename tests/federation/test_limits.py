@@ -71,12 +71,14 @@ def test_new_fields_orphan_no_result():
 
 
 def test_files_count_by_content(tmp_path):
-    a, b, c = (write(tmp_path / name, lines) for name, lines in (("a", [[3]] * N), ("b", [[3]] * N), ("c", [[2]] * N)))
-    for name in ("budget", "reach", "available"):
+    texts = {"budget": ([[3]] * N, [[2]] * N), "reach": ([[0, 1]], [[1, 0]])}
+    texts["available"] = ([[1] * N] * 2, [[0] * (N - 1) + [1]] * 2)
+    for name, (one, other) in texts.items():
+        a, b, c = (write(tmp_path / at, lines) for at, lines in (("a", one), ("b", one), ("c", other)))
         key = {path: run(**{name: path}).key()[name] for path in (a, b, c)}
         assert key[a] == key[b] != key[c]
         assert len(key[a]) == 64
-    assert "-Bfile-" in run(budget=a).slug()
+    assert "-Bfile-" in run(budget=write(tmp_path / "budget", [[3]] * N)).slug()
     assert "-Buniform-2-20-" in run(budget="uniform:2:20").slug()
 
 
@@ -85,11 +87,13 @@ def test_files_count_by_content(tmp_path):
     [
         ({"budget": "uniform:5:2"}, "allowed is a whole number of at least 1"),
         ({"budget": "uniform:0:2"}, "allowed is a whole number of at least 1"),
-        ({"budget": "/nowhere"}, "uniform:LOW:HIGH, or a file"),
+        ({"budget": "nowhere"}, "uniform:LOW:HIGH, or a file"),
+        ({"budget": "/nowhere"}, "there is no such file"),
         ({"reach": "geometric:0"}, "allowed are geometric:R with R above 0"),
         ({"reach": "sites:10"}, "sites:S with S from 1 to 9"),
         ({"reach": "groups:0,9"}, "groups of clients 0 to 8"),
-        ({"reach": "/nowhere"}, "a file of lines 'receiver sender'"),
+        ({"reach": "nowhere"}, "a file of lines 'receiver sender'"),
+        ({"reach": "./nowhere"}, "there is no such file"),
         ({"ggc_repeats": 1000}, "allowed is a whole number from 1 to 999"),
         ({"participation": 0}, "allowed is a share above 0"),
         ({"participation": 1.5}, "allowed is a share above 0"),
@@ -120,12 +124,10 @@ def test_mistakes_are_sentences(fields, sentence):
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        getattr(limits, {"budget": "most_senders", "reach": "reach_graph", "available": "availability"}[name])(
-            run(**{name: str(tmp_path / "file")})
-        )
+        run(**{name: str(tmp_path / "file")})
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UserError, match="not a readable text file"):
-        limits.read(str(tmp_path / "file"), name)
+        run(**{name: str(tmp_path / "file")})
 
 
 def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
@@ -259,7 +261,7 @@ def test_who_takes_part_by_share_and_by_file(tmp_path):
     assert limits_of(run(participation=0.01)).present(1).sum() == 1
     there = np.array([[1, 0] * 4 + [0], [0] * 8 + [1]])
     both = run(available=write(tmp_path / "a", there), participation=0.5)
-    assert np.array_equal(limits.availability(both), there)
+    assert np.array_equal(limits_of(both).available, there)
     for t in (1, 2):
         here = limits_of(both).present(t)
         assert here.sum() == (2 if t == 1 else 1) and not (here & (there[t - 1] == 0)).any()
@@ -526,7 +528,7 @@ def test_motivation_sets_are_runs(tmp_path):
             assert results[name].chosen(1).of(0).tolist() == senders
         assert np.array_equal(results["1"]["round/test_loss"], local["round/test_loss"][1:])
         assert len({r["round/test_loss"][-1, 0] for r in results.values()}) == 4
-    assert dataclasses.replace(Run(), reach="groups:0,1").resolve().reach == "groups:0,1"
+    assert dataclasses.replace(Run(), reach="groups:0,1").resolve().reach.text == "groups:0,1"
 
 
 # ablations ---------------------------------------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def test_budget_that_does_not_count_the_client_itself():
     assert budget_name(99, 100, counts_self=False) == "inf"
     assert budget_name(98, 100, counts_self=False) == 98
     runs = [Run(clients=20, budget=5, budget_counts_self=c).resolve() for c in (True, False)]
-    assert [r.others for r in runs] == [4, 5]
-    assert Run(clients=20, budget="inf").resolve().others == 19
-    assert Run(clients=20, budget=1).resolve().others == 0
+    assert [r.most_senders for r in runs] == [4, 5]
+    assert Run(clients=20, budget="inf").resolve().most_senders == 19
+    assert Run(clients=20, budget=1).resolve().most_senders == 0
 
 
 @pytest.mark.parametrize("budget", [0, -1, "0N", "0.0N", "-0.1N", "1.5", 1.5, "N", "half", "", None, "nan", True])
