@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.foreign import Size
 
 # printed by `python -m dpfl_mpi.show --layout`; columns are two blanks apart
