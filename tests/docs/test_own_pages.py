@@ -21,22 +21,22 @@ from dpfl_mpi.settings import Run
 
 FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
 RETURN = '    return {"client": {"w": w}, "shared": {"chosen": chosen}}\n'
-# what is written instead of what in the file of own-method.md, or which option is given
-MISTAKES = {
-    "no such file": ("", ""),
+# of each page: a part of the mistake's text, and what is written instead of what in the page's file, or which fields are given
+GOSSIP = {
+    "no such file": {"method": "nowhere/gossip.py"},
     "without its colon": ("def round(fed, state, t):", "def round(fed, state, t)"),
     "opinion": ("import option", "import opinion"),
     "called `step`": ("def round", "def step"),
     "`def round(fed, state)`": ("state, t)", "state)"),
     "star": ('topology="graph"', 'topology="star"'),
     "without `option`": ('option(0.5, "share of its own model that a client keeps", low=0, high=1)', "0.5"),
-    "kept": {"kept": 0.7},
-    "keep 2": {"keep": 2},
+    "kept": {"options": {"kept": 0.7}},
+    "keep 2": {"options": {"keep": 2}},
     "`init` without `fed.evaluate`": ("    w = fed.common_row()\n    fed.evaluate(w)\n", "    w = fed.common_row()\n"),
     "without `return`": (RETURN, ""),
     "`round` without `fed.evaluate`": ("tau_train)\n    fed.evaluate(w)\n", "tau_train)\n"),
     "round` returns": (RETURN, RETURN.replace('"w": w', "")),
-    "others[k]": ("[: fed.most_senders[k]]", ""),
+    "most_senders": ("[: fed.most_senders[k]]", ""),
     "tau_train / 2": ("epochs=fed.run.tau_train", "epochs=fed.run.tau_train / 2"),
     ".T.contiguous().T": (RETURN, RETURN.replace('"w": w', '"w": w.T.contiguous().T')),
     "double": (RETURN, RETURN.replace('"w": w', '"w": w.double()')),
@@ -52,12 +52,96 @@ MISTAKES = {
     ),
     "fed.ids[0]": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
 }
+BUILD = "def build(shape, classes, layers, dropout):\n    return Net(shape[2], classes, layers, dropout)"
+LAST = "        self.head = nn.Linear(widths[-1], classes)\n"
+NET = {
+    "called `make`": ("def build(", "def make("),
+    "beside `Options`": (BUILD, "def build(shape, classes):\n    return Net(shape[2], classes, 2, 0.2)"),
+    "without `return`": ("    return Net(", "    Net("),
+    'HEAD = "last"': ('HEAD = "head"', 'HEAD = "last"'),
+    "no `HEAD`": ('HEAD = "head"', 'TAIL = "head"'),
+    "BatchNorm2d": ("nn.GroupNorm(4, b)", "nn.BatchNorm2d(b)"),
+    "AlphaDropout": ("nn.Dropout(dropout)", "nn.AlphaDropout(dropout)"),
+    "x.mean(0)": ("self.body(x).mean", "self.body(x - x.mean(0)).mean"),
+    "nn.Linear(9": ("nn.Linear(widths[-1], classes)", "nn.Linear(9, classes)"),
+    "classes + 1": ("nn.Linear(widths[-1], classes)", "nn.Linear(widths[-1], classes + 1)"),
+    "requires_grad_": (LAST, f"{LAST}        self.head.bias.requires_grad_(False)\n"),
+    "does not use": (LAST, f"{LAST}        self.aux = nn.Linear(3, 3)\n"),
+    "detach": ("self.body(x).mean", "self.body(x).detach().mean"),
+    "self.scale": (LAST, f"{LAST}        self.scale = 2 * self.head.weight\n"),
+    "depth": {"model_options": {"depth": 3}},
+}
+TOPICS = {
+    "neither": ("def load", "def lode"),
+    "def load(path)": ("def load()", "def load(path)"),
+    '"client": 6': ('"clients": 6', '"client": 6'),
+    '"clients": "6"': ('"clients": 6', '"clients": "6"'),
+    "inside `load()`": ("in TOPICS]", "in TOPIX]"),
+    "without `return`": ("    return arrays_of", "    arrays_of"),
+    "`y` is shorter": ("np.array(y)", "np.array(y)[:10]"),
+    "a NaN in `x`": ("np.array(x)", "np.array(x) * np.nan"),
+    "below 0": ("np.array(x)", "np.array(x) * 0 - 1"),
+    "a NaN in `y`": ("np.array(y)", "np.arange(len(y)) * np.nan"),
+    "0.5, 1.7": ("np.array(y)", "np.arange(len(y)) / 2"),
+    "--model mlp": {"model": "mlp"},
+    "--attack": {"attack": "backdoor:0.2"},
+    "--augment": {"augment": True},
+    "`client` holds": ("np.array(client)", "np.array(client) * np.nan"),
+    "--data FILE": {"data": "FILE"},
+}
+FILES = {"own-method.md": "gossip.py", "own-model.md": "net.py", "own-data.md": "topics.py"}
+MISTAKES = {"own-method.md": GOSSIP, "own-model.md": NET, "own-data.md": TOPICS}
+EACH = [(page, mistake) for page, mistakes in MISTAKES.items() for mistake in mistakes]
 
 
 def table(page):
     """Return (mistake, sentence) of the rows of a page's table of mistakes."""
     text = (ROOT / "docs" / page).read_text().partition("## What a mistake says")[2]
     return re.findall(r"^\| (?!mistake)([^|-].*?) \| `(.*)` \|$", text, re.M)
+
+
+def fields_of(tmp_path, page, change):
+    """Write the page's file, with a text replaced or as it is, and return the fields of a Run of it."""
+    path, text = tmp_path / FILES[page], own.example(page)
+    given = change if isinstance(change, dict) else {}
+    if not given:
+        assert change[0] in text
+        text = text.replace(*change)
+    path.write_text(text)
+    kinds = {
+        "own-method.md": FIELDS | {"method": str(path)},
+        "own-model.md": FIELDS | {"model": str(path), "method": "local", "rounds": 0},
+        "own-data.md": {"dataset": str(path), "method": "local", "rounds": 0},
+    }
+    return kinds[page] | given
+
+
+def on_two_ranks(tmp_path, fields):
+    return mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+
+
+@pytest.mark.parametrize(("page", "mistake"), EACH, ids=[mistake for _, mistake in EACH])
+def test_a_mistake_says_what_the_page_says(tmp_path, page, mistake):
+    ((_, sentence),) = [row for row in table(page) if mistake in row[0]]
+    fields = fields_of(tmp_path, page, MISTAKES[page][mistake])
+    if mistake == "no `HEAD`":
+        fields |= {"method": "fedrep", "rounds": 1}
+    if "fed.ids" in mistake:
+        done = on_two_ranks(tmp_path, fields)
+        assert (done.returncode, done.stderr.count("error: ")) == (2, 1) and sentence in done.stderr
+        return
+    with pytest.raises(UserError) as refused:
+        run_here(tmp_path / "a.h5", fields)
+    said = str(refused.value).replace("nowhere/", "").replace(f"{tmp_path}/", "")
+    assert sentence in said
+
+
+def test_every_mistake_of_the_pages_is_made_here():
+    assert [len(table(page)) for page in MISTAKES] == [len(GOSSIP), len(NET), len(TOPICS) + 1]
+    *_, (mistake, sentence) = table("own-data.md")
+    with pytest.raises(UserError) as refused:
+        unpickled(b"cposix\nsystem\n(S'true'\ntR.", "partition.pkl")
+    assert mistake.startswith("a pickle") and sentence in str(refused.value)
 
 
 def test_the_method_of_the_page_runs(tmp_path):
@@ -67,9 +151,7 @@ def test_the_method_of_the_page_runs(tmp_path):
     with (
         Result(run_here(tmp_path / "a.h5", FIELDS | method)) as gossip,
         Result(run_here(tmp_path / "b.h5", FIELDS | method | {"options": {"keep": 1}})) as alone,
-        Result(
-            run_here(tmp_path / "c.h5", {n: v for n, v in FIELDS.items() if n != "budget"} | {"method": "local"})
-        ) as local,
+        Result(run_here(tmp_path / "c.h5", FIELDS | {"method": "local", "budget": None})) as local,
     ):
         assert gossip.graph(1).sum(1).tolist() == gossip.graph(2).sum(1).tolist() == [2] * 5
         assert gossip["traffic/models_received"].tolist() == [[0] * 5, [2] * 5, [2] * 5]
@@ -78,38 +160,10 @@ def test_the_method_of_the_page_runs(tmp_path):
         assert (gossip["round/test_loss"][2] != alone["round/test_loss"][2]).any()
 
 
-def test_every_mistake_of_the_page_is_made_here():
-    assert len(table("own-method.md")) == len(MISTAKES)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_says_what_the_page_says(tmp_path, mistake):
-    ((_, sentence),) = [row for row in table("own-method.md") if mistake in row[0]]
-    path = tmp_path / "gossip.py"
-    text, change = own.example("own-method.md"), MISTAKES[mistake]
-    options = change if isinstance(change, dict) else None
-    if options is None:
-        assert change[0] in text
-        text = text.replace(*change)
-    if change != ("", ""):
-        path.write_text(text)
-    rounds = 2 if mistake in ("double", ".T.contiguous().T") else 1
-    fields = FIELDS | {"method": str(path), "rounds": rounds, "options": options}
-    if "fed.ids" in mistake:
-        done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items() if v is not None), cwd=tmp_path)
-        assert (done.returncode, done.stderr.count("error: ")) == (2, 1) and sentence in done.stderr
-        return
-    with pytest.raises(UserError) as refused:
-        run_here(tmp_path / "a.h5", fields)
-    assert sentence in str(refused.value).replace(str(path), "gossip.py")
-
-
 def test_the_switches_of_the_page_have_their_defaults():
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| ", (ROOT / "docs" / "own-method.md").read_text(), re.M)
-    functions = {"init", "round", "finetune_gradient", "newcomer", "options"}
-    switches = {
-        f.name: f.default for f in dataclasses.fields(Method) if f.name not in functions | {"title", "citation"}
-    }
+    others = {"init", "round", "finetune_gradient", "newcomer", "options", "title", "citation"}
+    switches = {f.name: f.default for f in dataclasses.fields(Method) if f.name not in others}
     assert {name: ast.literal_eval(default) for name, default in rows} == switches
 
 
@@ -122,14 +176,6 @@ def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
     assert Run(method=before.method).resolve().rounds == 20
 
 
-def written(tmp_path, text, instead):
-    """Write the file of own-method.md with another text in one place, and return the Run's fields."""
-    file = own.example("own-method.md")
-    assert file.count(text) == 1
-    (tmp_path / "gossip.py").write_text(file.replace(text, instead))
-    return FIELDS | {"method": str(tmp_path / "gossip.py"), "rounds": 1}
-
-
 AVERAGE = "    mean = fed.average(w, chosen)\n"
 
 
@@ -139,16 +185,16 @@ AVERAGE = "    mean = fed.average(w, chosen)\n"
         (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
         (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Sums.average() got an unexpected keyword"),
         ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
+        ("    mean = ", "    1 / (4 not in fed.ids)\n    mean = ", "ZeroDivisionError"),
     ],
-    ids=["verb", "keyword", "option"],
+    ids=["verb", "keyword", "option", "on one rank"],
 )
 def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
-    """As the page says: one traceback, the line and the error at its end, exit code 1."""
-    fields = written(tmp_path, text, instead)
-    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    """One traceback, the line and the error at its end, exit code 1; nothing runs after it, though a launcher may need a moment to end the ranks."""
+    done = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (text, instead)))
     assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
     end = done.stderr.partition("gossip.py")[2]
-    assert instead.strip() in end.splitlines()[1] and f"\n{error}" in end
+    assert instead.strip().splitlines()[0] in end.splitlines()[1] and f"\n{error}" in end
 
 
 EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
@@ -164,9 +210,7 @@ EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            b
     ids=["left out", "broken off", "one more"],
 )  # fmt: skip
 def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, places):
-    """They waited for each other for ever."""
-    fields = written(tmp_path, text, instead)
-    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    done = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (text, instead)))
     assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
     assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", done.stderr).groups()) == places
 
@@ -182,33 +226,19 @@ def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, plac
     ids=["set", "half a client", "too few", "not a number"],
 )  # fmt: skip
 def test_other_mistakes_are_sentences_too(tmp_path, text, instead, sentence):
-    fields = written(tmp_path, text, instead) | {"rounds": 2}
     with pytest.raises(UserError) as refused:
-        run_here(tmp_path / "a.h5", fields)
+        run_here(tmp_path / "a.h5", fields_of(tmp_path, "own-method.md", (text, instead)))
     assert sentence in str(refused.value)
 
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_rows_that_nobody_counts_are_told(tmp_path, capsys, counted):
-    note = "    fed.note_received(4)\n" * counted
-    fields = written(tmp_path, AVERAGE, "    mean = sum(row for _, row in fed.every_row(w)) / fed.n\n" + note)
+    instead = "    mean = sum(row for _, row in fed.every_row(w)) / fed.n\n" + "    fed.note_received(4)\n" * counted
+    fields = fields_of(tmp_path, "own-method.md", (AVERAGE, instead))
     with Result(run_here(tmp_path / "a.h5", fields)) as result:
         assert result["traffic/models_received"][1].tolist() == [4 * counted] * 5
-    warned = (
-        "warning: round of the method gossip calls fed.every_row and counts no models received"
-        in capsys.readouterr().err
-    )
-    assert warned is not counted
-
-
-def test_nothing_runs_after_an_abort(tmp_path):
-    """A mistake of one rank's is told once, with its line; a launcher may need a moment to end the ranks."""
-    (tmp_path / "gossip.py").write_text(
-        own.example("own-method.md").replace("    mean = ", "    1 / (4 not in fed.ids)\n    mean = ")
-    )
-    fields = FIELDS | {"method": "gossip.py", "rounds": 1}
-    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr.count("Traceback") == 1 and "ZeroDivisionError" in done.stderr
+    warning = "warning: round of the method gossip calls fed.every_row and counts no models received"
+    assert (warning in capsys.readouterr().err) is not counted
 
 
 def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
@@ -247,28 +277,6 @@ def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
     assert drawn("local.h5")[::2] == (2, "error: draw returned a NoneType; it must return a Drawing\n")
 
 
-# your own model -------------------------------------------------------------------------------------------------------------
-BUILD = "def build(shape, classes, layers, dropout):\n    return Net(shape[2], classes, layers, dropout)"
-LAST = "        self.head = nn.Linear(widths[-1], classes)\n"
-NET = {
-    "called `make`": ("def build(", "def make("),
-    "beside `Options`": (BUILD, "def build(shape, classes):\n    return Net(shape[2], classes, 2, 0.2)"),
-    "without `return`": ("    return Net(", "    Net("),
-    'HEAD = "last"': ('HEAD = "head"', 'HEAD = "last"'),
-    "no `HEAD`": ('HEAD = "head"', 'TAIL = "head"'),
-    "BatchNorm2d": ("nn.GroupNorm(4, b)", "nn.BatchNorm2d(b)"),
-    "AlphaDropout": ("nn.Dropout(dropout)", "nn.AlphaDropout(dropout)"),
-    "x.mean(0)": ("self.body(x).mean", "self.body(x - x.mean(0)).mean"),
-    "nn.Linear(9": ("nn.Linear(widths[-1], classes)", "nn.Linear(9, classes)"),
-    "classes + 1": ("nn.Linear(widths[-1], classes)", "nn.Linear(widths[-1], classes + 1)"),
-    "requires_grad_": (LAST, f"{LAST}        self.head.bias.requires_grad_(False)\n"),
-    "does not use": (LAST, f"{LAST}        self.aux = nn.Linear(3, 3)\n"),
-    "detach": ("self.body(x).mean", "self.body(x).detach().mean"),
-    "self.scale": (LAST, f"{LAST}        self.scale = 2 * self.head.weight\n"),
-    "depth": {"depth": 3},
-}
-
-
 def test_the_model_of_the_page_runs(tmp_path):
     """A GroupNorm network leaves chance: its norms start at 1; FedRep keeps its head; an option is another Run."""
     path = tmp_path / "net.py"
@@ -281,74 +289,13 @@ def test_the_model_of_the_page_runs(tmp_path):
         assert outputs.shape == (3, 10) and torch.equal(outputs, result.model(1)(torch.from_numpy(images)))
     plugins.ADMITTED.clear()
     with api.Result(tmp_path / "a.h5") as result:
-        with pytest.raises(
-            UserError, match=r"code of its own; name it with --model .*, in Python model\(k, code=...\)"
-        ):
+        with pytest.raises(UserError, match=r"own; name it with --model .*, in Python model\(k, code=...\)"):
             result.model(1)
         assert torch.equal(outputs, result.model(1, code=str(path))(images))
-    with Result(
-        run_here(tmp_path / "b.h5", fields | {"rounds": 0, "tau_init": 0, "model_options": {"layers": 3}})
-    ) as deep:
-        assert deep.file["meta"].attrs["parameters"] == (
-            (9 + 1 + 2) * 16 + (16 * 9 + 1 + 2) * 32 + (32 * 9 + 1 + 2) * 64 + 65 * 10
-        )
-
-
-@pytest.mark.parametrize("mistake", NET)
-def test_a_mistake_in_a_model_says_what_the_page_says(tmp_path, mistake):
-    assert len(table("own-model.md")) == len(NET)
-    ((_, sentence),) = [row for row in table("own-model.md") if mistake in row[0]]
-    path, text, change = tmp_path / "net.py", own.example("own-model.md"), NET[mistake]
-    options = change if isinstance(change, dict) else None
-    if options is None:
-        assert change[0] in text
-        text = text.replace(*change)
-    path.write_text(text)
-    fields = FIELDS | {"model": str(path), "model_options": options, "method": "local", "rounds": 0}
-    if mistake == "no `HEAD`":
-        fields |= {"method": "fedrep", "rounds": 1}
-    with pytest.raises(UserError) as refused:
-        run_here(tmp_path / "a.h5", fields)
-    assert sentence in str(refused.value)
-
-
-# your own data --------------------------------------------------------------------------------------------------------------
-TOPICS = {
-    "neither": ("def load", "def lode"),
-    "def load(path)": ("def load()", "def load(path)"),
-    '"client": 6': ('"clients": 6', '"client": 6'),
-    '"clients": "6"': ('"clients": 6', '"clients": "6"'),
-    "inside `load()`": ("in TOPICS]", "in TOPIX]"),
-    "without `return`": ("    return arrays_of", "    arrays_of"),
-    "`y` is shorter": ("np.array(y)", "np.array(y)[:10]"),
-    "a NaN in `x`": ("np.array(x)", "np.array(x) * np.nan"),
-    "below 0": ("np.array(x)", "np.array(x) * 0 - 1"),
-    "a NaN in `y`": ("np.array(y)", "np.arange(len(y)) * np.nan"),
-    "0.5, 1.7": ("np.array(y)", "np.arange(len(y)) / 2"),
-    "--model mlp": {"model": "mlp"},
-    "--attack": {"attack": "backdoor:0.2"},
-    "--augment": {"augment": True},
-    "`client` holds": ("np.array(client)", "np.array(client) * np.nan"),
-    "--data FILE": {"data": "FILE"},
-    "a pickle": None,
-}
-
-
-@pytest.mark.parametrize("mistake", TOPICS)
-def test_a_mistake_in_data_says_what_the_page_says(tmp_path, mistake):
-    assert len(table("own-data.md")) == len(TOPICS)
-    ((_, sentence),) = [row for row in table("own-data.md") if mistake in row[0]]
-    path, text, change = tmp_path / "topics.py", own.example("own-data.md"), TOPICS[mistake]
-    with pytest.raises(UserError) as refused:
-        if change is None:
-            unpickled(b"cposix\nsystem\n(S'true'\ntR.", "partition.pkl")
-        options = change if isinstance(change, dict) else {}
-        if not options:
-            assert change[0] in text
-            text = text.replace(*change)
-        path.write_text(text)
-        run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0, "method": "local"} | options)
-    assert sentence in str(refused.value).replace(str(path), "topics.py")
+    fields |= {"rounds": 0, "tau_init": 0, "model_options": {"layers": 3}}
+    with Result(run_here(tmp_path / "b.h5", fields)) as deep:
+        parameters = (9 + 1 + 2) * 16 + (16 * 9 + 1 + 2) * 32 + (32 * 9 + 1 + 2) * 64 + 65 * 10
+        assert deep.file["meta"].attrs["parameters"] == parameters
 
 
 def test_the_data_of_the_page_run(tmp_path):
@@ -356,12 +303,8 @@ def test_the_data_of_the_page_run(tmp_path):
     path = tmp_path / "topics.py"
     path.write_text(own.example("own-data.md"))
     with Result(run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0, "tau_init": 1})) as result:
-        assert (result.run.clients, result.run.partition, result.run.model, result.run.rounds) == (
-            6,
-            "natural",
-            "text",
-            0,
-        )
+        run = result.run
+        assert (run.clients, str(run.partition), run.model, run.rounds) == (6, "natural", "text", 0)
         assert result["client/of_data"].tolist() == list(range(6))
         assert result["client/class_counts"].sum() > 600 and (result["client/class_counts"] > 0).all()
         assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"
