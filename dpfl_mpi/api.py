@@ -155,7 +155,7 @@ def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
     """
     for name in settings:
         if name not in SCHEMA:
-            raise unknown(name, f"there is no setting {name}")
+            raise unknown(name, f"there is no setting {name}", "")
     return understood(plain(settings))
 
 

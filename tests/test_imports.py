@@ -28,8 +28,9 @@ FLOORS = (
     "survival",
     "engine",
     "figures",
-    "studies sweep",
+    "studies",
     "commands",
+    "sweep",  # starts the command of one run
 )
 COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api"]
 GROUND = ["errors", "streams", "plugins", "graph", "settings"]
@@ -129,7 +130,7 @@ def test_who_never_imports(library):
 def test_what_is_light_to_import():
     light = {module: path for module, path in FILES.items() if module.split(".")[0] in LIGHT.split()}
     assert {m: found for m, path in light.items() if (found := outside(path, HEAVY, "import"))} == {}
-    assert outside(FILES["__main__"], ["jsonargparse", "h5py"], "import") == []
+    assert outside(FILES["__main__"], ["yaml", "h5py"], "import") == []
 
 
 def test_methods_run_on_the_ground_and_open_no_files():
@@ -176,7 +177,7 @@ def test_root_alone_loads_the_parser_and_scikit_learn(tmp_path):
     code = (
         "import sys; from dpfl_mpi.__main__ import main; main(sys.argv[1:])\n"
         "from mpi4py import MPI; import os\n"
-        "found = sorted({'jsonargparse', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))\n"
+        "found = sorted({'yaml', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))\n"
         "if MPI.COMM_WORLD.rank: os.write(1, f'{found}\\n'.encode())"
     )
     (tmp_path / "run.py").write_text(code)

@@ -71,14 +71,14 @@ def in_file(path: Path) -> dict[str, Any]:
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
     for name in held:
         if name not in SCHEMA:
-            raise unknown(str(name), f"--config is {path}: there is no setting {name}")
+            raise unknown(str(name), f"--config is {path}: there is no setting {name}", "")
     return dict(held)
 
 
-def unknown(name: str, text: str) -> UserError:
-    """Return the error of a setting that does not exist, with the one that may be meant."""
+def unknown(name: str, text: str, before: str = "--") -> UserError:
+    """Return the error of a setting that does not exist, with the one that may be meant, `before` its name."""
     close = difflib.get_close_matches(name.replace("-", "_"), [*SCHEMA, "config", "print_config"], 1)
-    return UserError(text + (f"; did you mean --{close[0]}?" if close else "; --help lists all flags"))
+    return UserError(text + (f"; did you mean {before}{close[0]}?" if close else "; --help lists all flags"))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
