@@ -104,7 +104,7 @@ def launched(ensemble: Ensemble, shape: tuple[int, int, int], sgd: SGD) -> tuple
     Images are normalised in it. They are gathered, cropped and flipped for many lock-steps at once, which is not counted.
     """
     k, s = 2, sgd.batch_size  # rows: one alone takes another path where a model has no stacked kernels
-    recorded = RecordedSteps(ensemble, np.full(k, 1), s, shape, sgd.momentum, sgd.weight_decay, sgd.clip_norm)
+    recorded = RecordedSteps(ensemble, np.full(k, 1), shape, sgd)
     images = torch.zeros(k, s, *shape, dtype=torch.uint8)
     y, weight = torch.zeros(k, s, dtype=torch.int64), torch.full((k, s), 1 / s)
     with torch.no_grad(), Watch() as watch:

@@ -273,7 +273,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else "one CPU thread"
     print(f"{name}, torch {torch.__version__}, {bench.k} clients, batch {S}, float32")
 
-    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), S, (32, 32, 3), *STEP)
+    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), (32, 32, 3), SGD(S, *STEP))
     print(f"recorded {len(recorded.sizes)} block sizes in {recorded.seconds:.2f} s, {recorded.bytes / 2**20:.0f} MiB")
     rates = {
         "plain loop": bench.rate(plain_loop(bench)),

@@ -188,26 +188,12 @@ class Backend:
 
         Scored, the pair gives R of both of a candidate's sets in the greedy search (`federation.greedy`).
         """
-        return averaged(self.ensemble, x_kW, y_kW, w_kW, p, p_x, p_y, pair)
-
-
-def averaged(
-    ensemble: Ensemble,
-    x_kW: Tensor,
-    y_kW: Tensor,
-    w_kW: Tensor,
-    p: np.ndarray,
-    p_x: np.ndarray,
-    p_y: np.ndarray,
-    pair: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return what `Backend.candidate` returns, computed by PyTorch."""
-    column = ensemble.column
-    w, share = w_kW.double(), column(p)
-    x, y = x_kW.addcmul(w, share), y_kW.addcmul(w, share, value=-1)
-    torch.div(x, column(p_x), out=pair[:, 0])
-    torch.div(y, column(p_y), out=pair[:, 1])
-    return x, y
+        column = self.ensemble.column
+        w, share = w_kW.double(), column(p)
+        x, y = x_kW.addcmul(w, share), y_kW.addcmul(w, share, value=-1)
+        torch.div(x, column(p_x), out=pair[:, 0])
+        torch.div(y, column(p_y), out=pair[:, 1])
+        return x, y
 
 
 @dataclass(frozen=True)

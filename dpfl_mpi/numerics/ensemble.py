@@ -22,6 +22,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
+from dpfl_mpi.numerics.raw import scaling
 
 # attention in one form, matrix products: vmap knows them, and the fused forms have other bits while scoring, or from call to call
 torch.backends.mha.set_fastpath_enabled(False)
@@ -98,10 +99,8 @@ class Ensemble:
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
         self.width = -(-self.size // 16) * 16  # D rounded up to 64 bytes
-        unit = 255 if dtype == "uint8" else 1
         self.dtype = dtype
-        self.scale = torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32, device=device)
-        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=device)
+        self.scale, self.shift = (values.to(device) for values in scaling(mean, std, dtype))
         self._trunks: dict[str, nn.Module] = {}
         self.bf16 = precision == "bf16"
         own = "stacked" in vars(type(module))  # a class that inherits them may compute something else
@@ -157,8 +156,7 @@ class Ensemble:
         "kaiming" draws weights of dense and convolutional layers from U(+-sqrt(6/fan_in)) and sets their biases to 0; "torch" draws both from
         U(+-1/sqrt(fan_in)). Everything else (norms, embeddings, parameters of a module's own), and with "own" all, is as the module was built.
         """
-        row = self.zeros(1)
-        fan_in = 1
+        row, fan_in = self.zeros(1), 1
         built = dict(self.module.named_parameters())
         for name, layer in self.layers(row).items():
             shape = layer.shape[1:]
@@ -191,9 +189,7 @@ class Ensemble:
 
     def prepare(self, x_kSHWC: Tensor) -> Any:
         """Return what `logits` needs of normalised images: work shared by all models scored on them."""
-        if self.kernels:
-            return self.kernels.prepare(x_kSHWC)
-        return self.module_input(x_kSHWC)
+        return self.kernels.prepare(x_kSHWC) if self.kernels else self.module_input(x_kSHWC)
 
     # models -----------------------------------------------------------------------------------------------------------
     def ready(self, w_rW: Tensor) -> Any:
@@ -205,11 +201,10 @@ class Ensemble:
         """Return `[r, S, classes]`; r = k * m rows, client-major: m consecutive rows are scored on one client's images."""
         if self.kernels:
             return self.kernels.logits(ready, prepared)
-        layers = ready
-        models = len(layers[self.names[0]]) // len(prepared)
+        models = len(ready[self.names[0]]) // len(prepared)
         if len(prepared) == 1:
-            return torch.stack([self._module({n: v[i] for n, v in layers.items()}, prepared[0]) for i in range(models)])
-        return vmap(self._module)(layers, prepared.repeat_interleave(models, 0))
+            return torch.stack([self._module({n: v[i] for n, v in ready.items()}, prepared[0]) for i in range(models)])
+        return vmap(self._module)(ready, prepared.repeat_interleave(models, 0))
 
     def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
         """Return what the layer named `head` would read, `[k, S, F]`: the representation of each row's images."""

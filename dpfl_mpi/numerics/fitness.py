@@ -39,81 +39,69 @@ def check_module(name: str, module: Any, shape: tuple[int, ...], dtype: str, cla
     Raises:
         UserError: it is not; the sentence says what is allowed.
     """
-    who = f"--model {name}"
     if not isinstance(module, nn.Module):
-        raise UserError(f"{who}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
+        raise UserError(f"--model {name}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
     refuse_statistics(module)
-    check_parameters(who, module)
     layers = [layer for layer, part in module.named_modules() if layer and list(part.parameters(recurse=False))]
+    for complaint in of_parameters(module):
+        raise UserError(f"--model {name}{complaint}")
     if head and head not in dict(module.named_modules()):
-        raise UserError(f"{who}: HEAD is {head!r}, which is no layer; its layers are {', '.join(layers)}")
-    check_forward(who, module, shape, dtype, classes)
+        raise UserError(f"--model {name}: HEAD is {head!r}, which is no layer; its layers are {', '.join(layers)}")
+    for complaint in of_forward(module, shape, dtype, classes):
+        raise UserError(f"--model {name}: {complaint}")
 
 
-def check_parameters(who: str, module: nn.Module) -> None:
-    """Raise `UserError` for parameters that a row of float32 cannot hold, or that training would not leave as they are."""
+def of_parameters(module: nn.Module) -> Iterator[str]:
+    """Yield what is wrong about parameters: a row of float32 cannot hold them, or training would not leave them as they are."""
     if not list(module.parameters()):
-        raise UserError(f"{who} has no parameters; there is nothing to train")
+        yield " has no parameters; there is nothing to train"
     for name, p in module.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UserError(
-                f"{who}: {name} has no size yet (a Lazy layer); build must give every layer its size, from shape"
-            )
+            yield f": {name} has no size yet (a Lazy layer); build must give every layer its size, from shape"
         if p.dtype != torch.float32:
-            raise UserError(f"{who}: {name} is {str(p.dtype).removeprefix('torch.')}; parameters must be float32")
+            yield f": {name} is {str(p.dtype).removeprefix('torch.')}; parameters must be float32"
         if not p.requires_grad:
-            raise UserError(
-                f"{who}: {name} is frozen (requires_grad is false), but every parameter is trained; make it a buffer"
-            )
+            yield f": {name} is frozen (requires_grad is false), but every parameter is trained; make it a buffer"
         if not bool(torch.isfinite(p).all()):
-            raise UserError(f"{who}: {name} starts with a value that is not finite; initialise it in build")
+            yield f": {name} starts with a value that is not finite; initialise it in build"
 
 
-def check_forward(who: str, module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int) -> None:
-    """Raise `UserError` where forward fails, has other outputs than logits `[S, C]`, mixes samples, draws by itself or changes a buffer."""
+def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int) -> Iterator[str]:
+    """Yield what is wrong about forward: it fails, has other outputs than logits `[S, C]`, mixes samples, draws by itself or changes a buffer."""
     draws = Draws()
     try:
         learner = keyed(copy.deepcopy(module).train(), draws)
         scorer = copy.deepcopy(module).eval()
     except Exception as error:
-        raise UserError(f"{who}: the module cannot be copied (copy.deepcopy): {told(error)}") from error
+        yield f"the module cannot be copied (copy.deepcopy): {told(error)}"
     two = samples(shape, dtype)
-    size = "x".join(map(str, shape))
     buffers = {name: b.clone() for name, b in learner.named_buffers()}
-    with torch.no_grad(), seeded(0):
-        before = torch.get_rng_state()
-        draws.begin(torch.zeros((), dtype=torch.int64))
-        logits = tried(who, learner, two, size)
-        drawn = any(isinstance(part, RANDOM) for part in learner.modules()) or not torch.equal(
-            before, torch.get_rng_state()
-        )
-        both, first = tried(who, scorer, two, size), tried(who, scorer, two[:1], size)
-        drawn = drawn or not torch.equal(before, torch.get_rng_state())
+    try:
+        with torch.no_grad(), seeded(0):
+            before = torch.get_rng_state()
+            draws.begin(torch.zeros((), dtype=torch.int64))
+            logits, both, first = learner(two), scorer(two), scorer(two[:1])
+            drawn = not torch.equal(before, torch.get_rng_state())
+    except Exception as error:
+        yield f"forward failed on samples of {'x'.join(map(str, shape))}: {told(error)}"
     if not (isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape == (2, classes)):
         got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise UserError(
-            f"{who}: forward returned {got} for 2 samples of {classes} classes; it must return logits, float [2, {classes}]"
-        )
-    if drawn:
-        raise UserError(
-            f"{who}: forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers "
+        yield f"forward returned {got} for 2 samples of {classes} classes; it must return logits, float [2, {classes}]"
+    if drawn or any(isinstance(part, RANDOM) for part in learner.modules()):
+        yield (
+            "forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers "
             "nn.Dropout, Dropout1d, Dropout2d and Dropout3d are allowed, as layers that build makes"
         )
-    changed = [name for name, b in learner.named_buffers() if not torch.equal(b, buffers[name])]
-    if changed:
-        raise UserError(
-            f"{who}: forward changes the buffer {changed[0]}, which rows cannot hold; buffers must stay as build made them"
-        )
+    for name, b in learner.named_buffers():
+        if not torch.equal(b, buffers[name]):
+            yield f"forward changes the buffer {name}, which rows cannot hold; buffers must stay as build made them"
     if not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise UserError(
-            f"{who}: forward gives a sample other logits when it is alone than beside another; samples must not depend on each other "
+        yield (
+            "forward gives a sample other logits when it is alone than beside another; samples must not depend on each other "
             "(GroupNorm, not statistics of the mini-batch)"
         )
-    unused = untrained(learner, two, draws)
-    if unused:
-        raise UserError(
-            f"{who}: the logits do not depend on {unused[0]}, so it cannot be trained; let forward use every layer, without detach or no_grad"
-        )
+    for name in untrained(learner, two, draws):
+        yield f"the logits do not depend on {name}, so it cannot be trained; let forward use every layer, without detach or no_grad"
 
 
 def untrained(learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
@@ -134,14 +122,6 @@ def samples(shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.arange(2)[:, None].expand(2, *shape).contiguous()
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return x.movedim(-1, 1) if len(shape) == 3 else x
-
-
-def tried(who: str, module: nn.Module, x: Tensor, size: str) -> Any:
-    """Return a module's output; what goes wrong inside is one sentence that names the line."""
-    try:
-        return module(x)
-    except Exception as error:
-        raise UserError(f"{who}: forward failed on samples of {size}: {told(error)}") from error
 
 
 def told(error: Exception) -> str:

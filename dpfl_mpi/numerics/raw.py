@@ -14,6 +14,13 @@ from torch import Tensor, nn
 from dpfl_mpi.errors import UserError
 
 
+def scaling(mean: Sequence[float], std: Sequence[float], dtype: str) -> tuple[Tensor, Tensor]:
+    """Return the factor and the summand that normalise samples of a dtype, float32 `[C]`; `mean` and `std` are of uint8 scaled to 0..1."""
+    unit = 255 if dtype == "uint8" else 1
+    shift = [-m / s for m, s in zip(mean, std, strict=True)]
+    return torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32), torch.tensor(shift, dtype=torch.float32)
+
+
 class RawImages(nn.Module):
     """A network that takes samples as data files hold them and returns what the network inside returns, logits `[S, classes]`.
 
@@ -26,17 +33,10 @@ class RawImages(nn.Module):
     def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float], dtype: str = "uint8"):
         """Take a network of normalised images `[S, C, H, W]`; `mean` and `std` are per channel, of uint8 scaled to 0..1."""
         super().__init__()
-        unit = 255 if dtype == "uint8" else 1
         self.tokens, self.bytes = dtype == "int32", dtype == "uint8"
         self.network = network
-        self.register_buffer(
-            "scale", torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32), persistent=False
-        )
-        self.register_buffer(
-            "shift",
-            torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32),
-            persistent=False,
-        )
+        for name, values in zip(("scale", "shift"), scaling(mean, std, dtype), strict=True):
+            self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor | np.ndarray) -> Tensor:
         """Return the network's output for raw images `[S, H, W, C]`, of PyTorch or NumPy.
@@ -49,13 +49,10 @@ class RawImages(nn.Module):
             return self.network(images.long())
         last, floats = len(self.scale), images.is_floating_point()
         if images.dim() not in ((4,) if self.bytes else (2, 4)) or images.shape[-1] != last or (self.bytes and floats):
-            kind = (
-                f"whole numbers from 0 to 255, [S, H, W, {last}]"
-                if self.bytes
-                else f"numbers [S, {last}] or [S, H, W, {last}]"
-            )
+            given = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+            takes = "whole numbers from 0 to 255," if self.bytes else f"numbers [S, {last}] or"
             raise UserError(
-                f"the model was given {str(images.dtype).removeprefix('torch.')} {list(images.shape)}; it takes samples as the data hold them: {kind}"
+                f"the model was given {given}; it takes samples as the data hold them: {takes} [S, H, W, {last}]"
             )
         x = torch.addcmul(self.shift, images.float(), self.scale)
         return self.network(x.movedim(-1, 1) if x.dim() == 4 else x)

@@ -50,23 +50,14 @@ def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
 class RecordedSteps:
     """Buffers for a block of up to k clients, and the recorded step of each size; `seconds` and `bytes` say what recording took."""
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        steps: np.ndarray,
-        batch_size: int,
-        shape: tuple[int, ...],
-        momentum: float,
-        weight_decay: float,
-        clip_norm: float,
-    ):
+    def __init__(self, ensemble: Ensemble, steps: np.ndarray, shape: tuple[int, ...], sgd: SGD):
         """Record every size, on rows of zeros. `steps` `[k]` is what each client of the block takes in an epoch, descending.
 
         Raises:
             UserError: the model cannot be recorded.
         """
-        k, device = len(steps), ensemble.device
-        self.settings = momentum, weight_decay, clip_norm
+        k, device, batch_size = len(steps), ensemble.device, sgd.batch_size
+        self.settings = sgd.momentum, sgd.weight_decay, sgd.clip_norm
         self.lr = torch.zeros((), device=device)
         self.block = Block(ensemble, ensemble.zeros(k), ensemble.zeros(k), slice(0, k))
         self.loss = torch.zeros(k, device=device)
@@ -165,9 +156,6 @@ class RecordedBackend(Backend):
         """Return the recorded steps of the block that holds this row; absent clients have room in them as well."""
         whole = next(b for b in self.blocks if b.start <= row < b.stop)
         if whole.start not in self.recorded:
-            sgd = self.sgd
-            steps = -(-self.clients.n_train[whole] // sgd.batch_size)
-            self.recorded[whole.start] = RecordedSteps(
-                self.ensemble, steps, sgd.batch_size, self.clients.shape, sgd.momentum, sgd.weight_decay, sgd.clip_norm
-            )
+            steps = -(-self.clients.n_train[whole] // self.sgd.batch_size)
+            self.recorded[whole.start] = RecordedSteps(self.ensemble, steps, self.clients.shape, self.sgd)
         return self.recorded[whole.start]

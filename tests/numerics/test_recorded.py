@@ -9,7 +9,7 @@ import torch
 from launch import federation
 
 from dpfl_mpi.models import mlp
-from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.recorded import RecordedBackend, RecordedSteps, block_sizes
@@ -36,7 +36,7 @@ def test_block_sizes_are_the_cheapest(most):
 
 def test_rows_behind_the_batch_keep_every_bit():
     ensemble = Ensemble(mlp.build((8, 8, 1), 10), (0.5,), (0.25,), torch.device("cpu"))
-    rec = RecordedSteps(ensemble, np.array([9, 6, 5, 1]), 4, (8, 8, 1), 0.9, 1e-2, 20.0)
+    rec = RecordedSteps(ensemble, np.array([9, 6, 5, 1]), (8, 8, 1), SGD(4, 0.9, 1e-2, 20.0))
     assert rec.sizes == [1, 2, 3, 4]
     torch.manual_seed(0)
     w, m = torch.randn(4, ensemble.width) * 0.1, torch.randn(4, ensemble.width)
