@@ -1,25 +1,25 @@
-"""A run in the terminal, finished or still running: `python -m dpfl_mpi.show RESULT [--compare OTHER] [--cite]`."""
+"""A run in the terminal, finished or still running: `python -m dpfl_mpi.show RESULT [--compare A B] [--cite] [--layout]`."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import LAYOUT
+from dpfl_mpi.results.scores import METRICS
 from dpfl_mpi.results.summary import KEPT, curves, outcome, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 
 WIDTH = 80  # of a terminal; tables and paths are as wide as they are
-OF_CLASSES = {"balanced accuracy": "balanced_accuracy", "macro F1": "macro_f1"}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -71,24 +71,25 @@ def rounds(result: Result, last: int) -> str:
 def clients(result: Result, each: int) -> str:
     """Return a table of the clients with the highest and the lowest test accuracy of their best model by validation."""
     test, counts = result["best/test_acc"], result["client/class_counts"]
-    degree = result.chosen(result.last_round).degrees()
+    shown: dict[str, Sequence[Any]] = {
+        "test %": [f"{100 * accuracy:.1f}" for accuracy in test],
+        "val %": [f"{100 * accuracy:.1f}" for accuracy in result["best/val_acc"]],
+        "best round": result["best/round"],
+        "last %": [f"{100 * accuracy:.1f}" for accuracy in result["last/test_acc"]],
+        "train": result["client/n_train"],
+        "test": result["client/n_test"],
+        "collaborators": result.chosen(result.last_round).degrees(),
+    }
     order = np.argsort(-test, kind="stable")
-    shown = [*order[:each], *order[max(each, len(order) - each) :]]
     return table(
-        ("client", "test %", "val %", "best round", "last %", "train", "test", "collaborators", "classes (samples)"),
+        ("client", *shown, "classes (samples)"),
         [
             [
                 k,
-                f"{100 * test[k]:.1f}",
-                f"{100 * result['best/val_acc'][k]:.1f}",
-                result["best/round"][k],
-                f"{100 * result['last/test_acc'][k]:.1f}",
-                result["client/n_train"][k],
-                result["client/n_test"][k],
-                degree[k],
+                *(of_all[k] for of_all in shown.values()),
                 " ".join(f"{c}({counts[k, c]})" for c in np.argsort(-counts[k], kind="stable") if counts[k, c])[:44],
             ]
-            for k in shown
+            for k in (*order[:each], *order[max(each, len(order) - each) :])
         ],
     )
 
@@ -103,73 +104,60 @@ def graph(result: Result) -> str:
     omega = [("Omega", 0)] if len(result.omega().senders) else []
     for name, t in (*omega, (f"round {last}", last)):
         a = result.graph(t)
-        one_way, pairs = asymmetry(a)
+        one_way, pairs = (f"{100 * share:.1f}" for share in asymmetry(a))
         degree = a.sum(1)
-        rows.append(
-            [
-                name,
-                int(a.sum()),
-                f"{100 * sparsity(a):.1f}",
-                f"{degree.min()} / {degree.mean():.1f} / {degree.max()}",
-                f"{100 * one_way:.1f}",
-                f"{100 * pairs:.1f}",
-            ]
-        )
+        spread = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
+        rows.append([name, a.sum(), f"{100 * sparsity(a):.1f}", spread, one_way, pairs])
     names = ("graph", "edges", "sparsity %", "collaborators min / mean / max", "edges one way %", "pairs one way %")
     return table(names, rows)
 
 
 def figures(result: Result) -> dict[str, str]:
-    """Return the figures that `--compare` sets side by side, by name; a dash where no client was scored."""
-    scores = {f"{what}, %": of_classes(result, metric) for what, metric in OF_CLASSES.items()}
-    return {"state": result.state} | texts(outcome(result)) | scores
+    """Return the figures that `--compare` sets side by side, by name; a dash where no client was scored, or not yet."""
+    found = {"state": result.state} | texts(outcome(result))
+    for metric in ("balanced_accuracy", "macro_f1"):
+        scores = result.score(metric)[result.benign] if "best/confusion" in result else np.empty(0)
+        found[f"{METRICS[metric]}, %"] = f"{100 * np.nanmean(scores):.2f}" if np.isfinite(scores).any() else "-"
+    return found
 
 
-def of_classes(result: Result, metric: str) -> str:
-    """Return the mean over clients of a score of their best models in percent; a dash before the end of the run, and of none."""
-    scores = result.score(metric)[result.benign] if "best/confusion" in result else np.empty(0)
-    return f"{100 * np.nanmean(scores):.2f}" if np.isfinite(scores).any() else "-"
+def accuracy(result: Result, head: dict[str, str]) -> list[str]:
+    """Return the lines of the test scores, `head` being the figures of the result."""
+    few, many = len(result.scored()), int(result.benign.sum())
+    if not few:
+        return ["  no client was scored"]
+    scored = f"{many} clients" if few == many else f"{few} of {many} clients, the others diverged,"
+    return [
+        folded(
+            f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation), "
+            f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
+        ),
+        folded(
+            f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % "
+            "(of the same models, over classes, then clients)"
+        ),
+    ]
 
 
 def show(result: Result, last: int, each: int) -> str:
     """Return all that is shown of one run."""
-    start = (
-        {"hosts": [], "commit": ""}
-        | dict.fromkeys(("ranks", "device", "cpu", "time"), "unknown")
-        | (result.starts() or [{}])[-1]
-    )
+    start: dict[str, Any] = dict.fromkeys(("ranks", "device", "cpu", "commit", "time"), "unknown") | {"hosts": []}
+    start |= {name: value for name, value in (result.starts() or [{}])[-1].items() if value}
     run, head = result.run, figures(result)
-    few, many = len(result.scored()), int(result.benign.sum())
-    scored = f"{many} clients" if few == many else f"{few} of {many} clients, the others diverged,"
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
+    where = f"{start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
+    parts = {
+        "settings": settings(run),
+        "last rounds (means over clients)": rounds(result, last),
+        "clients, best and worst": clients(result, each),
+        "collaboration graph": graph(result),
+    }
     return "\n".join(
         [
             f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
-            *(
-                [
-                    folded(
-                        f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation), "
-                        f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
-                    ),
-                    folded(
-                        f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % (of the same models, over classes, then clients)"
-                    ),
-                ]
-                if len(result.scored())
-                else ["  no client was scored"]
-            ),
-            folded(
-                f"{start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']}), commit {start['commit'] or 'unknown'}, "
-                f"{start['time']}, {head['seconds']} s"
-            ),
-            "\nsettings",
-            settings(run),
-            "\nlast rounds (means over clients)",
-            rounds(result, last),
-            "\nclients, best and worst",
-            clients(result, each),
-            "\ncollaboration graph",
-            graph(result),
+            *accuracy(result, head),
+            folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
+            *(f"\n{title}\n{text}" for title, text in parts.items()),
         ]
     )
 
@@ -188,20 +176,16 @@ def compare(a: Result, b: Result) -> str:
     out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
     out += [table(("", "A", "B"), rows)] if rows else []
     out += ["\noutcome", table(("", "A", "B"), [[n, mine[n], theirs[n]] for n in mine])]
-    meta = [{n: r.fact(n) for n in ("data_sha256", "partition_sha256")} for r in (a, b)]
-    if meta[0] != meta[1]:
-        out.append("\nnot compared client by client: the data or the partition differ")
-        return "\n".join(out)
+    if any(a.fact(name) != b.fact(name) for name in ("data_sha256", "partition_sha256")):
+        return "\n".join([*out, "\nnot compared client by client: the data or the partition differ"])
     difference = 100 * (b["best/test_acc"] - a["best/test_acc"])[a.benign & b.benign]
     both = f"{np.nanmean(difference):+.2f} points" if np.isfinite(difference).any() else "no client was scored in both"
-    differing = Result.differences(a, b)
-    said = (
-        f"client by client (same partition), B - A: {both}; B is better for {int((difference > 0).sum())}, equal for "
-        f"{int((difference == 0).sum())}, worse for {int((difference < 0).sum())}"
-    )
-    same = "all recorded numbers are the same to the last bit"
-    arrays = f"arrays that differ: {', '.join(differing)}" if differing else same
-    return "\n".join([*out, f"\n{folded(said, first='')}", folded(arrays, first="")])
+    better, equal, worse = ((np.sign(difference) == sign).sum() for sign in (1, 0, -1))
+    counts = f"B is better for {better}, equal for {equal}, worse for {worse}"
+    differing = ", ".join(Result.differences(a, b))
+    arrays = f"arrays that differ: {differing}" if differing else "all recorded numbers are the same to the last bit"
+    said = folded(f"client by client (same partition), B - A: {both}; {counts}", first="")
+    return "\n".join([*out, f"\n{said}", folded(arrays, first="")])
 
 
 def cite(results: Sequence[Result]) -> str:
@@ -210,36 +194,34 @@ def cite(results: Sequence[Result]) -> str:
     return "\n\n".join(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
 
-def main(arguments: list[str] | None = None) -> int:
+@in_a_sentence
+def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, print, return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False)
-    parser.add_argument("results", nargs="*", metavar="RESULT", help="result files, finished or running")
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="say what differs between two results")
-    parser.add_argument("--cite", action="store_true", help="print the BibTeX of the methods used, instead")
-    parser.add_argument("--last", type=int, default=8, metavar="R", help="rounds to show (default 8)")
-    parser.add_argument("--clients", type=int, default=4, metavar="K", help="clients to show at either end (default 4)")
+    add = parser.add_argument
+    add("results", nargs="*", metavar="RESULT", help="result files, finished or running")
+    add("--compare", nargs=2, metavar=("A", "B"), help="say what differs between two results")
+    add("--cite", action="store_true", help="print the BibTeX of the methods used, instead")
+    add("--layout", action="store_true", help="print what a result file holds, instead")
+    add("--last", type=int, default=8, metavar="R", help="rounds to show (default 8)")
+    add("--clients", type=int, default=4, metavar="K", help="clients to show at either end (default 4)")
     args = parser.parse_args(arguments)
+    if args.layout:
+        print(LAYOUT, end="")
+        return
     if not args.results and not args.compare:
         parser.error("name a RESULT, or two with --compare")
     if args.last < 1 or args.clients < 1:
         parser.error("--last and --clients take whole numbers of at least 1")
-    try:
-        results = [Result(path) for path in (args.results or args.compare)]
-        if args.cite:
-            print(cite(results))
-            return 0
-        empty = next((r for r in results if r.last_round < 0), None)
-        if empty:
-            raise UserError(f"{empty.path} is running; no round is recorded yet")
-        print("\n\n".join(show(r, args.last, args.clients) for r in results) if args.results else compare(*results))
-        if args.results and args.compare:
-            print("\n" + compare(*(Result(path) for path in args.compare)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # piped into head
-        sys.stderr.close()
-    return 0
+    results, compared = ([Result(path) for path in paths or ()] for paths in (args.results, args.compare))
+    if args.cite:
+        print(cite(results or compared))
+        return
+    for result in (*results, *compared):
+        if result.last_round < 0:
+            raise UserError(f"{result.path} is running; no round is recorded yet")
+    pieces = [show(result, args.last, args.clients) for result in results]
+    print("\n\n".join([*pieces, *([compare(*compared)] if compared else [])]))
 
 
 if __name__ == "__main__":
