@@ -71,7 +71,7 @@ def rounds(result: Result, last: int) -> str:
 def clients(result: Result, each: int) -> str:
     """Return a table of the clients with the highest and the lowest test accuracy of their best model by validation."""
     test, counts = result["best/test_acc"], result["client/class_counts"]
-    shown: dict[str, Sequence[Any]] = {
+    shown: dict[str, Any] = {
         "test %": [f"{100 * accuracy:.1f}" for accuracy in test],
         "val %": [f"{100 * accuracy:.1f}" for accuracy in result["best/val_acc"]],
         "best round": result["best/round"],
