@@ -68,6 +68,20 @@ def federation(fields: dict[str, object], **job: object):
             held = next((part for part in (parts, parts.members, parts.backend) if hasattr(part, name)), object())
             return getattr(held, name)
 
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.close()
+
     parts = build(Run(**fields).resolve(), Job(**(DEFAULTS | job)), World(MPI.COMM_SELF))
     parts.fed = Open(parts)
     return parts.fed
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """Return the names of what two results do not have alike, but for seconds and what computed them."""
+    from dpfl_mpi.results import Result
+
+    with Result(a) as one, Result(b) as two:
+        return Result.differences(one, two)

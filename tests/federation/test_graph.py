@@ -1,6 +1,5 @@
 """The greedy search: `decide` by hand, ggc and bggc against Algorithms 2 and 3 in plain Python, Theorem 1 as a property."""
 
-import contextlib
 import tracemalloc
 
 import numpy as np
@@ -20,7 +19,7 @@ N = 7
 @pytest.fixture(scope="module", params=[1, 3], ids=["block1", "block3"])
 def fed(request, digits_file):
     fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": N, "augment": False}
-    with contextlib.closing(federation(fields, block=request.param)) as fed:
+    with federation(fields, block=request.param) as fed:
         yield fed
 
 

@@ -1,6 +1,5 @@
 """What a method of one's own receives is what was sent, on whichever ranks the clients are; or one sentence says that it is gone."""
 
-import contextlib
 import itertools
 import json
 
@@ -69,7 +68,7 @@ def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
 
 def test_what_is_averaged_is_what_was_sent():
     """The sum of equation 4 written out: the senders as they were at the exchange, oneself as now."""
-    with contextlib.closing(federation(FIELDS)) as fed:
+    with federation(FIELDS) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         graph = CollaborationGraph.from_lists([[1, 2], [0], [], [0, 1, 2], [3]])
         before, received = w.clone(), fed.exchange(w, graph)
@@ -159,7 +158,7 @@ def test_rows_that_are_kept_on_a_gpu_are_put_from_the_host(method, tmp_path):
 
 def test_kept_rows_are_copies():
     """A row of `every_row` stays as it was, whatever is sent or trained later."""
-    with contextlib.closing(federation(FIELDS)) as fed:
+    with federation(FIELDS) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         before = w[fed.row_of].clone()
         kept = [row for _, row in fed.every_row(w)]

@@ -1,23 +1,21 @@
 """The contract of a method's file: what must be there, what is refused and in which words, and a file of nothing but `init` and `round`."""
 
-import json
 import re
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from launch import run_here
+from launch import differences, run_here
 
 import dpfl_mpi.methods
-from dpfl_mpi.__main__ import parse
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method, check_state, load
 from dpfl_mpi.plugins import find, names
-from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Resolved, Run, option
+from dpfl_mpi.settings import Run, option
 
 MINIMAL = """
 def init(fed):
@@ -45,20 +43,12 @@ def test_init_and_round_are_a_method(write_method, tmp_path):
     """Without a declaration it reads every field of a Run but tau_init; here it does what Local does."""
     write_method(MINIMAL)
     mine = find("method", "mine")
-    assert (mine.title, mine.topology, mine.searches, mine.preprocesses, mine.citation) == (
-        "mine",
-        "graph",
-        True,
-        False,
-        "",
-    )
+    assert (mine.title, mine.topology, mine.searches, mine.preprocesses) == ("mine", "graph", True, False)
     assert mine.unread == {"tau_init"}
     assert Run(method="mine", budget=3, ggc_period=2).resolve().budget == 3
-    with (
-        Result(run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine", "finetune_epochs": 1})) as a,
-        Result(run_here(tmp_path / "local.h5", FIELDS | {"method": "local", "finetune_epochs": 1})) as b,
-    ):
-        assert set(Result.differences(a, b)) == {"client/budget"}
+    fields = FIELDS | {"finetune_epochs": 1}
+    paths = [run_here(tmp_path / f"{name}.h5", fields | {"method": name}) for name in ("mine", "local")]
+    assert differences(*paths) == ["client/budget"]
 
 
 def test_what_the_methods_declare():
@@ -86,14 +76,9 @@ class NoDataclass:
     pass
 
 
-def bad_options():
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True)
-    class Options:
-        sizes: tuple = option((1, 2), "sizes")
-
-    return Options
+@dataclass(frozen=True)
+class BadOptions:
+    sizes: tuple = option((1, 2), "sizes")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +93,8 @@ def bad_options():
         ({"METHOD": Method(models=0)}, "has models=0; allowed are whole numbers from 1 to 1000"),
         ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
         ({"Options": NoDataclass}, "Options of the method mine must be a dataclass"),
-        ({"Options": bad_options()}, "with true or false, a number or a text as the default"),
-    ],
+        ({"Options": BadOptions}, "with true or false, a number or a text as the default")
+    ]
 )  # fmt: skip
 def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
@@ -152,8 +137,8 @@ TWO = CollaborationGraph.from_lists([[1, 2, 3], [], [0, 1], []])
         ({"client": {}, "shared": {"w": np.complex64(1)}}, "is a complex64 of complex64, which a checkpoint cannot hold"),
         ({"client": {}, "shared": {"w": W.to_sparse()}}, "is a Tensor of torch.float32, which a checkpoint cannot hold"),
         ({"client": {}, "shared": {"a/b": 1}}, "returned state[\"shared\"]['a/b']; a key is a text without /"),
-        ({"client": {}, "shared": {"chosen": TWO}}, 'state["shared"]["chosen"] after round of the method mine gives client 2 2 senders; its budget allows 1'),
-    ],
+        ({"client": {}, "shared": {"chosen": TWO}}, 'state["shared"]["chosen"] after round of the method mine gives client 2 2 senders; its budget allows 1')
+    ]
 )  # fmt: skip
 def test_a_state_that_breaks_the_contract_is_refused(state, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
@@ -164,51 +149,33 @@ def test_good_states_pass():
     shared = {"omega": GRAPH, "chosen": GRAPH, "phi": W[0], "mask": np.ones(3, bool), "step": 3, "name": "a", "x": None}
     check_state("mine", {"client": {"w": W, "a": np.zeros((2, 1))}, "shared": shared}, fed())
     check_state("mine", {"client": {}, "shared": {}}, fed(0))
-    check_state(
-        "mine", {"client": {}, "shared": {}}, fed(2, val_acc=np.array([np.nan, 1]))
-    )  # a later round need not score
+    unscored = {"val_acc": np.array([np.nan, 1])}
+    check_state("mine", {"client": {}, "shared": {}}, fed(2, **unscored))  # a later round need not score
     for number, call in ((0, "init"), (1, "round")):
-        with pytest.raises(
-            UserError, match=re.escape(f"{call} of the method mine has scored no models; it must call fed.evaluate(w)")
-        ):
-            check_state("mine", {"client": {}, "shared": {}}, fed(number, val_acc=np.array([np.nan, 1])))
+        sentence = f"{call} of the method mine has scored no models; it must call fed.evaluate(w)"
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            check_state("mine", {"client": {}, "shared": {}}, fed(number, **unscored))
     with pytest.raises(UserError, match=re.escape('returned no state["client"]["v"], which it was given')):
         check_state("mine", {"client": {"w": W}, "shared": {}}, fed(), {"client": {"w": W, "v": W}, "shared": {}})
 
 
-def test_a_run_of_a_method_that_returns_nothing_ends_with_the_sentence(write_method, tmp_path):
-    write_method(MINIMAL.replace('    return {"client": {"w": w}, "shared": {}}\n\ndef', "\ndef"))
-    with pytest.raises(UserError, match="init of the method mine returned NoneType; a state is"):
-        run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
-
-
-def test_a_round_that_takes_a_key_out_of_the_state_it_was_given_is_refused(write_method, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (MINIMAL.replace('    return {"client": {"w": w}, "shared": {}}\n\ndef', "\ndef"), "init of the method mine returned NoneType; a state is"),
+        (MINIMAL.rpartition("    return")[0] + '    state["client"].pop("w")\n    return state\n', 'round of the method mine returned no state["client"]["w"]')
+    ]
+)  # fmt: skip
+def test_a_run_ends_with_the_sentence(text, sentence, write_method, tmp_path):
     """The state is one dict from round to round: what it held is noted before the round."""
-    write_method(MINIMAL.rpartition("    return")[0] + '    state["client"].pop("w")\n    return state\n')
-    with pytest.raises(UserError, match=re.escape('round of the method mine returned no state["client"]["w"]')):
+    write_method(text)
+    with pytest.raises(UserError, match=re.escape(sentence)):
         run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
 
 
-# FedProx's option that was a field of every Run ----------------------------------------------------------------------------
-WITHOUT = {"method": "fedprox", "finetune_epochs": 2, "options": {"finetune_prox": False}}
-SLUGS = ("digits-pathological-fedprox-B1-s42-92a04e17", "digits-pathological-fedprox-B1-s42-f1cd1031")  # as ever
-
-
-def test_an_option_of_the_tuning_names_a_run_as_before():
-    tuned = Run(method="fedprox", finetune_epochs=2)
-    assert (tuned.slug(), Run(**WITHOUT).slug()) == SLUGS
-    assert Run(**WITHOUT | {"finetune_epochs": 0}).slug() == Run(method="fedprox").slug()
+def test_an_option_of_the_tuning_names_a_run_that_tunes():
+    without = {"method": "fedprox", "options": {"finetune_prox": False}}
+    assert Run(**without, finetune_epochs=2).slug() != Run(method="fedprox", finetune_epochs=2).slug()
+    assert Run(**without).slug() == Run(method="fedprox").slug()
     with pytest.raises(UserError, match="the method fedavg has no such option; its options: none"):
         Run(method="fedavg", options={"finetune_prox": False}).resolve()
-
-
-def test_the_old_command_line_and_old_results_are_understood():
-    words = ["--finetune_epochs=2", "--no-finetune_prox"]
-    assert parse(["--method=fedprox", *words])[0] == Run(**WITHOUT).resolve()
-    assert parse(["--method=fedavg", *words])[0] == Run(method="fedavg", finetune_epochs=2).resolve()
-    for method, prox in (("fedprox", True), ("fedprox", False), ("fedavg", True)):
-        run = Run(method=method, finetune_epochs=2).resolve()
-        old = json.loads(run.to_json()) | {"finetune_prox": prox}
-        old["options"].pop("finetune_prox", None)
-        expected = Run(**WITHOUT).resolve() if method == "fedprox" and not prox else run
-        assert Resolved.from_json(json.dumps(old)) == expected

@@ -1,17 +1,17 @@
 """Adam, AdamW and schedules of the learning rate: against PyTorch's own, and as settings of a Run."""
 
-import contextlib
+import math
 
 import pytest
+import starts
 import torch
-from launch import federation, run_here
-from test_methods import FIELDS, N, Twin, play
+from launch import federation
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from twins import FIELDS
 
-from dpfl_mpi.engine import record
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.training import learning_rate
 from dpfl_mpi.numerics.steps import adam_step
-from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 BETAS, EPS, DECAY = (0.8, 0.95), 1e-6, 0.1
@@ -41,85 +41,18 @@ def test_steps_are_pytorchs(decoupled):
             assert torch.equal(rows[:, ~trained], w[:, ~trained]) and not memory[:, :16][:, ~trained].any()
 
 
-class AdamTwin(Twin):
-    """Clients in plain PyTorch whose optimisers are torch.optim.Adam's, one per client and name."""
-
-    def step(self, k, name, w, g, columns=None):
-        columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns
-        run = self.run
-        if (k, name) not in self.optimisers:
-            leaf = torch.nn.Parameter(w[columns].clone())
-            kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[run.optimizer]
-            how = {"betas": (run.beta1, run.beta2), "eps": run.adam_eps, "weight_decay": run.weight_decay}
-            self.optimisers[k, name] = leaf, kind([leaf], run.lr, **how)
-        leaf, optimiser = self.optimisers[k, name]
-        leaf.data, leaf.grad = w[columns].clone(), g[columns].clone()
-        torch.nn.utils.clip_grad_norm_([leaf], run.clip_norm)
-        optimiser.step()
-        w = w.clone()
-        w[columns] = leaf.data
-        return w
-
-
-@pytest.mark.parametrize(
-    ("method", "optimizer", "how"),
-    [
-        ("fedavg", "adam", {}),
-        ("fedprox", "adamw", {}),
-        ("fedrep", "adam", {"kernels": "torch"}),
-        ("scaffold", "adam", {}),
-        ("apfl", "adamw", {"block": N, "kernels": "torch"}),
-    ],
-)
-def test_methods_train_with_it(method, optimizer, how, monkeypatch):
-    """Native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow."""
-    import launch
-    import test_methods
-    import test_more_methods
-
-    monkeypatch.setitem(launch.DEFAULTS, "kernels", how.get("kernels", "native"))
-    twin = getattr(test_more_methods if method == "scaffold" else test_methods, f"twin_{method}")
-    fields = {"optimizer": optimizer, "lr": 0.003, "adam_eps": 1e-4}
-    scored, _, fed = play(method, block=how.get("block", 0), **fields)
-    assert fed.backend.name == how.get("kernels", "native")
-    for rows, expected in zip(scored, twin(AdamTwin(fed), fed.options), strict=True):
-        assert torch.allclose(rows, torch.stack(list(expected)), rtol=0, atol=3e-5)
-    assert (scored[-1] - scored[0]).abs().max() > 0.01
-
-
 def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
     """As momentum: rows by name; a run that is cut and goes on has the same bits."""
     for state, steps in (("keep", 2), ("reset", 1)):
-        with contextlib.closing(
-            federation(FIELDS | {"optimizer": "adam", "momentum_state": state, "method": "local"})
-        ) as fed:
+        with federation(FIELDS | {"optimizer": "adam", "momentum_state": state, "method": "local"}) as fed:
             w, per_epoch = fed.common_row(), -(-fed.clients.n_train // 32)
             for t in (1, 2):
                 fed.begin_round(t)
                 fed.local_opt(w, 1)
             assert fed.training.momentum["w"][:, -1].tolist() == (steps * per_epoch).tolist()
-    fields = {
-        "clients": 4,
-        "rounds": 3,
-        "tau_train": 2,
-        "method": "fedrep",
-        "optimizer": "adam",
-        "lr_schedule": "cosine",
-    }
-    whole = run_here(tmp_path / "whole.h5", fields)
-    write = record.write_round
-
-    def cut(recorder, fed, state):
-        write(recorder, fed, state)
-        if fed.round == 2:
-            fed.close()
-            raise KeyError("cut")
-
-    with monkeypatch.context() as patch, pytest.raises(KeyError, match="cut"):
-        patch.setattr(record, "write_round", cut)
-        run_here(tmp_path / "run.h5", fields, checkpoint_every="1")
-    with Result(run_here(tmp_path / "run.h5", fields)) as a, Result(whole) as b:
-        assert len(a.starts()) == 2 and Result.differences(a, b) == []
+    fields = starts.small(method="fedrep", tau_train=2, optimizer="adam", lr_schedule="cosine")
+    starts.cut_after(monkeypatch, 2, tmp_path / "run.h5", fields)
+    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
 
 
 # schedules ----------------------------------------------------------------------------------------------------------------
@@ -140,18 +73,13 @@ def scheduled(kind, **how):
 
 
 def test_schedules_are_pytorchs():
-    step = torch.optim.lr_scheduler.StepLR
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
-    assert rates(lr_schedule="step", lr_step=3, lr_gamma=0.5)[1] == pytest.approx(
-        scheduled(step, step_size=3, gamma=0.5)
-    )
-    assert rates(lr_schedule="cosine", lr_final=0.1)[1] == pytest.approx(scheduled(cosine, T_max=10, eta_min=0.01))
+    step, cosine = scheduled(StepLR, step_size=3, gamma=0.5), scheduled(CosineAnnealingLR, T_max=10, eta_min=0.01)
+    assert rates(lr_schedule="step", lr_step=3, lr_gamma=0.5)[1] == pytest.approx(step)
+    assert rates(lr_schedule="cosine", lr_final=0.1)[1] == pytest.approx(cosine)
     assert rates()[1] == [0.1] * 10
     run, _ = rates(lr_schedule="cosine", lr_decay=0.5)
     assert [learning_rate(run, t) for t in (0, 1)] == [0.1, 0.1]  # preprocessing, the first round
-    assert learning_rate(run, 10) == pytest.approx(
-        0.5 * 0.1 * (1 + torch.tensor(0.9 * torch.pi).cos().item()) / 2, rel=1e-6
-    )
+    assert learning_rate(run, 10) == pytest.approx(0.5 * 0.1 * (1 + math.cos(0.9 * math.pi)) / 2, rel=1e-12)
     assert learning_rate(run, 12) == 0.05  # fine-tuning starts at the schedule's start anew
 
 
@@ -175,8 +103,8 @@ def test_what_a_run_does_not_read_names_no_other_run():
         ({"lr_schedule": "step", "lr_gamma": 0.0}, "--lr_gamma is 0.0; allowed is a number above 0 and at most 1"),
         ({"lr_schedule": "cosine", "lr_final": 2.0}, "--lr_final is 2.0; allowed is a share from 0 to 1"),
         ({"optimizer": "adam", "beta2": 1.0}, "--beta2 is 1.0; allowed is a number of at least 0 and below 1"),
-        ({"optimizer": "adam", "method": "pfedme"}, "--optimizer is adam; pfedme takes steps of its own, allowed is sgd"),
-    ],
+        ({"optimizer": "adam", "method": "pfedme"}, "--optimizer is adam; pfedme takes steps of its own, allowed is sgd")
+    ]
 )  # fmt: skip
 def test_mistakes_are_sentences(fields, sentence):
     with pytest.raises(UserError) as caught:

@@ -1,0 +1,129 @@
+"""+FT (--finetune_epochs): from the base Run's models, or with its rounds computed again, the numbers are the same."""
+
+import numpy as np
+import pytest
+from launch import differences, federation, run_here, run_mpi
+
+from dpfl_mpi.engine import finetune
+from dpfl_mpi.methods import fedprox
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+N = 9
+SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
+LOCAL = SMALL | {"method": "local"}
+TUNED = LOCAL | {"finetune_epochs": 1}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "dpfl"])
+def test_finetuning_from_the_base_run_is_finetuning(method, tmp_path):
+    """With the base Run's models, on two ranks, and with its rounds computed again: the same bits."""
+    fields = SMALL | {"method": method, "participation": 0.7}
+    tuned = Run(**fields, finetune_epochs=3).resolve()
+    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
+    again = run_here(
+        tmp_path / "again" / "run.h5", fields | {"finetune_epochs": 3}, results=str(tmp_path / "elsewhere")
+    )
+    path = run_mpi(2, tuned.path(tmp_path), fields | {"finetune_epochs": 3}, results=tmp_path)
+    assert differences(path, again) == []
+    with Result(path) as result, Result(base) as before:
+        assert np.array_equal(result["round/test_acc"], before["round/test_acc"], equal_nan=True)
+        assert result["finetune/test_acc"].shape == (4, N)
+        assert np.array_equal(result["finetune/test_acc"][0], before["best/test_acc"])
+        val, test, best = result["finetune/val_acc"][1:], result["finetune/test_acc"][1:], result["best/val_acc"]
+        assert np.array_equal(val.max(0), best)
+        latest = 2 - np.argmax(val[::-1], 0)
+        assert np.array_equal(result["best/round"], fields["rounds"] + 1 + latest)
+        assert np.array_equal(test[latest, np.arange(N)], result["best/test_acc"])
+        assert np.array_equal(result["last/test_acc"], test[-1])
+        assert np.array_equal(result["client/epochs"], before["client/epochs"] + 3)
+        assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_models_of_a_base_come_in_blocks(rows, tmp_path, monkeypatch):
+    """Of two of nine rows, and of one, however small the limit: no rank is sent more at once, and the bits are the same."""
+    base = run_here(Run(**TUNED).resolve().untuned().path(tmp_path), LOCAL, save_models=True)
+    with Result(base) as result:
+        size = result["model/best"].shape[1]
+        assert np.array_equal(result.part("model/best", slice(7, 9)), result["model/best"][7:9])
+    whole = run_here(tmp_path / "whole.h5", TUNED, results=str(tmp_path))
+    share, sent = World.share, []
+
+    def noted(world, make):
+        out = share(world, make)
+        sent.extend(values.size for values in out.values() if values.ndim == 2 and values.dtype == "float32")
+        return out
+
+    monkeypatch.setattr(World, "share", noted)
+    monkeypatch.setattr(finetune, "BLOCK", {1: 1, 2: 2 * 4 * size + 5}[rows])
+    assert differences(whole, run_here(tmp_path / "blocks.h5", TUNED, results=str(tmp_path))) == []
+    assert max(sent) == rows * size
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("no models", "holds no models (--save_models): its rounds are computed here"),
+        ("torn", "cannot be read: its rounds are computed here"),
+        ("last models damaged", "cannot be read: its rounds are computed here"),
+    ],
+)
+def test_tuning_computes_the_rounds_again_and_says_why(what, why, tmp_path, monkeypatch, capfd):
+    """Nothing of the base is in the result then: the record of its rounds is copied once all blocks have been read."""
+    monkeypatch.setattr(finetune, "BLOCK", 1)
+    base = run_here(Run(**TUNED).resolve().untuned().path(tmp_path), LOCAL, save_models=what != "no models")
+    whole = run_here(tmp_path / "whole.h5", TUNED, results=str(tmp_path / "elsewhere"))
+    content = base.read_bytes()
+    if what == "torn":
+        base.write_bytes(content[:4000])
+    if what == "last models damaged":
+        with Result(base) as result:
+            at = content.index(result["model/best"][-1].tobytes())
+        base.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    capfd.readouterr()
+    assert differences(whole, run_here(tmp_path / "again.h5", TUNED, results=str(tmp_path))) == []
+    assert why in capfd.readouterr().err
+
+
+def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path):
+    """With the base's file and without it the numbers are the same."""
+    fields = SMALL | {"method": "fedavg", "drift": "0.5:2", "patience": 1, "rounds": 7}
+    tuned = fields | {"finetune_epochs": 1}
+    base = Run(**tuned).resolve().untuned().path(tmp_path)
+    alone = run_here(tmp_path / "alone.h5", tuned, results=str(tmp_path))
+    run_here(base, fields, save_models=True)
+    assert differences(alone, run_here(tmp_path / "after.h5", tuned, results=str(tmp_path))) == []
+    with Result(alone) as result:
+        assert (result["client/stopped_round"] >= 0).any()
+
+
+def test_epochs_of_tuning_are_told_where_nobody_is_left_to_tune(tmp_path):
+    """They were counted back from the end: below 0, and the finished result was taken for a damaged one."""
+    fields = SMALL | {"rounds": 1, "lr": 1e6, "on_divergence": "exclude", "finetune_epochs": 5}
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        assert (result["client/diverged_round"] >= 0).all()
+        first = result["round/epochs"][-1]
+        assert result["finetune/epochs"].tolist() == [first + e for e in range(6)]
+
+
+def test_who_diverges_while_tuning_has_no_score_there(tmp_path):
+    fields = {"clients": 4, "method": "fedavg", "rounds": 0, "finetune_epochs": 2, "on_divergence": "exclude"}
+    with Result(run_here(tmp_path / "a.h5", fields | {"lr": 60.0, "clip_norm": 0.0, "weight_decay": 0.0})) as result:
+        gone = result["client/diverged_round"] == 1  # in the first epoch, which counts on
+        assert gone.any()
+        for name in ("finetune/val_acc", "finetune/test_acc"):
+            assert np.isfinite(result[name][0]).all() and np.isnan(result[name][1:, gone]).all()
+
+
+def test_finetune_prox_pulls_back():
+    """A strong proximal term keeps the tuned row near its start; without it the row leaves."""
+    moved = {}
+    for prox in (True, False):
+        fields = SMALL | {"method": "fedprox", "finetune_epochs": 2, "options": {"mu": 50.0, "finetune_prox": prox}}
+        with federation(fields | {"momentum": 0.0}) as fed:
+            start = fed.common_row()
+            w = fed.local_opt(start.clone(), 2, fedprox.finetune_gradient(fed, start))
+            moved[prox] = float((w - start).norm())
+    assert moved[True] < 0.5 * moved[False]

@@ -1,0 +1,171 @@
+"""The methods against their slow twins (`twins.py`), by the native kernels and by PyTorch, one client at a time and all at once."""
+
+import launch
+import numpy as np
+import pytest
+import torch
+import twins
+from sklearn.neighbors import NearestNeighbors
+from twins import HEAD, TAU, N, Twin, play, quadratic
+
+import dpfl_mpi.models
+from dpfl_mpi.methods import knnper, pfedgraph
+from dpfl_mpi.plugins import find
+
+CASES = [
+    ("local", None, {}),
+    ("fedavg", None, {}),
+    ("fedprox", {"mu": 0.3}, {}),
+    ("ditto", None, {}),
+    ("apfl", {"alpha": 0.3}, {}),
+    ("apfl", {"alpha": 0.6, "adaptive": True}, {}),
+    ("perfedavg", {"alpha": 0.05}, {}),
+    ("fedrep", None, {}),
+    ("pfedgraph", {"lam": 0.5}, {}),
+    ("random_graph", None, {}),
+    ("scaffold", {"global_lr": 0.7}, {}),
+    ("scaffold", None, {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}),
+    ("fedper", None, {}),
+    ("pfedme", {"beta": 0.8}, {}),
+    ("fedala", {"threshold": 0.02, "share": 0.5, "passes": 14}, {}),
+    ("pens", {"m": 1, "first_step": 0.6}, {"budget": 3}),
+    ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
+]
+
+
+@pytest.fixture(params=[("native", 1), ("torch", 1), ("torch", N)], ids=["native", "torch", "block"])
+def block(request, monkeypatch):
+    """One client at a time by the native kernels and by PyTorch, and all at once."""
+    kernels, block = request.param
+    monkeypatch.setitem(launch.DEFAULTS, "kernels", kernels)
+    return block
+
+
+def assert_near(scored, twin, atol=1e-5):
+    assert len(scored) == len(twin)
+    for rows, expected in zip(scored, twin, strict=True):
+        assert torch.allclose(rows, torch.stack(list(expected)), rtol=0, atol=atol)
+    assert (scored[-1] - scored[0]).abs().max() > 0.01, "a test of rows that do not move would pass with anything"
+
+
+@pytest.mark.parametrize(("method", "options", "fields"), CASES)
+def test_twin(method, options, fields, block):
+    scored, states, fed = play(method, block=block, options=options, **({"budget": "inf"} | fields))
+    assert_near(scored, list(getattr(twins, f"twin_{method}")(Twin(fed), fed.options)))
+    assert fed.backend.name == launch.DEFAULTS["kernels"]
+    state = states[-1]["client"]
+    if method == "cobo":
+        assert (state["w"] < 1).any() and (state["w"] > 0).any()
+    if method == "fedala":
+        learnt = state["W"][:, HEAD : fed.ensemble.size]
+        assert (learnt < 1).any() and (learnt > 0).any() and (state["W"][:, :HEAD] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "how"),
+    [
+        ("fedavg", "adam", {}),
+        ("fedprox", "adamw", {}),
+        ("fedrep", "adam", {"kernels": "torch"}),
+        ("scaffold", "adam", {}),
+        ("apfl", "adamw", {"block": N, "kernels": "torch"}),
+    ],
+)
+def test_twin_with_adam(method, optimizer, how, monkeypatch):
+    """Native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow."""
+    kernels = how.get("kernels", "native")
+    monkeypatch.setitem(launch.DEFAULTS, "kernels", kernels)
+    fields = {"optimizer": optimizer, "lr": 0.003, "adam_eps": 1e-4}
+    scored, _, fed = play(method, block=how.get("block", 0), **fields)
+    assert_near(scored, list(getattr(twins, f"twin_{method}")(Twin(fed), fed.options)), atol=3e-5)
+    assert fed.backend.name == kernels
+
+
+def test_knnper_twin(block):
+    """The rows are FedAvg's; loss and accuracy are those of the mixture, neighbours by scikit-learn."""
+    options = {"k": 5, "interpolation": 0.4, "scale": 2}
+    scored, _, fed = play("knnper", block=block, options=options)
+    tw = Twin(fed)
+    assert_near(scored, list(twins.twin_fedavg(tw, {})))
+    for k in range(N):
+        module = tw.model(scored[-1][k])
+
+        def z(x, module=module):
+            return module.fc1(x.flatten(1)).relu().detach().double().numpy()
+
+        (x, y), (x_val, y_val) = tw.data[k], tw.val[k]
+        d, index = NearestNeighbors(n_neighbors=5).fit(z(x)).kneighbors(z(x_val))
+        weight = np.exp((-(d**2) + (d**2).min(1, keepdims=True)) / 2)
+        votes = np.zeros((len(y_val), 10))
+        for s in range(len(y_val)):
+            np.add.at(votes[s], y.numpy()[index[s]], weight[s] / weight[s].sum())
+        mixed = 0.4 * votes + 0.6 * module(x_val).softmax(1).detach().double().numpy()
+        i = fed.row_of[k]
+        assert fed.notes["val_acc"][i] == (mixed.argmax(1) == y_val.numpy()).mean()
+        loss = -np.log(mixed[np.arange(len(y_val)), y_val.numpy()]).mean()
+        assert fed.notes["val_loss"][i] == pytest.approx(loss, abs=1e-5)
+
+
+def test_neighbours_are_scikit_learns():
+    rng = np.random.default_rng(0)
+    z, remembered = rng.normal(size=(20, 7)).astype(np.float32), rng.normal(size=(50, 7)).astype(np.float32)
+    d2, index = knnper.neighbours(torch.from_numpy(z), torch.from_numpy(remembered), 10)
+    distance, expected = NearestNeighbors(n_neighbors=10).fit(remembered).kneighbors(z)
+    assert np.array_equal(index.numpy(), expected)
+    np.testing.assert_allclose(d2.sqrt().numpy(), distance, rtol=1e-5)
+    assert knnper.neighbours(torch.from_numpy(z), torch.from_numpy(remembered[:3]), 10)[1].shape == (20, 3)
+
+
+def test_pfedgraph_weights_are_a_solvers():
+    rng = np.random.default_rng(0)
+    for n in (2, 5, 30):
+        for alpha in (0.1, 0.8, 10):
+            d, p = rng.uniform(-1, 1, n), rng.dirichlet(np.ones(n))
+            x = pfedgraph.weights(d, p, alpha)
+            assert x.sum() == pytest.approx(1) and (x >= 0).all()
+            np.testing.assert_allclose(x, quadratic(d, p, alpha), atol=1e-6)
+
+
+# FedBN: a model with GroupNorm ------------------------------------------------------------------------------------------
+NORMED = """
+from torch import nn
+
+HEAD = "head"
+
+
+class Net(nn.Module):
+    def __init__(self, c, classes):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(c, 4, 3), nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 36, classes)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).relu().flatten(1))
+
+
+def build(shape, classes):
+    return Net(shape[2], classes)
+"""
+
+
+@pytest.fixture
+def normed(tmp_path, monkeypatch):
+    """A model `normed` beside those of the package."""
+    (tmp_path / "normed.py").write_text(NORMED)
+    monkeypatch.setattr(dpfl_mpi.models, "__path__", [*dpfl_mpi.models.__path__, str(tmp_path)])
+    return "normed"
+
+
+def test_fedbn_twin(normed):
+    scored, _, fed = play("fedbn", model=normed, init="torch")
+    tw = Twin(fed)
+    tw.module = find("model", normed).build((8, 8, 1), 10)
+    own = torch.cat([torch.full((p.numel(),), n.startswith("norm.")) for n, p in tw.module.named_parameters()])
+    assert int(own.sum()) == 8 and torch.equal(fed.columns("normalisation")[: len(own)], own)
+    mean, w = tw.start, [tw.start] * N
+    for t, rows in enumerate(scored[1:]):
+        w = [tw.local(k, torch.where(own, w[k], mean), t * TAU) for k in range(N)]
+        assert torch.allclose(rows, torch.stack(w), rtol=0, atol=1e-5)
+        mean = tw.mean(w)
+    norms = scored[-1][:, own]
+    assert (norms[0] - norms[1]).abs().max() > 1e-3

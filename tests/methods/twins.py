@@ -1,0 +1,376 @@
+"""Slow twins of the methods: a loop over four ragged clients in plain PyTorch.
+
+A twin takes from the package only the data, the initial row and the recipe of the keyed draws; models are modules, steps are
+torch.optim's, sums are Python's.
+"""
+
+import importlib
+
+import numpy as np
+import torch
+from launch import federation
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+
+from dpfl_mpi import streams
+from dpfl_mpi.models import mlp
+
+N, ROUNDS, TAU = 4, 3, 2
+FIELDS = {"clients": N, "rounds": ROUNDS, "tau_train": TAU, "tau_init": TAU, "clip_norm": 2.0, "batch_size": 32}
+HEAD = 64 * 64 + 64  # the first column of the perceptron's head
+
+
+def play(method, rounds=ROUNDS, block=0, options=None, **fields):
+    """Run a method in this process; return per call of `evaluate` the rows in client order, the states after each round, and the Federation."""
+    run = FIELDS | {"method": method, "options": options} | fields
+    with federation(run, block=block) as fed:
+        module, scored, states = importlib.import_module(f"dpfl_mpi.methods.{method}"), [], []
+        evaluate = fed.evaluate
+
+        def note(w, series="", **how):
+            evaluate(w, series, **how)
+            if not series:
+                scored.append(w[fed.row_of, : fed.ensemble.size].clone())
+
+        fed.evaluate = note
+        state = module.init(fed)
+        states.append(clone(state))
+        for t in range(1, rounds + 1):
+            fed.begin_round(t)
+            state = module.round(fed, state, t)
+            states.append(clone(state))
+        return scored, states, fed
+
+
+def clone(state):
+    return {g: {n: v.clone() if torch.is_tensor(v) else v for n, v in part.items()} for g, part in state.items()}
+
+
+def keyed(*key):
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+class Twin:
+    """Four clients in plain PyTorch: data, modules and optimisers per client and name."""
+
+    def __init__(self, fed):
+        self.run, self.p, self.optimisers = fed.run, fed.p, {}
+        self.module = mlp.build((8, 8, 1), 10)
+        self.start = fed.initial_row()[: fed.ensemble.size].clone()
+        self.data, self.val = [], []
+        for k in range(N):
+            i = int(fed.row_of[k])
+            rows = slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
+            self.data.append((self.image(fed.clients.x[rows]), fed.clients.y[rows]))
+            first = int(fed.clients.scored[i])
+            rows = slice(first, first + int(fed.clients.n_val[i]))
+            self.val.append((self.image(fed.clients.score_x[rows]), fed.clients.score_y[rows]))
+        assert len({len(y) for _, y in self.data}) > 1, "ragged"
+
+    @staticmethod
+    def image(x):
+        return ((x.float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
+
+    def batches(self, k, first_epoch, epochs):
+        x, y = self.data[k]
+        for epoch in range(first_epoch, first_epoch + epochs):
+            for rows in torch.from_numpy(keyed(self.run.seed, 2, k, epoch).permutation(len(y))).split(
+                self.run.batch_size
+            ):
+                yield x[rows], y[rows]
+
+    def model(self, w):
+        vector_to_parameters(w.clone(), self.module.parameters())
+        return self.module
+
+    def gradient(self, w, batch, extra=None):
+        """The gradient at row w of the mean loss, plus `extra(w)` where a term has autograd's gradient."""
+        module = self.model(w)
+        loss = cross_entropy(module(batch[0]), batch[1])
+        if extra is not None:
+            loss = loss + extra(parameters_to_vector(module.parameters()))
+        return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
+
+    def step(self, k, name, w, g, columns=None):
+        """One step of client k's optimiser `name`, one of torch.optim, on (some columns of) a row, after clipping."""
+        columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns
+        if (k, name) not in self.optimisers:
+            leaf, run = torch.nn.Parameter(w[columns].clone()), self.run
+            how = {"lr": run.lr, "weight_decay": run.weight_decay}
+            adam = {"betas": (run.beta1, run.beta2), "eps": run.adam_eps}
+            made = {
+                "sgd": lambda: torch.optim.SGD([leaf], momentum=run.momentum, **how),
+                "adam": lambda: torch.optim.Adam([leaf], **how, **adam),
+                "adamw": lambda: torch.optim.AdamW([leaf], **how, **adam),
+            }
+            self.optimisers[k, name] = leaf, made[run.optimizer]()
+        leaf, optimiser = self.optimisers[k, name]
+        leaf.data, leaf.grad = w[columns].clone(), g[columns].clone()
+        clip_grad_norm_([leaf], self.run.clip_norm)
+        optimiser.step()
+        w = w.clone()
+        w[columns] = leaf.data
+        return w
+
+    def local(self, k, w, epoch, epochs=TAU, name="w", extra=None, columns=None):
+        for batch in self.batches(k, epoch, epochs):
+            w = self.step(k, name, w, self.gradient(w, batch, extra), columns)
+        return w
+
+    def mean(self, rows):
+        return sum(float(p) * w.double() for p, w in zip(self.p, rows, strict=True)).float()
+
+
+def twin_local(tw, o):
+    w = [tw.start] * N
+    yield w
+    for t in range(ROUNDS):
+        w = [tw.local(k, w[k], t * TAU) for k in range(N)]
+        yield w
+
+
+def twin_fedavg(tw, o):
+    w = tw.start
+    yield [w] * N
+    for t in range(ROUNDS):
+        w = tw.mean([tw.local(k, w, t * TAU) for k in range(N)])
+        yield [w] * N
+
+
+def twin_fedprox(tw, o):
+    w = tw.start
+    yield [w] * N
+    for t in range(ROUNDS):
+        w = tw.mean(
+            [tw.local(k, w, t * TAU, extra=lambda v, w=w: o["mu"] / 2 * (v - w).square().sum()) for k in range(N)]
+        )
+        yield [w] * N
+
+
+def twin_ditto(tw, o):
+    w, v = tw.start, [tw.start] * N
+    yield v
+    for t in range(ROUNDS):
+        pull = lambda row, w=w: o["lam"] / 2 * (row - w).square().sum()  # noqa: E731
+        v = [tw.local(k, v[k], t * TAU, name="v", extra=pull) for k in range(N)]
+        yield v
+        w = tw.mean([tw.local(k, w, t * TAU) for k in range(N)])
+
+
+def twin_apfl(tw, o):
+    w, v, alpha = tw.start, [tw.start] * N, [o["alpha"]] * N
+    yield list(v)
+    for t in range(ROUNDS):
+        trained, mixed = [], []
+        for k in range(N):
+            w_k = w
+            for batch in tw.batches(k, t * TAU, TAU):
+                w_k = tw.step(k, "w", w_k, tw.gradient(w_k, batch))
+                g = tw.gradient(alpha[k] * v[k] + (1 - alpha[k]) * w_k, batch)
+                moved = tw.step(k, "v", v[k], alpha[k] * g)
+                if o["adaptive"]:
+                    slope = float((v[k] - w_k) @ g) + 0.02 * alpha[k]
+                    alpha[k] = min(max(alpha[k] - tw.run.lr * slope, 0), 1)
+                v[k] = moved
+            trained.append(w_k)
+            mixed.append(alpha[k] * v[k] + (1 - alpha[k]) * w_k)
+        yield mixed
+        w = tw.mean(trained)
+
+
+def twin_perfedavg(tw, o):
+    def adapted(k, w, epoch):
+        return w - o["alpha"] * tw.gradient(w, next(tw.batches(k, epoch, 1)))
+
+    w = tw.start
+    yield [adapted(k, w, 0) for k in range(N)]
+    for t in range(ROUNDS):
+        trained = []
+        for k in range(N):
+            w_k, batches = w, list(tw.batches(k, t * TAU, TAU))
+            for first, second in zip(batches[0::2], batches[1::2], strict=False):
+                inner = w_k - o["alpha"] * tw.gradient(w_k, first)
+                w_k = tw.step(k, "w", w_k, tw.gradient(inner, second))
+            trained.append(w_k)
+        w = tw.mean(trained)
+        yield [adapted(k, w, (t + 1) * TAU) for k in range(N)]
+
+
+def twin_fedrep(tw, o):
+    head = torch.arange(len(tw.start)) >= HEAD
+    phi, h = tw.start, [tw.start] * N
+    yield list(h)
+    for t in range(ROUNDS):
+        for k in range(N):
+            w = torch.where(head, h[k], phi)
+            w = tw.local(k, w, t * TAU, TAU - 1, "head", columns=head)
+            h[k] = tw.local(k, w, t * TAU + TAU - 1, 1, "base", columns=~head)
+        yield list(h)
+        phi = tw.mean(h)
+
+
+def twin_pfedgraph(tw, o):
+    w, u = [tw.start] * N, None
+    yield w
+    for t in range(ROUNDS):
+        if t:
+            yield w
+            w = [
+                tw.local(k, w[k], t * TAU, extra=lambda v, k=k: o["lam"] * (u[k] @ v) / v.norm())  # noqa: B023
+                for k in range(N)
+            ]
+        else:
+            w = [tw.local(k, w[k], t * TAU) for k in range(N)]
+        yield w
+        delta = [(row - tw.start).double() for row in w]
+        new, u = [], []
+        for i in range(N):
+            d = [-float(delta[i] @ delta[j] / (delta[i].norm() * delta[j].norm())) for j in range(N)]
+            d = [-1.0 if i == j or d[j] < -0.9 else d[j] for j in range(N)]
+            x = quadratic(np.array(d), tw.p, o["alpha"])
+            new.append(sum(float(x[j]) * w[j].double() for j in range(N)).float())
+            u.append(sum(float(x[j]) * w[j].double() / w[j].double().norm() for j in range(N)).float())
+        w = new
+
+
+def twin_random_graph(tw, o):  # everyone reaches everyone: sum p_i w_i over all
+    w = [tw.local(k, tw.start, 0) for k in range(N)]
+    yield w
+    for t in range(ROUNDS):
+        mean = tw.mean(w)
+        w = [tw.local(k, mean, (t + 1) * TAU) for k in range(N)]
+        yield w
+
+
+def twin_scaffold(tw, o):
+    """Without momentum, decay and clipping a step is the paper's line 10, and c_i its option II; else c_i is the mean of the gradients."""
+    x, c, c_i = tw.start, torch.zeros_like(tw.start), [torch.zeros_like(tw.start)] * N
+    yield [x] * N
+    for t in range(ROUNDS):
+        trained, controls = [], []
+        for k in range(N):
+            y, seen = x, []
+            for batch in tw.batches(k, t * TAU, TAU):
+                seen.append(tw.gradient(y, batch))
+                g = seen[-1] - c_i[k] + c
+                y = tw.step(k, "w", y, g) if tw.run.momentum else y - tw.run.lr * g
+            paper = c_i[k] - c + (x - y) / (len(seen) * tw.run.lr)
+            controls.append(sum(seen) / len(seen) if tw.run.momentum else paper)
+            trained.append(y)
+        x = x + o["global_lr"] * (tw.mean(trained) - x)
+        c = c + tw.mean([new - old for new, old in zip(controls, c_i, strict=True)])
+        c_i = controls
+        yield [x] * N
+
+
+def twin_fedper(tw, o):
+    body, heads = tw.start[:HEAD], [tw.start[HEAD:]] * N
+    yield [tw.start] * N
+    for t in range(ROUNDS):
+        w = [tw.local(k, torch.cat([body, heads[k]]), t * TAU) for k in range(N)]
+        yield w
+        body, heads = tw.mean(w)[:HEAD], [row[HEAD:] for row in w]
+
+
+def twin_pfedme(tw, o):
+    w = tw.start
+    yield [w] * N
+    for t in range(ROUNDS):
+        thetas, trained = [], []
+        for k in range(N):
+            w_k = theta = w
+            for batch in tw.batches(k, t * TAU, TAU):
+                for _ in range(o["steps"]):
+                    pull = lambda v, w_k=w_k: o["lam"] / 2 * (v - w_k).square().sum()  # noqa: E731
+                    theta = theta - o["personal_lr"] * tw.gradient(theta, batch, pull)
+                w_k = w_k - tw.run.lr * o["lam"] * (w_k - theta)
+            thetas.append(theta)
+            trained.append(w_k)
+        yield thetas
+        w = (1 - o["beta"]) * w + o["beta"] * tw.mean(trained)
+
+
+def twin_fedala(tw, o):
+    w, w_i, weight = tw.start, [tw.start] * N, [torch.ones(len(tw.start) - HEAD)] * N
+    yield list(w_i)
+    for t in range(ROUNDS):
+        for k in range(N):
+            if t:
+                batches = list(tw.batches(k, t * TAU, 1))
+                batches, losses = batches[: int(np.ceil(o["share"] * len(batches)))], []
+                own, step = w_i[k][HEAD:], (w - w_i[k])[HEAD:]
+                while len(losses) < (o["passes"] if t == 1 else 1):
+                    for batch in batches:
+                        mixed = torch.cat([w[:HEAD], own + step * weight[k]])
+                        g = tw.gradient(mixed, batch)
+                        loss = cross_entropy(tw.model(mixed)(batch[0]), batch[1]).detach()
+                        weight[k] = (weight[k] - o["eta"] * g[HEAD:] * step).clamp(0, 1)
+                    losses.append(float(loss))
+                    if len(losses) > 10 and np.std(losses[-10:]) < o["threshold"]:
+                        break
+                w_i[k] = torch.cat([w[:HEAD], own + step * weight[k]])
+            w_i[k] = tw.local(k, w_i[k], t * TAU)
+        yield list(w_i)
+        w = tw.mean(w_i)
+
+
+def twin_pens(tw, o):
+    w, taken = [tw.start] * N, np.zeros((N, N))
+    others = tw.run.most_senders
+    first = round(o["first_step"] * ROUNDS)
+    yield w
+    for t in range(1, ROUNDS + 1):
+        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
+        yield w
+        new = []
+        for k in range(N):
+            draw = keyed(tw.run.seed, 4, k, t * 1000).permutation
+            everyone = np.array([j for j in range(N) if j != k])
+            if t <= first:
+                x, y = tw.data[k]
+                of = {j: cross_entropy(tw.model(w[j])(x), y).item() for j in draw(everyone)[:others].tolist()}
+                chosen = sorted(of, key=of.get)[: o["m"]]
+                taken[k, chosen] += 1
+            else:
+                liked = [j for j in everyone if taken[k, j] > first * o["m"] / (N - 1)]
+                chosen = draw(np.array(liked or everyone))[:others]
+            members = [k, *chosen]
+            new.append((sum(tw.p[j] * w[j].double() for j in members) / sum(tw.p[j] for j in members)).float())
+        w = new
+
+
+def twin_cobo(tw, o):
+    x, w = [tw.start] * N, np.ones((N, N))
+    yield x
+    for t in range(1, ROUNDS + 1):
+        drawn = np.array([keyed(tw.run.seed, streams.PAIRS, k, t).random(N) < 1 / N for k in range(N)])
+        for i in range(N):
+            for j in range(i):
+                if drawn[i, j] or drawn[j, i]:
+                    z = (x[i] + x[j]) / 2
+                    g_i, g_j = (tw.gradient(z, next(tw.batches(k, (t - 1) * TAU, 1))) for k in (i, j))
+                    w[i, j] = w[j, i] = min(max(w[i, j] + o["gamma"] * float(g_i @ g_j), 0), 1)
+        old = x
+
+        def pull(v, i, old=old):
+            return o["rho"] / 2 * sum(w[i, j] * (v - old[j]).square().sum() for j in range(N) if j != i)
+
+        x = [tw.local(i, x[i], (t - 1) * TAU, extra=lambda v, i=i: pull(v, i)) for i in range(N)]
+        yield x
+
+
+def quadratic(d, p, alpha):
+    """argmin alpha ||x||^2 + (d - 2 alpha p) x over the simplex, by a general solver."""
+    from scipy.optimize import minimize
+
+    found = minimize(
+        lambda x: alpha * x @ x + (d - 2 * alpha * p) @ x,
+        p,
+        jac=lambda x: 2 * alpha * x + d - 2 * alpha * p,
+        bounds=[(0, None)] * len(p),
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(len(x))},
+        method="SLSQP",
+        options={"ftol": 1e-12, "maxiter": 500},
+    )
+    assert found.success
+    return found.x
