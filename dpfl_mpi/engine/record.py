@@ -51,7 +51,7 @@ def of_clients(parts: Parts) -> dict[str, np.ndarray]:
     out = {
         "client/p": parts.members.p,
         "client/budget": parts.members.most_senders + run.budget_counts_self,
-        "client/flipped": parts.members.flipped,
+        "client/flipped": parts.members.limits.flipped,
         "client/class_counts": parts.partition.class_counts,
         **{f"client/n_{part}": parts.partition.sizes(part) for part in ("train", "val", "test")},
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from dpfl_mpi import streams
@@ -23,6 +24,9 @@ from dpfl_mpi.graph import CollaborationGraph, Senders
 def decide(a: float, b: float, coin: float) -> bool:
     """Return whether to add: with probability a / (a + b), and surely where both gains are 0 (Algorithm 2, line 9)."""
     return a + b == 0 or coin < a / (a + b)
+
+
+GAINS = [(True, False), (False, True), (False, False), (True, True)]  # a > 0, b > 0: in the order of `graph.CASES`
 
 
 class Greedy:
@@ -73,19 +77,17 @@ class Greedy:
         """Return the candidates in client k's order of this round, or of round `number` (and repeat)."""
         return self._stream(streams.CANDIDATES, k, repeat, number).permutation(candidates)
 
-    def coins(self, block: slice, repeat: int) -> list[np.random.Generator]:
+    def coins(self, block: slice, repeat: int) -> list[Generator]:
         """Return each block client's generator of coins in [0, 1) for this round (and repeat); a candidate takes one."""
         return [self._stream(streams.COIN, k, repeat) for k in self.members.ids[block]]
 
-    def _stream(self, purpose: int, k: int, repeat: int, number: int | None = None) -> np.random.Generator:
+    def _stream(self, purpose: int, k: int, repeat: int, number: int | None = None) -> Generator:
         # --ggc_repeats is below 1000: no repeat has the stream of another round
         number = self.members.round if number is None else number
         return streams.stream(self.seed, purpose, int(k), number * 1000 + repeat)
 
     def _searches(self, w_KW: Tensor, sums_KW: Tensor, p_sums: np.ndarray, repeat: int) -> list[Search]:
-        """Return the search of each block, at its start."""
-        parts = self.members, self.log, self.scoring
-        return [Search(*parts, b, w_KW, sums_KW[b], p_sums[b], self.coins(b, repeat)) for b in self.blocks]
+        return [Search(self, b, w_KW, sums_KW[b], p_sums[b], self.coins(b, repeat)) for b in self.blocks]
 
 
 class Search:
@@ -95,25 +97,16 @@ class Search:
     """
 
     def __init__(
-        self,
-        members: Members,
-        log: Log,
-        scoring: Scoring,
-        block: slice,
-        w_KW: Tensor,
-        start_sum_kW: Tensor,
-        start_p: np.ndarray,
-        coins: list[np.random.Generator],
+        self, greedy: Greedy, block: slice, w_KW: Tensor, y_kW: Tensor, p_y: np.ndarray, coins: list[Generator]
     ):
-        """Start from X = {k}, and from Y = S and k, whose sum of p_i w_i is `start_sum_kW` `[k, W]` and whose sum of p_i is `start_p` `[k]`."""
-        self.scoring, self.block, self.coins = scoring, block, coins
-        self.ensemble, self.p = scoring.backend.ensemble, members.p
-        self.ids = members.ids[block]
-        self.most_senders = members.most_senders[self.ids]  # B_c - 1
-        self.cases = log.notes["cases"][block]
-        self.x = w_KW[block].double() * self.ensemble.column(self.p[self.ids])
-        self.y = start_sum_kW
-        self.p_x, self.p_y = self.p[self.ids].copy(), start_p.copy()
+        """Start from X = {k}, and from Y = S and k, whose sum of p_i w_i is `y_kW` `[k, W]` and whose sum of p_i is `p_y` `[k]`."""
+        self.scoring, self.block, self.coins = greedy.scoring, block, coins
+        self.ensemble, self.p = self.scoring.backend.ensemble, greedy.members.p
+        self.ids = greedy.members.ids[block]
+        self.most_senders = greedy.members.most_senders[self.ids]  # B_c - 1
+        self.cases = greedy.log.notes["cases"][block]
+        self.x, self.y = w_KW[block].double() * self.ensemble.column(self.p[self.ids]), y_kW
+        self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
         # the two averages of each client that are scored next, [k, 2, W]
@@ -143,7 +136,7 @@ class Search:
                 a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7
                 b = max(r_yj[i] - self.r_y[i], 0.0)  # line 8
                 added[i] = decide(a, b, self.coins[i].random())  # line 9
-                self.cases[i, case(a, b)] += 1
+                self.cases[i, GAINS.index((a > 0, b > 0))] += 1
                 if added[i]:
                     self.chosen[i].append(j[i])  # line 10
             removed = active & ~added  # line 12
@@ -182,11 +175,6 @@ class Order:
         now, self.kept = self.kept[:width], self.kept[width:]
         self.done, self.left = self.done + len(now), self.left - len(now)
         return now
-
-
-def case(a: float, b: float) -> int:
-    """Return which of `graph.CASES` two gains are."""
-    return {(True, False): 0, (False, True): 1, (False, False): 2, (True, True): 3}[a > 0, b > 0]
 
 
 def keep(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:

@@ -23,10 +23,6 @@ from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.numerics.ensemble import Ensemble
 
 
-def wait_for_nobody(place: str) -> None:
-    """Return at once, wherever other ranks are."""
-
-
 class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
@@ -48,8 +44,8 @@ class MailRoom:
         self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
-        # called before each pass, which a method may break off on some ranks; a Federation puts its own `meet` here
-        self.meet: Callable[[str], None] = wait_for_nobody
+        # called before each pass, which a method may break off on some ranks; `Parts` puts its own `meet` here
+        self.meet: Callable[[str], None] = lambda place: None
         # of the last two graphs, such as Omega and the one that was chosen
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
@@ -67,7 +63,8 @@ class MailRoom:
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part, and return what arrives (Algorithm 1, line 9). Collective.
 
-        It is here until rows are sent again, by this or another verb; to use it after that is a `UserError`. Where the graph is wider than the window nothing is sent yet: `Received.passes` sends it pass by pass.
+        It is here until rows are sent again, by this or another verb; to use it after that is a `UserError`. Where the graph is wider than
+        the window nothing is sent yet: `Received.passes` sends it pass by pass.
         """
         members = self.members
         members.exclude_diverged(w_KW)
@@ -144,7 +141,6 @@ class MailRoom:
 
     # routes and the window -----------------------------------------------------------------------------------------------
     def route(self, graph: CollaborationGraph) -> Route:
-        """Return who puts which row where along a graph."""
         members = self.members
         return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
 
@@ -165,13 +161,12 @@ class MailRoom:
         return whole, width
 
     def _capacity(self) -> np.ndarray:
-        """Return the slots of every rank's window: B_c - 1 per client, no more than there are other clients, within --window_gb."""
+        """Return the slots that every rank's window may have: B_c - 1 per client, no more than there are other clients, within --window_gb."""
         members = self.members
         wanted = np.bincount(members.owner, members.most_senders, minlength=members.world.size).astype(np.int64)
         return np.minimum(window_slots(wanted, members.per_rank, members.n), self._row_limit())
 
     def _row_limit(self) -> int:
-        """Return how many rows --window_gb allows."""
         return window_rows(self.window_gb, 4 * self.ensemble.width)
 
     def narrow(self, graph: CollaborationGraph) -> None:
@@ -226,29 +221,11 @@ class Arrived:
             out[i] = torch.from_numpy(self.inbox.take(self.slot[senders[i]]))
         return out
 
-    def one_by_one(self, b: slice, lists: Sequence[Senders]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each position of the block's lists of senders: one model per client, `[k, W]`, and its p, float64 `[k]`.
-
-        Where a client's list has ended it is its own model with p = 0.
-        """
-        members = self.members
-        for position in range(max((len(s) for s in lists), default=0)):
-            here = [position < len(s) for s in lists]
-            j = [int(s[position]) if on else int(k) for s, k, on in zip(lists, members.ids[b], here, strict=True)]
-            yield self.rows(j), self.ensemble.column(members.p[j] * here)[:, 0]
-
 
 class Received:
     """The models that arrive along a graph: all at once, as usual, or in passes where the graph is wider than the window."""
 
-    def __init__(
-        self,
-        mail: MailRoom,
-        w_KW: Tensor,
-        graph: CollaborationGraph,
-        here: Arrived | None,
-        width: int,
-    ):
+    def __init__(self, mail: MailRoom, w_KW: Tensor, graph: CollaborationGraph, here: Arrived | None, width: int):
         """Hold what is here already; where that is None, a pass brings each client `width` of the staged models.
 
         `w_KW` are this rank's own rows; what was sent of them is staged.

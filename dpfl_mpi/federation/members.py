@@ -59,7 +59,6 @@ class Members:
         self.begin(0)
 
     def begin(self, number: int) -> None:
-        """Start a round: who takes part."""
         self.round, self.phase = number, Phase.ROUNDS
         can = ~self.limits.newcomers
         self.present = self.limits.present(number, can if self.serves else can & (self.stopped_round < 0))
@@ -74,9 +73,7 @@ class Members:
 
     def stop(self, mine: np.ndarray) -> None:
         """Let the clients of this rank that bool `[K]` marks stop early, with the round that ends. Collective."""
-        gathered = self.world.gather(mine.astype(np.uint8), self.owner, everywhere=True)
-        assert gathered is not None
-        self.stopped_round[self._by_client(gathered).astype(bool) & (self.stopped_round < 0)] = self.round
+        self.stopped_round[self._of_all(mine) & (self.stopped_round < 0)] = self.round
 
     @property
     def all_stopped(self) -> bool:
@@ -89,11 +86,6 @@ class Members:
     def benign(self) -> np.ndarray:
         """Which clients reported means are over, bool `[N]`: those with true labels that do not lie and are there from the start."""
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
-
-    @property
-    def flipped(self) -> np.ndarray:
-        """Whose labels are flipped, bool `[N]`."""
-        return self.limits.flipped
 
     @property
     def active(self) -> np.ndarray:
@@ -171,10 +163,7 @@ class Members:
             UserError: on every rank, where a client has diverged and none may be excluded.
         """
         largest = torch.linalg.vector_norm(w_KW, math.inf, dim=1)  # no copy of the rows; NaN where a weight is
-        mine = (largest < LARGEST).cpu().numpy()  # false for NaN as well
-        gathered = self.world.gather(mine.astype(np.uint8), self.owner, everywhere=True)
-        assert gathered is not None
-        finite = self._by_client(gathered).astype(bool)
+        finite = self._of_all((largest < LARGEST).cpu().numpy())  # false for NaN as well
         for k in np.flatnonzero(~finite & self.alive):
             if not self.exclude:
                 raise UserError(
@@ -211,6 +200,12 @@ class Members:
         """Return on root `[N, ...]` in client order from every rank's `[K, ...]`; elsewhere None. Collective."""
         gathered = self.world.gather(rows, self.owner)
         return None if gathered is None else self._by_client(gathered)
+
+    def _of_all(self, mine: np.ndarray) -> np.ndarray:
+        """Return on every rank bool `[N]` of every rank's bool `[K]`. Collective."""
+        gathered = self.world.gather(mine.astype(np.uint8), self.owner, everywhere=True)
+        assert gathered is not None
+        return self._by_client(gathered).astype(bool)
 
     def _by_client(self, gathered: np.ndarray) -> np.ndarray:
         """Return gathered rows `[N, ...]`, which come rank by rank, in the order of the clients."""

@@ -9,7 +9,7 @@ Axes: N clients in all, K on this rank, W row width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -94,10 +94,21 @@ class Sums:
     def _add(self, total: Tensor, received: Received, local: Sequence[Senders]) -> None:
         """Add p_j w_j of each client's senders, ascending: the order of the sum does not depend on passes."""
         with self.log.clock("exchange"), torch.no_grad():
-            for here, now in received.passes(local):
-                for b in self.blocks:
-                    for rows, p_k in here.one_by_one(b, now[b]):
-                        total[b] += rows.double() * p_k[:, None]
+            for b, rows, p_k in self._one_by_one(received, local):
+                total[b] += rows.double() * p_k[:, None]
+
+    def _one_by_one(self, received: Received, local: Sequence[Senders]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield of each block of clients each position of their lists: the block, one model per client `[k, W]`, and its p, float64 `[k]`.
+
+        Where a client's list has ended it is its own model with p = 0.
+        """
+        p, ids = self.members.p, self.members.ids
+        for here, now in received.passes(local):
+            for b in self.blocks:
+                for position in range(max((len(s) for s in now[b]), default=0)):
+                    on = [position < len(s) for s in now[b]]
+                    j = [int(s[position]) if there else int(k) for s, k, there in zip(now[b], ids[b], on, strict=True)]
+                    yield b, here.rows(j), self.ensemble.column(p[j] * on)[:, 0]
 
     def _divided(self, total: Tensor, out: Tensor, local: Sequence[Senders], which: Iterable[int]) -> Tensor:
         """Return `out` with the rows of `which` clients divided by their sums of p; who has no senders keeps its row."""
@@ -129,12 +140,10 @@ class Sums:
         """Return sum p_i w_i over each client and the senders it received from, float64 `[K, W]`, and sum p_i, `[K]`. Their quotient is w^Y."""
         members, w_KW = self.members, received.w
         lists = [received.graph.of(k) for k in members.ids]
-        total = self._zeros()
+        total = self.ensemble.zeros(len(members.ids), torch.int64)
         self._check(w_KW)
-        for here, now in received.passes(lists):
-            for b in self.blocks:
-                for rows, p_k in here.one_by_one(b, now[b]):
-                    total[b] += fixed_point(rows, p_k)
+        for b, rows, p_k in self._one_by_one(received, lists):
+            total[b] += fixed_point(rows, p_k)
         for b in self.blocks:
             ids = members.ids[b]
             total[b] += fixed_point(w_KW[b], self.ensemble.column(members.p[ids] * members.active[ids])[:, 0])
@@ -151,14 +160,18 @@ class Sums:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
-                total = self._true_of_self(self._over_all(w_KW), w_KW)
-                return from_fixed_point(total), np.full(len(w_KW), math.fsum(members.p[members.active]))
+                each, attack = self._over_all(w_KW).expand(len(w_KW), -1), self.mail.attack
+                if len(attack.mine):  # a liar sums its own true row
+                    each, sent = each.clone(), attack.sent(w_KW)
+                    for i in attack.mine[members.active[members.ids[attack.mine]]]:
+                        each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
+                return from_fixed_point(each), np.full(len(w_KW), math.fsum(members.p[members.active]))
         sets = [
             np.union1d(members.reachable(k), [k]) if want else np.array([k])
             for k, want in zip(members.ids, wants, strict=True)
         ]
         received += np.array([len(s) - 1 for s in sets], np.int64)
-        total = self._zeros()
+        total = self.ensemble.zeros(len(members.ids), torch.int64)
         self._check(w_KW)
         wanted: list[list[int]] = [[] for _ in range(members.n)]  # by sender: which of this rank's sums it is in
         for i, senders in enumerate(sets):
@@ -170,26 +183,10 @@ class Sums:
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
         return from_fixed_point(total), np.array([math.fsum(members.p[s]) for s in sets])
 
-    def _true_of_self(self, total_W: Tensor, w_KW: Tensor) -> Tensor:
-        """Return for each client the sum of what all sent, fixed-point `[K, W]`; in a liar's sum its lie is replaced by its true row."""
-        attack, ids = self.mail.attack, self.members.ids
-        each = total_W.expand(len(w_KW), -1)
-        if len(attack.mine):
-            each, sent = each.clone(), attack.sent(w_KW)
-            for i in attack.mine[self.members.active[ids[attack.mine]]]:
-                each[i] += self._term(ids[i], w_KW[i]) - self._term(ids[i], sent[i])
-        return each
-
-    def _zeros(self) -> Tensor:
-        """Return sums to begin with: fixed-point zeros `[K, W]`."""
-        return self.ensemble.zeros(len(self.members.ids), torch.int64)
-
     def _check(self, w_KW: Tensor) -> None:
-        """Raise `UserError` where a row that is summed is too large for exact sums."""
         check_fixed_point(w_KW[np.flatnonzero(self.members.active[self.members.ids])])
 
     def _term(self, k: int, row_W: Tensor) -> Tensor:
-        """Return client k's term p_k w_k of an exact sum, fixed-point int64 `[W]`."""
         return fixed_point(row_W[None], self.ensemble.column(self.members.p[k : k + 1])[:, 0])[0]
 
     def _over_all(self, w_KW: Tensor) -> Tensor:

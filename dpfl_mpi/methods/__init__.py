@@ -42,9 +42,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.settings.fields import options_of
 
-if (
-    TYPE_CHECKING
-):  # what methods name in annotations, and nothing loads for them: a laptop without PyTorch lists methods
+if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a laptop without PyTorch lists methods
     from torch import Tensor as Tensor
 
     from dpfl_mpi.federation import Federation as Federation

@@ -31,10 +31,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row, as w and as every v_i."""
-    w = fed.initial_row()
-    v = fed.copies(w)
-    fed.evaluate(v)
-    return {"client": {"v": v}, "shared": {"w": w}}
+    return fedavg.personal(fed, "v")
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -27,6 +27,14 @@ def init(fed: Federation) -> State:
     return {"client": {}, "shared": {"w": w}}
 
 
+def personal(fed: Federation, own: str, shared: str = "w") -> State:
+    """Return the common initial row, as what is shared and as every client's own, by these names: where the own rows are scored."""
+    w = fed.initial_row()
+    rows = fed.copies(w)
+    fed.evaluate(rows)
+    return {"client": {own: rows}, "shared": {shared: w}}
+
+
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t: w <- sum p_i ClientUpdate(i, w)."""
     w = update(fed, state["shared"]["w"])

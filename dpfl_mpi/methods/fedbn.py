@@ -8,7 +8,7 @@ Shared: all layers but the normalisation. Personal: scale and shift of GroupNorm
 from __future__ import annotations
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Federation, Method, State
+from dpfl_mpi.methods import Federation, Method, State, fedavg
 
 METHOD = Method(
     title="FedBN",
@@ -29,10 +29,7 @@ def init(fed: Federation) -> State:
         raise UserError(
             f"--method fedbn keeps normalisation layers personal, and --model {fed.run.model} has none; take a model with GroupNorm or LayerNorm"
         )
-    w = fed.initial_row()
-    w_i = fed.copies(w)
-    fed.evaluate(w_i)
-    return {"client": {"w": w_i}, "shared": {"w": w}}
+    return fedavg.personal(fed, "w")
 
 
 def round(fed: Federation, state: State, t: int) -> State:

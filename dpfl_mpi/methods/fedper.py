@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpfl_mpi.methods import Federation, Method, State
+from dpfl_mpi.methods import Federation, Method, State, fedavg
 from dpfl_mpi.settings import option
 
 METHOD = Method(
@@ -31,10 +31,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row: the base, and one head per client (as whole rows, of which only the head counts)."""
-    w = fed.initial_row()
-    w_i = fed.copies(w)
-    fed.evaluate(w_i)
-    return {"client": {"w": w_i}, "shared": {"base": w}}
+    return fedavg.personal(fed, "w", "base")
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import Federation, Method, Newcomer, State
+from dpfl_mpi.methods import Federation, Method, Newcomer, State, fedavg
 from dpfl_mpi.settings import option
 
 METHOD = Method(
@@ -42,10 +42,7 @@ def init(fed: Federation) -> State:
             f"--options.base_epochs is {fed.options['base_epochs']} of {fed.run.tau_train} epochs of a round, so no head is ever trained; "
             "use fewer, a larger --tau_train or --options.head none"
         )
-    w = fed.initial_row()
-    h_i = fed.copies(w)
-    fed.evaluate(h_i)
-    return {"client": {"h": h_i}, "shared": {"phi": w}}
+    return fedavg.personal(fed, "h", "phi")
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -37,7 +37,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row w^0 as every w_i, and u_i = 0."""
-    w = fed.copies(fed.initial_row())
+    w = fed.common_row()
     fed.evaluate(w)
     return {"client": {"w": w, "u": w * 0}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
 

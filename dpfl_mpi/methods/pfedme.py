@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpfl_mpi.methods import Federation, Method, State
+from dpfl_mpi.methods import Federation, Method, State, fedavg
 from dpfl_mpi.settings import option
 
 METHOD = Method(
@@ -39,10 +39,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row, as w and as every theta_i."""
-    w = fed.initial_row()
-    theta = fed.copies(w)
-    fed.evaluate(theta)
-    return {"client": {"theta": theta}, "shared": {"w": w}}
+    return fedavg.personal(fed, "theta")
 
 
 def round(fed: Federation, state: State, t: int) -> State:

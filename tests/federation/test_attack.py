@@ -121,7 +121,7 @@ def test_lies_about_models_are_refused_where_more_than_models_is_sent(method):
             UserError, match=f"--attack is {kind}:0.2; {method} sends more.*allowed are label_flip, backd"
         ):
             Run(method=method, attack=f"{kind}:0.2").resolve()
-    assert Run(method=method, attack="label_flip:0.2").resolve().attack == "label_flip:0.2"
+    assert Run(method=method, attack="label_flip:0.2").resolve().attack.text == "label_flip:0.2"
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_lies_about_models_are_refused_where_more_than_models_is_sent(method):
 )
 def test_a_backdoor_needs_images_of_bytes(shape, dtype, have):
     source = Source(shape, 2, (), (), {}, "", images=lambda part, rows: rows, dtype=dtype)
-    check_images(Run(attack="scale:0.3"), source)
-    check_images(Run(attack="backdoor:0.3"), replace(source, shape=(8, 8, 1), dtype="uint8"))
+    check_images(Run(attack="scale:0.3").resolve(), source)
+    check_images(Run(attack="backdoor:0.3").resolve(), replace(source, shape=(8, 8, 1), dtype="uint8"))
     with pytest.raises(UserError, match=f"--attack backdoor puts a white square on images of 8 bits.* have .*{have}"):
-        check_images(Run(attack="backdoor:0.3"), source)
+        check_images(Run(attack="backdoor:0.3").resolve(), source)
 
 
 def test_a_backdoor_is_a_mark_on_every_second_image():

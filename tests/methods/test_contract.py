@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -45,7 +46,7 @@ def test_init_and_round_are_a_method(write_method, tmp_path):
     mine = find("method", "mine")
     assert (mine.title, mine.topology, mine.searches, mine.preprocesses) == ("mine", "graph", True, False)
     assert mine.unread == {"tau_init"}
-    assert Run(method="mine", budget=3, ggc_period=2).resolve().budget == 3
+    assert Run(method="mine", budget=3, ggc_period=2).resolve().most_senders == 2
     fields = FIELDS | {"finetune_epochs": 1}
     paths = [run_here(tmp_path / f"{name}.h5", fields | {"method": name}) for name in ("mine", "local")]
     assert differences(*paths) == ["client/budget"]
@@ -63,6 +64,11 @@ def test_what_the_methods_declare():
     assert {n for n, m in found.items() if m.newcomer} == {"ditto", "fedrep", "knnper"}
     assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
     assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
+
+
+def test_methods_reach_no_part_of_the_federation():
+    for path in Path(dpfl_mpi.methods.__file__).parent.glob("*.py"):
+        assert "fed._" not in path.read_text(), path.name
 
 
 def module(**content):
