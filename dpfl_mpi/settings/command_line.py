@@ -126,7 +126,7 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
         flag, equals, value = word.partition("=")
         field, dot, name = flag.removeprefix("--").partition(".")
         if dot and field in OPTIONS:
-            options.setdefault(field, {})[name] = scalar(value if equals else next(words, ""))
+            options.setdefault(field, {})[name] = value if equals else next(words, "")
         else:
             rest.append(word)
     known, odd = parser.parse_known_args(rest)
@@ -137,16 +137,6 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     for field, values in options.items():
         said[field] = {**(said.get(field) or {}), **values}
     return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
-
-
-def scalar(text: str) -> Any:
-    """Return a word as the number or the switch that it looks like, else as it is: what it must be its method or model says."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def run_of(said: Mapping[str, Any]) -> Run:

@@ -17,6 +17,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings.values import plain
 from dpfl_mpi.storage.foreign import encodable
 
+SWITCH = {"true": True, "yes": True, "false": False, "no": False}
 # values of other types are checked where they are read
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -75,21 +76,23 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
             raise UserError(f"--{prefix}{f.name} is {value!r}; allowed {allowed(f, kinds[f.name])}")
 
 
-def read(settings: type, name: str, value: Any) -> Any:
-    """Return the value of a field from a word of the command line or of a file of settings.
+def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
+    """Return the value of a field from a word of the command line or what a file of settings says.
+
+    A whole number may stand for a number or a text: 1 and 1.0 are one setting, and so one Run.
 
     Raises:
-        UserError: it is not of the field's type; the sentence says what is allowed.
+        UserError: a word is not of the field's type; the sentence says what is allowed.
     """
-    kind = types(settings)[name]
+    kind = types(schema)[name]
+    if kind in (float, str) and type(value) is int and abs(value) < 2**63:
+        return kind(value)
     if isinstance(value, str) and kind in (int, float, bool):
         try:
-            value = (
-                {"true": True, "yes": True, "false": False, "no": False}[value.lower()] if kind is bool else kind(value)
-            )
+            return SWITCH[value.lower()] if kind is bool else kind(value)
         except (KeyError, ValueError):
-            f = next(f for f in fields(settings) if f.name == name)
-            raise UserError(f"--{name} is {value}; allowed {allowed(f, kind)}") from None
+            f = next(f for f in fields(schema) if f.name == name)
+            raise UserError(f"--{prefix}{name} is {value}; allowed {allowed(f, kind)}") from None
     return value
 
 
@@ -172,20 +175,9 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
         if name not in kinds:
             valid = ", ".join(kinds) or "none"
             raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
-    options = schema(**{name: whole_as(kinds[name], value) for name, value in (given or {}).items()})
+    options = schema(**{name: read(schema, name, value, prefix) for name, value in (given or {}).items()})
     check(options, prefix)
-    return floats(schema, dataclasses.asdict(options))
-
-
-def floats(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name, whole ones of float fields as floats: 1 and 1.0 are one setting, and so one Run."""
-    kinds = types(schema)
-    return {n: whole_as(float, v) if kinds.get(n) is float else v for n, v in values.items()}
-
-
-def whole_as(kind: Any, value: Any) -> Any:
-    """Return a whole number as the number or the text that an option is of; anything else, and what is beyond 2^63, as it is."""
-    return kind(value) if kind in (float, str) and type(value) is int and abs(value) < 2**63 else value
+    return {name: read(schema, name, value) for name, value in dataclasses.asdict(options).items()}
 
 
 def to_flags(settings: Mapping[str, Any]) -> list[str]:

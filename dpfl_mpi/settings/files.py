@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.values import file_of, is_file
-from dpfl_mpi.storage.foreign import UNREADABLE, Hdf5, read_json, sha256
+from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, sha256
 
 FILES = ("data", "partition", "budget", "reach", "available", "graphs")  # fields that may name one
 GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
@@ -68,17 +67,6 @@ def file_sha256(path: Path) -> str:
     return sha256(path)
 
 
-PARTS = ("train", "test")
-
-
-class Facts(NamedTuple):
-    """What a prepared file says of its samples, without reading them."""
-
-    dtype: str
-    shape: tuple[int, ...]  # of a sample
-    held: tuple[np.ndarray, np.ndarray] | None  # training and test samples of each of the data's own clients
-
-
 def prepare_command(dataset: str = "", out: str | Path = "") -> str:
     """Return the command that prepares a data set, or any where none is named; `out` only where nothing is there that it would replace."""
     needs = "" if dataset and hasattr(find("dataset", dataset), "DOWNLOAD") else " --source PATH"
@@ -91,46 +79,39 @@ def no_data(dataset: str, path: str | Path) -> UserError:
     return UserError(f"--data is {path}; there is no such file: make it with {prepare_command(dataset, path)}")
 
 
-def facts(path: str) -> Facts:
-    """Return what a prepared file says of its samples.
-
-    Raises:
-        UserError: it is none.
-    """
-    stat = Path(path).stat()
-    return read_facts(path, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=8)
-def read_facts(path: str, _time: int, _size: int) -> Facts:
-    """Return the facts of a file, read once."""
-    sentence = f"--data is {path}, which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
-    try:
-        with Hdf5(Path(path), "an HDF5 file") as file:
-            images = file.dataset("train/images", "iuf")
-            owners = [file.array(f"{part}/clients", "iu", (None,), 0) for part in PARTS if f"{part}/clients" in file]
-            most = 1 + max((int(part.max(initial=-1)) for part in owners), default=-1)
-            sizes = [np.bincount(part, minlength=most) for part in owners]
-            return Facts(str(images.dtype), tuple(images.shape[1:]), (sizes[0], sizes[1]) if len(sizes) == 2 else None)
-    except UserError:
-        raise UserError(sentence) from None
-
-
 def able(train: np.ndarray, test: np.ndarray, least: int) -> np.ndarray:
     """Return which of the data's own clients can take part: at least `least` samples (and 3), 2 to train and 1 to test."""
     return np.flatnonzero((train + test >= max(least, 3)) & (train >= 2) & (test >= 1))
 
 
 def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
-    """Return what of a Run follows from the file of one's own data: the model for its samples, and, where it is dealt by them, its clients.
+    """Return what of a Run follows from a prepared file of one's own data: the model for its samples, and, where it is dealt by them, its clients.
 
     These are all clients of at least `least` samples.
+
+    Raises:
+        UserError: the file is none.
     """
-    about = facts(path)
-    model = "text" if about.dtype == "int32" else "mlp" if len(about.shape) <= 1 or min(about.shape[:2]) < 16 else "cnn"
-    if about.held is None:
+    parts = ("train/clients", "test/clients")
+    try:
+        with Hdf5(Path(path), "an HDF5 file") as file:
+            images = file.dataset("train/images", "iuf")
+            kind, shape = str(images.dtype), images.shape[1:]
+            owners = [file.array(name, "iu", (None,), 0) for name in parts if name in file]
+    except UserError:
+        raise UserError(
+            f"--data is {path}, which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
+        ) from None
+    model = "text" if kind == "int32" else "mlp" if len(shape) <= 1 or min(shape[:2]) < 16 else "cnn"
+    if len(owners) < 2:
         return {"model": model}
-    clients = {"clients": max(1, len(able(*about.held, least)))} if natural else {}
+    most = 1 + max(int(part.max(initial=-1)) for part in owners)
+    if most > TEXT:
+        raise UserError(
+            f"--data is {path}, whose clients are numbered up to {most - 1}; allowed are numbers below {TEXT}"
+        )
+    sizes = [np.bincount(part, minlength=most) for part in owners]
+    clients = {"clients": max(1, len(able(sizes[0], sizes[1], least)))} if natural else {}
     return {"model": model, "partition": "natural", **clients}
 
 

@@ -24,9 +24,9 @@ from dpfl_mpi.settings.fields import (
     check,
     field,
     fields,
-    floats,
     method_options,
     model_options,
+    read,
 )
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
 from dpfl_mpi.settings.values import (
@@ -149,7 +149,7 @@ class Run:
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
         filled["model_options"] = options_of_model(filled["model"], self.model_options)
-        filled = floats(Run, valued(only_read(filled), gone))
+        filled = {name: read(Run, name, value) for name, value in valued(only_read(filled), gone).items()}
         check_method(filled, method)
         code = {kind: sha for kind, sha in code.items() if sha}
         held = contents(filled, dataset, gone)
@@ -200,18 +200,30 @@ class Run:
         return cls(**stored)
 
 
-@dataclass(frozen=True)
 class Found:
-    """What a Run names, each found once. The model's file, and torch with it, is loaded when it is asked for."""
+    """What a Run names, each found when it is first asked for, once: a model's file imports torch.
 
-    dataset: ModuleType
-    method: Any  # a methods.Method
-    model_name: str
+    Raises:
+        UserError: it is code that nobody in this process has named: what a file names is not executed.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    @functools.cached_property
+    def dataset(self) -> ModuleType:
+        """The data set's file."""
+        return find("dataset", self.run.dataset)  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def method(self) -> Any:
+        """The `methods.Method`."""
+        return find("method", self.run.method)
 
     @functools.cached_property
     def model(self) -> Any:
         """The model's file."""
-        return find("model", self.model_name)
+        return find("model", self.run.model)
 
 
 @dataclass(frozen=True)
@@ -242,12 +254,8 @@ class Resolved(Run):
 
     @functools.cached_property
     def found(self) -> Found:
-        """The data set, the method and the model that it names.
-
-        Raises:
-            UserError: one is code that nobody in this process has named: what a file names is not executed.
-        """
-        return Found(find("dataset", self.dataset), find("method", self.method), self.model)
+        """The data set, the method and the model that it names."""
+        return Found(self)
 
     @property
     def most_senders(self) -> int:

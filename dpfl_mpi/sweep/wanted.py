@@ -17,7 +17,6 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.command_line import scalar
 from dpfl_mpi.settings.fields import fields, read
 from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.sweep.flags import GRID
@@ -113,7 +112,7 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     for value in words(values):
         for run in runs:
             change: dict[str, Any] = {field: read(Run, field, value)} if field not in options else {}
-            change = change or {"options": {**(run.options or {}), field: scalar(value)}}
+            change = change or {"options": {**(run.options or {}), field: value}}
             out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
     return out
 

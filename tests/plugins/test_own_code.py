@@ -18,7 +18,6 @@ from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import wanted
 
 MARK = "from pathlib import Path\nPath({!r}).touch()\n"
@@ -261,8 +260,8 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
     assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
     with pytest.raises(UserError, match=r"--options.size: the method mine has no such option; its options: scale"):
         Run(method=str(mine), options={"size": 1}).resolve()
-    tried = wanted.trials([Run()], f"{mine}.scale=0.5,1", sweep.settings)
-    assert [run.options for runs in tried.values() for run in runs] == [{"scale": 0.5}, {"scale": 1}]
+    tried = wanted.trials([Run()], f"{mine}.scale=0.5,1")
+    assert [run.resolve().options for runs in tried.values() for run in runs] == [{"scale": 0.5}, {"scale": 1}]
     assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
 
 
