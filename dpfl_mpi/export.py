@@ -31,8 +31,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.scores import METRICS, mean
-from dpfl_mpi.storage import disk
-from dpfl_mpi.storage.files import explained, replacing, write_csv
+from dpfl_mpi.storage.files import explained, new_hdf5, replacing, write_csv
 
 SETS = ("train", "val", "test")
 COLUMNS = {
@@ -85,7 +84,7 @@ def write_table(results: Sequence[Result], out: Path, form: str) -> None:
 
 def write_pfllib(result: Result, out: Path) -> None:
     """Write one result in PFLlib's layout."""
-    with explained(f"--out is {out}; it cannot be written"), replacing(out) as new, disk.File(new, "w") as file:
+    with explained(f"--out is {out}; it cannot be written"), replacing(out) as new, new_hdf5(new) as file:
         file["rs_test_acc"] = mean(result["round/test_acc"], result["client/n_test"] * result.benign)
         file["rs_test_auc"] = np.zeros(0)
         file["rs_train_loss"] = mean(result["round/train_loss"], result["client/n_train"] * result.benign)

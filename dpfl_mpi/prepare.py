@@ -25,11 +25,11 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from dpfl_mpi.data.source import AT_ONCE, FORMATS, KINDS, MOST_LISTED, Arrays, digest, made_by
+from dpfl_mpi.data.source import FORMATS, KINDS, MOST_LISTED, Arrays, digest, made_by
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.job import FILE_NAME, file_name
-from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing, temporary
+from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, reason, remove_leftovers, replacing, temporary
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
 
 STORED = {
@@ -260,18 +260,12 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
     """
     import h5py
 
-    from dpfl_mpi.storage import disk
-
     content = digest(arrays, own)
     kind = "uint8" if len(arrays.class_names) <= 256 else "uint16"
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
-        with disk.File(part, "w", libver="earliest") as file:
+        with new_hdf5(part, libver="earliest") as file:
             for name in ("train", "test"):
-                images = getattr(arrays, f"{name}_images")
-                stored = file.create_dataset(f"{name}/images", images.shape, images.dtype)
-                for first in range(0, len(images), AT_ONCE):
-                    stored[first : first + AT_ONCE] = images[first : first + AT_ONCE]
-                    file.flush()  # a full disk is known now, and no more is kept in memory
+                file.create_dataset(f"{name}/images", data=getattr(arrays, f"{name}_images"))
                 file.create_dataset(f"{name}/labels", data=getattr(arrays, f"{name}_labels").astype(kind))
                 clients = getattr(arrays, f"{name}_clients")
                 if clients is not None:

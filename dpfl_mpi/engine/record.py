@@ -24,12 +24,19 @@ from dpfl_mpi.results.schema import PHASES
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 
 
-def open_recorder(path: Path, parts: Parts, start: dict[str, Any], snapshot: Path | None) -> Recorder | None:
+def open_recorder(
+    path: Path,
+    parts: Parts,
+    start: dict[str, Any],
+    snapshot: Path | None,
+    still_ours: Callable[[], object] = lambda: None,
+) -> Recorder | None:
     """Return the Recorder on root, None elsewhere. Collective.
 
     Args:
         start: what computes from now on: hosts, CPU, versions.
         snapshot: the results file as a checkpoint left it, to go on with; None: a new file.
+        still_ours: called before the file is replaced.
 
     Raises:
         UserError: on every rank; the file cannot be written.
@@ -37,7 +44,7 @@ def open_recorder(path: Path, parts: Parts, start: dict[str, Any], snapshot: Pat
     opened: list[Recorder] = []
 
     def create() -> None:
-        opened.append(Recorder(path, parts.run, parts.about, start, snapshot))
+        opened.append(Recorder(path, parts.run, parts.about, start, snapshot, still_ours))
         if not snapshot:
             opened[0].write(of_clients(parts))
 

@@ -109,7 +109,7 @@ def begin(session: Session, checkpoints: Checkpoints, watch: Watch) -> tuple[Par
         watch.code = STALLED  # unless this start keeps a checkpoint
     hosts = world.hosts()
     start = describe_start(hosts, parts) if world.root else {}
-    recorder = record.open_recorder(session.path, parts, start, checkpoints.results)
+    recorder = record.open_recorder(session.path, parts, start, checkpoints.results, checkpoints.still_ours)
     if recorder and checkpoints.results:
         warn_of_change(recorder.starts[-1], start)
     return parts, state, recorder

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
-import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -20,11 +21,11 @@ from dpfl_mpi.results import schema
 from dpfl_mpi.results.result import Result
 from dpfl_mpi.results.schema import CHUNK, SCHEMA
 from dpfl_mpi.settings import NUMERICS, Resolved
-from dpfl_mpi.storage import disk
 from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SHARE, CHEAP = 0.05, 0.01  # of the time, and seconds: what putting the file on disk may take each round
 
 
 def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenate[Recorder, P], T]:
@@ -39,56 +40,78 @@ def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenat
 
 
 class Recorder:
-    """Writes the results file, on root only. Every time axis grows by one row per round."""
+    """Writes the results file, on root only. Every time axis grows by one row per round.
+
+    HDF5 writes into memory, and the whole image replaces the file. What is on disk is always whole, and a full disk is an error of ours alone:
+    HDF5 would crash the process at its end after a write that failed. Who has the old file open goes on reading that.
+    """
 
     def __init__(
-        self, path: Path, run: Resolved, meta: Mapping[str, Any], start: Mapping[str, Any], snapshot: Path | None = None
+        self,
+        path: Path,
+        run: Resolved,
+        meta: Mapping[str, Any],
+        start: Mapping[str, Any],
+        snapshot: Path | None = None,
+        still_ours: Callable[[], object] = lambda: None,
     ):
         """Create the file, or go on with it as a checkpoint's `snapshot` left it: what came later is recorded again.
 
-        `meta` are facts of the run, `start` describes this start. The file gets its name when it can be read.
+        `meta` are facts of the run, `start` describes this start. `still_ours` is called before each replacement of the file; it ends the run
+        where another one has taken its lock.
         """
-        self.path = path
-        with explained(f"the results file {path} cannot be written"), contextlib.ExitStack() as stack:
+        self.path, self.still_ours = path, still_ours
+        self.written = self.took = 0.0  # when the file was last replaced, and the seconds of that
+        with explained(f"the results file {path} cannot be written"):
             remove_leftovers(path)
             starts = earlier_starts(path) if snapshot else []
-            with replacing(path) as part:
-                if snapshot:
-                    shutil.copyfile(snapshot, part)
-                self.file = stack.enter_context(disk.File(part, "r+" if snapshot else "w", libver="earliest"))
-                if not snapshot:
-                    self.file.attrs.update(
-                        run=run.to_json(),
-                        schema=SCHEMA,
-                        dataset=short(run.dataset),
-                        partition=str(run.partition),
-                        method=short(run.method),
-                        budget=str(run.budget),
-                        seed=run.seed,
-                        declared=json.dumps(run.declared),
-                        state="running",
-                        rounds_done=-1,
-                        test_acc=np.nan,
-                        progress=0,  # a checksum of the two, once they change no more
-                    )
-                    self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
-                    self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
-                self._set(state="running", key=json.dumps(run.key()))
-                self._set(checksum=schema.seal(self.file.attrs, self.file["meta"].attrs))
-                stored = self.file["meta/starts"]
-                self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
-                stored.resize(len(self.starts) + 1, 0)
-                stored[:] = texts = [json.dumps(s) for s in [*self.starts, start]]
-                stored.attrs["checksum"] = schema.checksum(texts)
-                self.file.flush()
-            stack.pop_all()  # stays open
+            self.image = io.BytesIO(snapshot.read_bytes() if snapshot else b"")
+            self.file = h5py.File(self.image, "r+" if snapshot else "w", libver="earliest")
+            if not snapshot:
+                self._begin(run, meta)
+            self._set(state="running", key=json.dumps(run.key()))
+            self._set(checksum=schema.seal(self.file.attrs, self.file["meta"].attrs))
+            stored = self.file["meta/starts"]
+            self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
+            stored.resize(len(self.starts) + 1, 0)
+            stored[:] = texts = [json.dumps(s) for s in [*self.starts, start]]
+            stored.attrs["checksum"] = schema.checksum(texts)
+            self._replace()
+
+    def _begin(self, run: Resolved, meta: Mapping[str, Any]) -> None:
+        """Write what a new file says of its Run."""
+        self.file.attrs.update(
+            run=run.to_json(),
+            schema=SCHEMA,
+            dataset=short(run.dataset),
+            partition=str(run.partition),
+            method=short(run.method),
+            budget=str(run.budget),
+            seed=run.seed,
+            declared=json.dumps(run.declared),
+            state="running",
+            rounds_done=-1,
+            test_acc=np.nan,
+            progress=0,  # a checksum of the two, once they change no more
+        )
+        self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
+        self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
+
+    def _replace(self) -> None:
+        """Put the file on disk as it is now."""
+        start = time.monotonic()
+        if self.file:
+            self.file.flush()
+        self.still_ours()
+        with replacing(self.path) as part:
+            part.write_bytes(self.image.getvalue())
+        self.written = time.monotonic()
+        self.took = self.written - start
 
     def copy(self, path: Path) -> None:
-        """Write the file as it is now to another one, for a checkpoint: our open file, whoever has put another one under its name."""
-        self.file.flush()
-        with open(self.file.disk.fd, "rb", closefd=False) as mine, open(path, "wb") as out:
-            mine.seek(0)
-            shutil.copyfileobj(mine, out, CHUNK)
+        """Put the file on disk as it is now, and the same under another name, for a checkpoint."""
+        self._replace()
+        path.write_bytes(self.image.getvalue())
 
     def _set(self, **attributes: Any) -> None:
         """Change attributes in their place: what opens the file stays where it is."""
@@ -149,9 +172,10 @@ class Recorder:
 
     @writes
     def flush(self, rounds_done: int, test_acc: float) -> None:
-        """Make the round durable against a kill of the process."""
+        """Put the round on disk, where the last time took no more than `SHARE` of the time since; else a later flush, `copy` or `close` does."""
         self._set(rounds_done=rounds_done, test_acc=test_acc)
-        self.file.flush()
+        if self.took < max(CHEAP, SHARE * (time.monotonic() - self.written)):
+            self._replace()
 
     @writes
     def close(self, state: str) -> None:
@@ -159,9 +183,8 @@ class Recorder:
         if self.file:
             with self.file:
                 done = [self.file.attrs["rounds_done"], self.file.attrs["test_acc"]]
-                self._set(progress=schema.number(done))
-                self.file.sync()  # a file that is not whole is not called finished
-                self._set(state=state)
+                self._set(progress=schema.number(done), state=state)
+            self._replace()
 
     def abandon(self) -> None:
         """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -15,9 +16,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.errors import UserError
+
+if TYPE_CHECKING:
+    import h5py
 
 ABANDONED_S = 86400.0  # untouched for so long, a temporary file is nobody's, though its process cannot be asked about
 
@@ -92,6 +96,20 @@ def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) 
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         table.writerows(rows)
+
+
+@contextmanager
+def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
+    """Give an HDF5 file in memory to fill, with `options` of `h5py.File`; afterwards its bytes are in `path`, which must be ours alone.
+
+    HDF5 never sees the disk: after a write of its own that failed it crashes the process at its end.
+    """
+    import h5py
+
+    image = io.BytesIO()
+    with h5py.File(image, "w", **options) as file:
+        yield file
+    path.write_bytes(image.getvalue())
 
 
 def check_apart(out: Path | None, *read: Path | None) -> None:

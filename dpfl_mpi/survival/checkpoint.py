@@ -43,8 +43,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
-from dpfl_mpi.storage import disk
-from dpfl_mpi.storage.files import explained, reason, replacing
+from dpfl_mpi.storage.files import explained, new_hdf5, reason, replacing
 from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.signals import again_text
@@ -113,7 +112,7 @@ class Checkpoints:
         with self._all_or_nobody():
             if len(parts.ids):
                 shard = self.folder / shard_name(stem, self.world.rank)
-                with replacing(shard) as path, disk.File(path, "w", **CHECKED) as file:
+                with replacing(shard) as path, new_hdf5(path, **CHECKED) as file:
                     fill(file, clients, shard=shard.name)
         with self._all_or_nobody():
             if recorder:
