@@ -13,18 +13,16 @@ names it. A shipped name wins over an entry point.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import pkgutil
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import PACKAGE, Code, in_module, in_path
+from dpfl_mpi.plugins.code import PACKAGE, Code, in_module, in_path, top
 from dpfl_mpi.plugins.load import execute, failure
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
@@ -47,16 +45,10 @@ def names(kind: str) -> list[str]:
 
 
 def announced(kind: str) -> list[Any]:
-    """Return the entry points of a kind that the packages of `sys.path` announce."""
-    return [point for point in entry_points(tuple(sys.path)) if point.group == f"dpfl_mpi.{KINDS[kind]}"]
+    """Return the entry points of a kind."""
+    from importlib.metadata import entry_points  # 20 ms that most ranks do not need
 
-
-@functools.cache
-def entry_points(places: tuple[str, ...]) -> list[Any]:
-    """Return all entry points of `dpfl_mpi.*`: some milliseconds per hundred packages, so only where they are asked for."""
-    from importlib.metadata import distributions  # 20 ms that most ranks do not need
-
-    return [point for d in distributions() for point in d.entry_points if point.group.startswith("dpfl_mpi.")]
+    return list(entry_points(group=f"dpfl_mpi.{KINDS[kind]}"))
 
 
 def is_path(name: str) -> bool:
@@ -88,7 +80,7 @@ def admit(kind: str, name: str) -> str:
         code = in_path(flag, Path(name)) if is_path(name) else in_module(flag, target(kind, name, flag))
     except OSError as error:
         raise UserError(f"{flag}, of which {error.filename} cannot be read: {error.strerror}") from None
-    if code.package == PACKAGE:
+    if top(code.start) == PACKAGE:
         raise UserError(f"{flag}, a file of dpfl_mpi itself; call it by its name, --{kind} {short(name)}")
     ADMITTED[kind, name] = code
     return CODE + code.sha256
@@ -112,31 +104,28 @@ def find(kind: str, name: str) -> Any:
 
     Raises:
         UserError: there is none of this name, it was not admitted, it fails when it is executed (the sentence names the file and the line), or it
-            breaks the contract of its kind (the package's `load`, where it has one).
+            breaks the contract of its kind (the package's `load`).
     """
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
     code = ADMITTED.get((kind, name))
-    key = kind, name, code.sha256 if code else ""
-    if code and key in LOADED:
-        return LOADED[key]
-    if code:
-        inside, module = execute(f"--{kind} is {name}", code)
-        if kind == "model" and callable(module) and not hasattr(module, "build"):  # MODULE:FUNCTION is a model's build
-            module = SimpleNamespace(**vars(inside) | {"build": module})
-        if kind == "dataset":
-            module.OWN_DATA = getattr(module, "OWN_DATA", True)  # its name says nothing about the content
-    elif name in shipped(kind):
+    if code is None:
+        if name not in shipped(kind):
+            if not is_path(name):
+                target(kind, name, f"--{kind} is {name}")
+            raise UserError(
+                f"the {kind} {name} is code of its own; it is executed only where a command line or a Run names it"
+            )
         module = importlib.import_module(f"{package.__name__}.{name}")
-    elif is_path(name) or ":" in name or name in names(kind):
-        raise UserError(
-            f"the {kind} {name} is code of its own; it is executed only where a command line or a Run names it"
-        )
-    else:
-        raise UserError(f"--{kind} is {name}; allowed are {', '.join(names(kind))}, or {FORMS}")
-    out = package.load(short(name), module) if hasattr(package, "load") else module
-    if code:
-        LOADED[key] = out
-    return out
+        return package.load(name, module)
+    key = kind, name, code.sha256
+    if key not in LOADED:
+        inside, found = execute(f"--{kind} is {name}", code)
+        if kind == "model" and callable(found) and not hasattr(found, "build"):  # MODULE:FUNCTION is a model's build
+            found = SimpleNamespace(**vars(inside) | {"build": found})
+        if kind == "dataset":
+            found.OWN_DATA = getattr(found, "OWN_DATA", True)  # its name says nothing about the content
+        LOADED[key] = package.load(short(name), found)
+    return LOADED[key]
 
 
 @contextlib.contextmanager

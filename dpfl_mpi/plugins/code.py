@@ -1,9 +1,8 @@
 """Source code of one's own as a value: a file, what it imports from its own folder, and the hash of all of it. Nothing is executed.
 
 The **folder** of a file is the one it lies in; of a file in a package (folders with an `__init__.py`) the one that the outermost package lies in.
-What belongs to the code is found by reading the import statements, from file to file, wherever they stand: an import inside a function
-counts although it has not happened yet, which `sys.modules` would not show. Not seen, and so not part of the hash: modules that are imported
-by a text (`importlib.import_module(name)`), installed packages, and files that the code reads.
+Import statements are read from file to file, those inside functions too. Not part of the hash: modules that are imported by a text
+(`importlib.import_module(name)`), other installed packages, and files that the code reads.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NamedTuple
 
 from dpfl_mpi.errors import UserError
 
@@ -23,27 +22,24 @@ PACKAGE = "dpfl_mpi"  # never part of somebody's code, although it may lie in th
 INSTALLED = ("site-packages", "dist-packages")  # folders of many packages that do not belong together
 
 
-@dataclass(frozen=True)
-class Source:
-    """A module of the code. `data` is None for a folder that is a package without an `__init__.py`."""
+class Source(NamedTuple):
+    """A module: its file and the bytes of that, or a folder without an `__init__.py`, which has none."""
 
     path: Path
     data: bytes | None
-    is_package: bool
+
+    @property
+    def is_package(self) -> bool:
+        """Whether modules may lie below it."""
+        return self.data is None or self.path.name == "__init__.py"
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """A module, what it imports from its folder, by name from there on ("mine", "helper", "package.part"), and what of it is meant."""
 
     start: str
     modules: dict[str, Source]
-    attribute: str = ""  # the object that MODULE:OBJECT names
-
-    @property
-    def package(self) -> str:
-        """The outermost package of the module, or the module."""
-        return self.start.partition(".")[0]
+    attribute: str  # the object that MODULE:OBJECT names, or ""
 
     @property
     def sha256(self) -> str:
@@ -52,6 +48,11 @@ class Code:
             ["" if n == self.start else n, hashlib.sha256(m.data or b"").hexdigest()] for n, m in self.modules.items()
         ]
         return hashlib.sha256(json.dumps([self.attribute, *sorted(parts)]).encode()).hexdigest()
+
+
+def top(name: str) -> str:
+    """Return the outermost package of a module, or the module."""
+    return name.partition(".")[0]
 
 
 def in_path(flag: str, path: Path) -> Code:
@@ -77,58 +78,45 @@ def in_module(flag: str, target: str) -> Code:
         UserError: Python finds no such module, or one does not compile.
     """
     name, _, attribute = target.partition(":")
-    top = name.partition(".")[0]
     try:
-        spec = importlib.util.find_spec(top) if top else None
+        spec = importlib.util.find_spec(top(name))
     except (ImportError, ValueError):
         spec = None
-    places = list(spec.submodule_search_locations or []) if spec else []
-    origin = Path(places[0]) if places else Path(spec.origin) if spec and spec.origin else None
-    if origin is None or locate(origin.parent, name) is None:
+    places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
+    if not places or not places[0] or locate(Path(places[0]).parent, name) is None:
         raise UserError(f"{flag}; Python finds no module {name}")
-    return collect(flag, origin.parent, name, attribute)
+    return collect(flag, Path(places[0]).parent, name, attribute)
 
 
 def collect(flag: str, folder: Path, start: str, attribute: str = "") -> Code:
     """Return a module of a folder with all that it imports from there."""
     todo, modules = [start], dict[str, Source]()
-    alone = start.partition(".")[0] if folder.name in INSTALLED else ""
     while todo:
         name = todo.pop()
-        top = name.partition(".")[0]
-        if name in modules or top == PACKAGE != start.partition(".")[0] or (alone and top != alone):
-            continue
-        source = locate(folder, name)
-        if source is None:
-            continue
-        modules[name] = source
-        if "." in name:
-            todo.append(name.rpartition(".")[0])  # Python executes a package before its modules
-        if source.data is not None and source.path.suffix == ".py":
-            todo += imported(flag, name, source)
+        foreign = top(name) != top(start) and (top(name) == PACKAGE or folder.name in INSTALLED)
+        source = None if foreign or name in modules else locate(folder, name)
+        if source is not None:
+            modules[name] = source
+            todo += [*above(name), *imported(flag, name, source)]
+    for name in [*modules]:
+        for package in above(name):
+            modules.setdefault(package, Source(folder.joinpath(*package.split(".")), None))
     return Code(start, dict(sorted(modules.items())), attribute)
 
 
+def above(name: str) -> list[str]:
+    """Return the packages that a module lies in: Python executes them before it."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
 def locate(folder: Path, name: str) -> Source | None:
-    """Return a module by its name from a folder on, in Python's order: a package, a compiled module, a file, a bare folder."""
+    """Return a module by its name from a folder on, in Python's order: a package, a compiled module, a file."""
     base = folder.joinpath(*name.split("."))
-    init = base / "__init__.py"
-    if init.is_file():
-        return Source(init, init.read_bytes(), True)
-    for suffix in (*EXTENSION_SUFFIXES, ".py"):
-        path = base.with_name(base.name + suffix)
+    for path in (base / "__init__.py", *(base.with_name(base.name + end) for end in (*EXTENSION_SUFFIXES, ".py"))):
         if path.is_file():
-            return Source(path, path.read_bytes(), False)
-    return Source(base, None, True) if base.is_dir() and not elsewhere(name) else None
-
-
-def elsewhere(name: str) -> bool:
-    """Return whether Python finds a file for a top-level name: that goes before a bare folder, such as the `wandb/` that wandb makes."""
-    try:
-        spec = importlib.util.find_spec(name) if "." not in name else None
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.origin is not None
+            return Source(path, path.read_bytes())
+    return None
 
 
 def imported(flag: str, name: str, source: Source) -> Iterator[str]:
@@ -137,9 +125,10 @@ def imported(flag: str, name: str, source: Source) -> Iterator[str]:
     Raises:
         UserError: the module does not compile.
     """
-    assert source.data is not None
+    if source.path.suffix != ".py":
+        return
     try:
-        tree = ast.parse(source.data, source.path)
+        tree = ast.parse(source.data or b"", source.path)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -149,7 +138,7 @@ def imported(flag: str, name: str, source: Source) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             # one dot is the package that the module is in, which is the module itself where it is a package
-            above = name.split(".")[: len(name.split(".")) - node.level + source.is_package] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            yield from (b for b in [base] if b)
-            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+            parts = name.split(".")
+            base = parts[: len(parts) - node.level + source.is_package] if node.level else []
+            base += [node.module] if node.module else []
+            yield from (".".join([*base, *last]) for last in ([], *([alias.name] for alias in node.names)))

@@ -1,45 +1,66 @@
 """Executing code of one's own: from the very bytes that were hashed, and apart from any other code.
 
-Each code is a package of its own in `sys.modules`, whose name has the hash: an edited file is executed anew, two folders may both have a
-`helper.py`, and neither `sys.path` nor the bytecode that lies beside a file (which is told from an older one by whole seconds) plays a part.
+Each code is a package of its own in `sys.modules`, whose name has the hash: an edited file is executed anew, and two folders may both have a
+`helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told from an older one by whole seconds, plays a part.
 """
 
 from __future__ import annotations
 
-import builtins
+import ast
 import hashlib
 import importlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location, spec_from_loader
+from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import Code, Source
+from dpfl_mpi.plugins.code import Code, Source, top
+
+
+class Renamed(ast.NodeTransformer):
+    """Has `import helper` mean the helper of this code: the absolute imports of its own modules get its package in front."""
+
+    def __init__(self, package: str, code: Code):
+        self.package, self.tops = package, {top(name) for name in code.modules}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        if not node.level and top(node.module or "") in self.tops:
+            node.module = f"{self.package}.{node.module}"
+        return node
+
+    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
+        out: list[ast.AST] = []
+        for alias in node.names:
+            first, own = top(alias.name), f"{self.package}.{alias.name}"
+            if first not in self.tops:
+                out.append(ast.Import([alias]))
+                continue
+            out.append(ast.Import([ast.alias(own, alias.asname or first)]))
+            if not alias.asname:  # `import a.b` names a
+                out.append(ast.ImportFrom(self.package, [ast.alias(first)], 0))
+        return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in out]
 
 
 class Bytes(SourceLoader):
-    """Executes a module from the bytes that were read; `import helper` in it means the helper beside it."""
+    """Executes a module from the bytes that were read."""
 
-    def __init__(self, source: Source, importer: Callable[..., Any]):
-        self.source, self.importer = source, importer
+    def __init__(self, source: Source, renamed: Renamed):
+        self.source, self.renamed = source, renamed
 
     def get_filename(self, name: str) -> str:
         return str(self.source.path)
 
     def get_data(self, path: Any) -> bytes:
-        if str(path) != str(self.source.path) or self.source.data is None:
-            raise OSError(f"{path}: only the source that was read")
-        return self.source.data
+        return self.source.data or b""
 
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__builtins__"] = vars(builtins) | {"__import__": self.importer}
-        super().exec_module(module)
+    def source_to_code(self, data: Any, path: Any = "") -> Any:  # type: ignore[override]
+        return compile(self.renamed.visit(ast.parse(data)), str(path), "exec", dont_inherit=True)
 
 
 class Own(MetaPathFinder):
@@ -49,35 +70,20 @@ class Own(MetaPathFinder):
         # a file of the same content under another name is executed under that name
         digest = hashlib.sha256(f"{code.sha256} {code.start}".encode()).hexdigest()
         self.code, self.package = code, f"dpfl_mpi_own_{digest[:16]}"
-        self.tops = {name.partition(".")[0] for name in code.modules}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """Return how to load a module of this code, None for any other."""
-        if name == self.package:
-            return spec_from_loader(name, None, is_package=True)
-        source = self.code.modules.get(name.removeprefix(f"{self.package}."))
-        if source is None or not name.startswith(f"{self.package}."):
+        package, _, own = name.partition(".")
+        source = self.code.modules.get(own)
+        if package != self.package or (own and source is None):
             return None
-        if source.data is None:  # a folder
-            return spec_from_loader(name, None, is_package=True)
+        if source is None or source.data is None:
+            return ModuleSpec(name, None, is_package=True)
         if source.path.suffix != ".py":
             return spec_from_file_location(name, source.path)
         places = [str(source.path.parent)] if source.is_package else None
-        loader = Bytes(source, self.import_here)
+        loader = Bytes(source, Renamed(package, self.code))
         return spec_from_file_location(name, source.path, loader=loader, submodule_search_locations=places)
-
-    def import_here(
-        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
-    ) -> Any:
-        """Import as Python does (`__import__`), a module of this code before any other of the same name."""
-        top = name.partition(".")[0]
-        if level or top not in self.tops:
-            return builtins.__import__(name, globals, locals, fromlist, level)
-        own = f"{self.package}.{name}"
-        if fromlist:
-            return builtins.__import__(own, globals, locals, fromlist, 0)
-        importlib.import_module(own)
-        return sys.modules[f"{self.package}.{top}"]
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
@@ -88,11 +94,11 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     """
     own = Own(code)
     if own.package not in sys.modules:
-        sys.meta_path.insert(0, own)
+        sys.meta_path.append(own)
     try:
         module = importlib.import_module(f"{own.package}.{code.start}")
     except (Exception, SystemExit) as error:
-        for name in [n for n in sys.modules if f"{n}.".startswith(f"{own.package}.")]:
+        for name in [n for n in sys.modules if top(n) == own.package]:
             del sys.modules[name]  # half executed
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") != own.package]
         raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
@@ -105,17 +111,8 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
 
 
 def failure(error: BaseException, code: Code) -> str:
-    """Return the type and the message of an error as one line, and where in the code it was raised."""
-    return f"{type(error).__name__}: {words(error)} ({place(error, code)})"
-
-
-def words(error: BaseException) -> str:
-    """Return the message of an error as one line."""
-    return " ".join(re.sub(r"dpfl_mpi_own_[0-9a-f]{16}\.?", "", str(error)).split()) or "no message"
-
-
-def place(error: BaseException, code: Code) -> str:
-    """Return the file and the line of the code that raised, the innermost."""
+    """Return the type and the message of an error as one line, and the innermost file and line of the code that raised it."""
+    words = " ".join(re.sub(r"dpfl_mpi_own_[0-9a-f]{16}\.?", "", str(error)).split()) or "no message"
     files = {str(source.path) for source in code.modules.values()}
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
-    return f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else str(code.modules[code.start].path)
+    lines = [f"{f.filename}, line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
+    return f"{type(error).__name__}: {words} ({lines[-1] if lines else code.modules[code.start].path})"

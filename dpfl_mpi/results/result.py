@@ -1,6 +1,6 @@
 """Reading a results file: one HDF5 file per Run, finished or running. `Recorder` writes it, `schema` says what is in it.
 
-Written with libver="earliest" and flushed each round, read with locking=False: after a kill at any moment the file opens.
+Written with libver="earliest", read with locking=False. The whole file is replaced, mostly each round: after a kill at any moment it opens.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from launch import run_here
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
+from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 
@@ -164,8 +165,9 @@ def test_a_lost_array_or_another_run_is_noticed(path, tmp_path):
         assert Result.differences(a, b) == [] and not Result.same_numbers(a, b)
 
 
-def test_a_running_file(tmp_path):
+def test_a_running_file(tmp_path, monkeypatch):
     """What another process sees after each flush: a readable file, its state, the rounds so far; at the end it is finished."""
+    monkeypatch.setattr(recorders, "CHEAP", 60.0)  # so that a slow disk is written to each round, too
     run = Run(clients=3, rounds=2).resolve()
     recorder = Recorder(tmp_path / "a" / "run.h5", run, {"parameters": 5}, {"ranks": 2})
     graphs = [CollaborationGraph.from_lists(x) for x in ([[1, 2], [], [0]], [[], [], []], [[2], [0], []])]

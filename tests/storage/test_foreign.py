@@ -30,7 +30,7 @@ from dpfl_mpi.datasets._files import decode
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.storage import files, foreign
+from dpfl_mpi.storage import foreign
 from dpfl_mpi.survival import shm
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.sweep.known import Known, recall
@@ -95,31 +95,11 @@ def test_fresh_replaces_only_a_result(tmp_path, kind):
     assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, before.st_size)
 
 
-def test_a_temporary_name_cannot_be_waited_for(tmp_path, monkeypatch):
-    path, victim = tmp_path / "r.h5", tmp_path / "victim"
-    victim.write_text("kept")
-    assert files.temporary(path) != files.temporary(path)
-    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)  # if it could
-    files.temporary(path).symlink_to(victim)
-    with pytest.raises(OSError), files.replacing(path) as part:
-        part.write_text("written")
-    assert victim.read_text() == "kept" and not path.exists()
-
-
 def test_an_export_is_not_written_through_a_link(tmp_path):
     result, victim = tiny_result.make(tmp_path / "r.h5"), tmp_path / "victim"
     victim.write_text("kept")
     (tmp_path / "r.csv").symlink_to(victim)
     assert export.main([str(result)]) == 2 and victim.read_text() == "kept"
-
-
-def test_leftovers_of_others_are_left(tmp_path):
-    path, dead = tmp_path / "r.h5", 2**22 + 7  # above the largest number of a process
-    planted = files.temporary(path).with_name(files.temporary(path).name.replace(f".{os.getpid()}.", f".{dead}."))
-    (tmp_path / "folder").mkdir()
-    planted.symlink_to(tmp_path / "folder")
-    files.remove_leftovers(path)
-    assert not os.path.lexists(planted) and (tmp_path / "folder").is_dir()
 
 
 # images -----------------------------------------------------------------------------------------------------------------

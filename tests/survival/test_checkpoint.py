@@ -319,14 +319,22 @@ def test_never_keeps_none(tmp_path, monkeypatch):
     assert starts.checkpoint_rounds(out) == []
 
 
-def test_a_checkpoint_has_the_results_of_its_own_run(tmp_path):
+def test_a_file_that_another_run_has_made_anew_is_left_alone(tmp_path):
     run, path = Run(**starts.small()).resolve(), tmp_path / "run.h5"
-    recorder = Recorder(path, run, {"parameters": 1}, {"time": "now"})
+    lost: list[bool] = []
+
+    def check() -> None:
+        if lost:
+            raise UserError("another run has the lock")
+
+    recorder = Recorder(path, run, {"parameters": 1}, {"time": "now"}, still_ours=check)
     recorder.append({"round/number": np.int64(0)})
-    other = Recorder(path, run, {"parameters": 2}, {"time": "later"})  # another run has made the file anew
     recorder.copy(tmp_path / "copy.h5")
-    for each in (recorder, other):
-        each.abandon()
+    lost.append(True)
+    Recorder(path, run, {"parameters": 2}, {"time": "later"}).abandon()  # another run has made the file anew
+    with pytest.raises(UserError, match="has the lock"):
+        recorder.copy(tmp_path / "later.h5")
+    recorder.abandon()
     with h5py.File(tmp_path / "copy.h5", "r") as copy, h5py.File(path, "r") as theirs:
         assert (copy["meta"].attrs["parameters"], theirs["meta"].attrs["parameters"]) == (1, 2)
         assert copy["round/number"][:].tolist() == [0] and "round" not in theirs

@@ -1,0 +1,241 @@
+"""Files that are there whole or not at all: written in memory, replaced at once, whatever the disk and the processes do meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import Result, recorder
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Run
+from dpfl_mpi.storage import files, foreign
+
+
+# one atomic replacement -------------------------------------------------------------------------------------------------
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file"
+    with files.replacing(path) as part:
+        part.write_text("one")
+        assert not path.exists() and part.suffix == ".part"
+    assert path.read_text() == "one"
+    with pytest.raises(KeyboardInterrupt), files.replacing(path) as part:
+        part.write_text("tw")
+        raise KeyboardInterrupt
+    assert path.read_text() == "one" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_temporary_name_cannot_be_waited_for(tmp_path, monkeypatch):
+    path, victim = tmp_path / "r.h5", tmp_path / "victim"
+    victim.write_text("kept")
+    assert files.temporary(path) != files.temporary(path)
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)  # if it could
+    files.temporary(path).symlink_to(victim)
+    with pytest.raises(OSError), files.replacing(path) as part:
+        part.write_text("written")
+    assert victim.read_text() == "kept" and not path.exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    path, child = tmp_path / "file", subprocess.Popen(["true"])
+    child.wait()
+    (tmp_path / "folder").mkdir()
+
+    def left(pid: int, token: str = "") -> object:
+        name = files.temporary(path).name.replace(f".{os.getpid()}.", f".{pid}.")
+        return path.with_name(name)
+
+    mine, dead, linked = left(os.getpid()), left(child.pid), left(2**22 + 7)  # above the largest number of a process
+    other = dead.with_name(f".x{dead.name[1:]}")
+    for part in (mine, dead, other):
+        part.touch()
+    linked.symlink_to(tmp_path / "folder")
+    files.remove_leftovers(path)
+    assert {p.name for p in tmp_path.iterdir()} == {mine.name, other.name, "folder"}
+    files.remove_leftovers(tmp_path / "nowhere" / "file")
+
+
+def test_errors_in_words(tmp_path):
+    hdf5 = OSError("Can't write data (file write failed: time = now, errno = 28, error message = 'No space left')")
+    assert files.error_number(hdf5) == files.error_number(OSError(28, "x")) == errno.ENOSPC
+    assert files.reason(hdf5) == "No space left on device" and files.reason(RuntimeError("odd")) == "odd"
+    sentence = "^the table cannot be written: No space left on device$"
+    with pytest.raises(UserError, match=sentence), files.explained("the table cannot be written"):
+        raise hdf5
+    (tmp_path / "file").write_bytes(b"abc")
+    assert foreign.sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+# HDF5 in memory ---------------------------------------------------------------------------------------------------------
+def test_the_bytes_are_those_of_hdf5s_own_files(tmp_path):
+    """Also where an array has room that nobody wrote to, at the end of the file."""
+
+    def fill(file):
+        file.create_dataset("x", data=np.arange(5000.0).reshape(50, 100), chunks=(7, 100), compression=1)
+        file["x"].attrs["kind"] = "numbers"
+
+    with files.new_hdf5(tmp_path / "ours.h5", libver="earliest") as ours:
+        fill(ours)
+    with h5py.File(tmp_path / "theirs.h5", "w", libver="earliest") as theirs:
+        fill(theirs)
+    assert (tmp_path / "ours.h5").read_bytes() == (tmp_path / "theirs.h5").read_bytes()
+    with files.new_hdf5(tmp_path / "ours.h5") as file:
+        fill(file)
+        file.create_dataset("early", (300, 4), "f8", dcpl=early())
+        file.create_dataset("late", (300, 4), "f8")
+    with h5py.File(tmp_path / "ours.h5") as file:
+        assert file["x"][3, 4] == 304 and file["early"].shape == (300, 4) and not file["late"][:].any()
+
+
+def early() -> h5py.h5p.PropDCID:
+    """Return HDF5's properties of an array whose bytes are reserved when it is made, and not filled."""
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return how
+
+
+def begin(path, rounds=40, clients=30) -> Recorder:
+    run = Run(clients=clients, rounds=rounds).resolve()
+    return Recorder(path, run, {"data_sha256": "d"}, {"time": "now"})
+
+
+def record(recorder: Recorder, t: int) -> None:
+    rng = np.random.default_rng(t)
+    recorder.append({"round/number": t, "round/epochs": 5 * t})
+    recorder.append({f"round/{name}": rng.random(30) for name in ("train_loss", "val_loss", "val_acc", "test_acc")})
+    recorder.write({"best/test_acc": rng.random(30)})
+    recorder.flush(t, 0.5)
+
+
+def test_a_results_file_is_whole_whatever_moment_is_the_last(tmp_path, monkeypatch):
+    """A kill may come at any moment: every file that ever had the name opens, and who has an old one open reads on."""
+    monkeypatch.setattr(recorder, "CHEAP", 60.0)  # each round, however slow the disk is
+    replace, seen = os.replace, []
+
+    def noted(part, path):
+        replace(part, path)
+        with Result(path) as result:
+            seen.append((result.state.split()[0].rstrip(","), result.last_round))
+
+    monkeypatch.setattr(os, "replace", noted)
+    writing = begin(tmp_path / "run.h5")
+    record(writing, 0)
+    with Result(tmp_path / "run.h5") as early:
+        for t in range(1, 40):
+            record(writing, t)
+        writing.close("finished")
+        assert early.last_round == 0 and early["round/val_acc"].shape == (1, 30)
+    assert seen == [("running", t) for t in range(-1, 40)] + [("finished", 39)]
+
+
+def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
+    """At most a twentieth of the time goes into it; a checkpoint and the end always write."""
+    now = [100.0]
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+
+    def slow(path):
+        now[0] += 1
+        return files.replacing(path)
+
+    monkeypatch.setattr(recorder, "replacing", slow)
+    writing, seen = begin(tmp_path / "run.h5"), []
+    for t in range(30):
+        now[0] += 8
+        record(writing, t)
+        if t == 13:
+            writing.copy(tmp_path / "copy.h5")
+        with Result(tmp_path / "run.h5") as result:
+            seen.append(result.last_round)
+    assert seen == [
+        -1,
+        -1,
+        2,
+        2,
+        2,
+        5,
+        5,
+        5,
+        8,
+        8,
+        8,
+        11,
+        11,
+        13,
+        13,
+        13,
+        16,
+        16,
+        16,
+        19,
+        19,
+        19,
+        22,
+        22,
+        22,
+        25,
+        25,
+        25,
+        28,
+        28,
+    ]
+    writing.close("stopped")
+    for name, last in (("run.h5", 29), ("copy.h5", 13)):
+        with Result(tmp_path / name) as result:
+            assert result.last_round == last
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_files as these
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import recorder
+from dpfl_mpi.storage import files
+
+recorder.CHEAP = 60.0
+path = Path(sys.argv[2]) / "run.h5"
+for room in range(0, 60_000, 8_999):
+    path.unlink(missing_ok=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    done, writing = -2, None
+    try:
+        writing = these.begin(path)
+        for t in range(-1, 40):
+            done = t
+            these.record(writing, t + 1)
+        raise AssertionError("there is room for all")
+    except UserError as error:
+        assert str(error) == f"the results file {path} cannot be written: File too large", error
+    for _ in range(2):  # the run ends for this reason, whatever else fails
+        if writing:
+            writing.abandon()
+    assert path.exists() == (done >= -1) and len(list(path.parent.iterdir())) == path.exists()
+    if done >= -1:
+        with these.Result(path) as result:
+            assert result.last_round == done
+    try:
+        with files.new_hdf5(path.with_name("x.h5")) as file:
+            file["x"] = list(range(20_000))
+        print(room)
+    except OSError:
+        path.with_name("x.h5").unlink()
+left_open = these.begin(path.with_name("left.h5"))
+raise ValueError("of something else")
+"""
+
+
+def test_a_full_disk_is_an_error_and_no_more(tmp_path):
+    """At every size at which it can become full; HDF5 notices nothing, so the process ends as if nothing had been."""
+    here = os.path.dirname(__file__)
+    words = [sys.executable, "-c", FULL, here, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("Error")) == (1, 1), done.stderr
+    assert "ValueError: of something else" in done.stderr
