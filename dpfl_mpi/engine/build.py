@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, unread_clients, verify
@@ -28,7 +27,7 @@ from dpfl_mpi.federation.mail import MailRoom
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
-from dpfl_mpi.federation.training import Training, learning_rate
+from dpfl_mpi.federation.training import Training
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.mpi.world import World
@@ -60,8 +59,7 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     world.each_node(lambda: verify(source))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
     limits = limits_of(run, world)
-    serves = run.found.method.topology == "graph"
-    members = Members(world, partition.sizes("train"), partition.p, limits, run.on_divergence == "exclude", serves)
+    members = Members(world, partition, limits, run)
 
     model = make(run, source)
     ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
@@ -72,17 +70,12 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
 
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)
-    rate = functools.partial(learning_rate, run)
-    training = Training(members, log, backend, attack, rate, run.momentum_state == "reset")
+    training = Training(members, log, backend, attack, run)
     world.decide(lambda: check_classes(run.clients, source.classes))
-    metric_batch = run.batch_size if run.metric == "batch" else 0
-    scoring = Scoring(members, log, backend, source.classes, run.tie == "latest", job.mixed, metric_batch)
-    mail = MailRoom(members, log, ensemble, attack, job.window_gb, on_window)
-    order = (
-        streams.stream(run.seed, streams.VISITS, 0, 0).permutation(run.clients) if run.averaging == "serial" else None
-    )
-    sums = Sums(members, log, mail, ensemble, backend.blocks, order)
-    greedy = Greedy(members, log, scoring, mail, sums, run.seed, run.ggc_repeats)
+    scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
+    mail = MailRoom(log, attack, job.window_gb, on_window)
+    sums = Sums(mail, backend.blocks, run)
+    greedy = Greedy(scoring, sums, run)
     graphs, drift = graphs_of(run, world), Drift(run, source.classes)
     about = {
         "data_sha256": source.sha256,

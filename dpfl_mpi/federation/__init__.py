@@ -172,6 +172,11 @@ def verb(
     return called
 
 
+def fact(part: str, name: str) -> Any:
+    """Return the attribute that a part has by this name, which may change from round to round."""
+    return property(lambda fed: getattr(getattr(fed._parts, part), name))
+
+
 class Federation:
     """What a method sees: the facts of a Run and its clients, and one verb for each thing that the parts can do."""
 
@@ -187,31 +192,16 @@ class Federation:
         self.graphs = parts.graphs  # of --graphs, those of rounds 0 to T
 
     # a round -------------------------------------------------------------------------------------------------------------
-    @property
-    def round(self) -> int:
-        """The number of this round."""
-        return self._parts.members.round
-
-    @property
-    def active(self) -> np.ndarray:
-        """Who takes part in this round and has a finite model, bool `[N]`."""
-        return self._parts.members.active
-
-    @property
-    def awake(self) -> np.ndarray:
-        """Who takes part in this round and has not stopped early (--patience), bool `[N]`: it trains and receives."""
-        return self._parts.members.awake
-
-    @property
-    def participants(self) -> np.ndarray:
-        """Who takes part in some round and has a finite model, bool `[N]`: all but those who come after the last one (--newcomers)."""
-        return self._parts.members.alive & ~self._parts.members.limits.newcomers
-
-    @property
-    def notes(self) -> dict[str, np.ndarray]:
-        """What the verbs noted in this round, one value or row per client of this rank `[K, ...]`."""
-        return self._parts.log.notes
-
+    round = fact("members", "round")  # the number of this round
+    active = fact("members", "active")  # who takes part in this round and has a finite model, bool [N]
+    awake = fact(
+        "members", "awake"
+    )  # who is active and has not stopped early (--patience), bool [N]: it trains and receives
+    participants = fact("members", "participants")  # who takes part in some round and has a finite model, bool [N]
+    notes = fact(
+        "log", "notes"
+    )  # what the verbs noted in this round, one value or row per client of this rank [K, ...]
+    lr = fact("training", "lr")  # the learning rate of this round
     clock = verb("log", Log.clock)
 
     def note_received(self, models: int) -> None:
@@ -235,11 +225,6 @@ class Federation:
     def column(self, values: np.ndarray) -> Tensor:
         """Return one number per row as float64 `[k, 1]`, beside rows `[k, W]`."""
         return self._parts.backend.ensemble.column(values)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of this round."""
-        return self._parts.training.lr
 
     local_opt = verb("training", Training.local_opt)
     batches = verb("training", Training.batches)

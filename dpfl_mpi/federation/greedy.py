@@ -13,12 +13,11 @@ from numpy.random import Generator
 from torch import Tensor
 
 from dpfl_mpi import streams
-from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
-from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.mail import Arrived, Received
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.settings import Resolved
 
 
 def decide(a: float, b: float, coin: float) -> bool:
@@ -32,12 +31,10 @@ GAINS = [(True, False), (False, True), (False, False), (True, True)]  # a > 0, b
 class Greedy:
     """Algorithms 2 and 3 for all clients of this rank."""
 
-    def __init__(
-        self, members: Members, log: Log, scoring: Scoring, mail: MailRoom, sums: Sums, seed: int, repeats: int
-    ):
-        """Search `repeats` times with other orders and coins; the set with the best reward counts."""
-        self.members, self.log, self.scoring, self.mail, self.sums = members, log, scoring, mail, sums
-        self.blocks, self.seed, self.repeats = scoring.backend.blocks, seed, repeats
+    def __init__(self, scoring: Scoring, sums: Sums, run: Resolved):
+        self.members, self.log, self.scoring, self.mail, self.sums = sums.members, sums.log, scoring, sums.mail, sums
+        self.blocks, self.seed = scoring.backend.blocks, run.seed
+        self.repeats = run.ggc_repeats  # searches with other orders and coins, of which the best reward counts
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""

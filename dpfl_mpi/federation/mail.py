@@ -15,29 +15,20 @@ from torch import Tensor
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
-from dpfl_mpi.numerics.ensemble import Ensemble
 
 
 class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
-    def __init__(
-        self,
-        members: Members,
-        log: Log,
-        ensemble: Ensemble,
-        attack: Attack,
-        window_gb: float,
-        on_window: Callable[[], None] | None,
-    ):
+    def __init__(self, log: Log, attack: Attack, window_gb: float, on_window: Callable[[], None] | None):
         """Keep the window within `window_gb` GiB; `on_window` is called after one was made."""
-        self.members, self.log, self.ensemble, self.attack = members, log, ensemble, attack
+        self.members, self.log, self.ensemble, self.attack = attack.members, log, attack.ensemble, attack
         self.window_gb, self.on_window = window_gb, on_window
+        members, ensemble = self.members, self.ensemble
         pinned = ensemble.device.type == "cuda"
         self.staging = torch.zeros(len(members.ids), ensemble.width, pin_memory=pinned)  # the rows that are put
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.limits import Limits
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi.placement import ids_of, place, rows_of
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.ensemble import LARGEST
+from dpfl_mpi.settings import Resolved
 
 
 class Phase(Enum):
@@ -34,18 +36,13 @@ class Phase(Enum):
 class Members:
     """The clients of a run. Every array is the same on every rank but `ids` `[K]`."""
 
-    def __init__(
-        self, world: World, n_train: np.ndarray, p: np.ndarray, limits: Limits, exclude: bool, serves: bool = True
-    ):
-        """Place the clients by their number of training samples `[N]`.
-
-        Args:
-            p: the weight of every client in an average `[N]`.
-            exclude: a client whose model diverges is excluded; else it ends the run.
-            serves: a client that has stopped early still sends its model; else it leaves.
-        """
-        self.world, self.limits, self.exclude, self.serves = world, limits, exclude, serves
-        self.n, self.p = len(p), p
+    def __init__(self, world: World, partition: Partition, limits: Limits, run: Resolved):
+        """Place the clients by their numbers of training samples."""
+        n_train = partition.sizes("train")
+        self.world, self.limits = world, limits
+        self.exclude = run.on_divergence == "exclude"  # a client whose model diverges; else it ends the run
+        self.serves = run.found.method.topology == "graph"  # a client that has stopped early; else it leaves
+        self.n, self.p = partition.n, partition.p  # p [N]: the weight of every client in an average
         self.advice = "lower --lr, set --clip_norm, or --on_divergence exclude"  # where a client diverges
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
@@ -86,6 +83,11 @@ class Members:
     def benign(self) -> np.ndarray:
         """Which clients reported means are over, bool `[N]`: those with true labels that do not lie and are there from the start."""
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
+
+    @property
+    def participants(self) -> np.ndarray:
+        """Who takes part in some round and has a finite model, bool `[N]`: all but those who come after the last one (--newcomers)."""
+        return self.alive & ~self.limits.newcomers
 
     @property
     def active(self) -> np.ndarray:

@@ -12,6 +12,7 @@ from torch import Tensor
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Predict
+from dpfl_mpi.settings import Resolved
 
 
 class Scoring:
@@ -20,23 +21,12 @@ class Scoring:
     # attributes that a checkpoint holds
     KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")
 
-    def __init__(
-        self,
-        members: Members,
-        log: Log,
-        backend: Backend,
-        classes: int,
-        keep_latest: bool,
-        mixed: bool,
-        metric_batch: int = 0,
-    ):
-        """Keep the latest of equally good rounds, or the earliest; with `mixed` rows are scored after mixing as well.
-
-        A score is the mean over images. With `metric_batch` it is the mean over mini-batches of that many images, each counting by its mean.
-        """
-        self.metric_batch = metric_batch
-        self.members, self.log, self.backend = members, log, backend
-        self.classes, self.keep_latest, self.mixed = classes, keep_latest, mixed
+    def __init__(self, members: Members, log: Log, backend: Backend, run: Resolved, classes: int, mixed: bool):
+        """With `mixed` rows are scored after mixing as well."""
+        self.members, self.log, self.backend, self.classes, self.mixed = members, log, backend, classes, mixed
+        self.keep_latest = run.tie == "latest"  # of equally good rounds, or the earliest
+        # a score is the mean over images, or over mini-batches of so many, each counting by its mean
+        self.metric_batch = run.batch_size if run.metric == "batch" else 0
         k = len(members.ids)
         self.best = backend.ensemble.zeros(k)  # the row with the best validation accuracy
         self.best_round = np.full(k, -1)

@@ -15,29 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom, Received
-from dpfl_mpi.federation.members import Members, Phase
+from dpfl_mpi.federation.members import Phase
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.numerics.ensemble import Ensemble, check_fixed_point, fixed_point, from_fixed_point
+from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point
+from dpfl_mpi.settings import Resolved
 
 
 class Sums:
     """Sums of p_i w_i. Every public method is collective."""
 
-    def __init__(
-        self,
-        members: Members,
-        log: Log,
-        mail: MailRoom,
-        ensemble: Ensemble,
-        blocks: list[slice],
-        order: np.ndarray | None = None,
-    ):
-        """Average all clients at once; with an `order` of the N clients one after the other."""
-        self.members, self.log, self.mail, self.ensemble, self.blocks = members, log, mail, ensemble, blocks
-        self.order = order
+    def __init__(self, mail: MailRoom, blocks: list[slice], run: Resolved):
+        self.members, self.log, self.mail, self.ensemble, self.blocks = (
+            mail.members,
+            mail.log,
+            mail,
+            mail.ensemble,
+            blocks,
+        )
+        visits = streams.stream(run.seed, streams.VISITS, 0, 0)
+        # --averaging serial: the N clients, one after the other; else all at once
+        self.order = visits.permutation(run.clients) if run.averaging == "serial" else None
 
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; a client without senders keeps its row. Collective.

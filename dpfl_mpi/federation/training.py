@@ -6,7 +6,7 @@ Axes: K clients on this rank, W row width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,18 +39,8 @@ def learning_rate(run: Resolved, t: int) -> float:
 class Training:
     """LocalOpt of Algorithm 1 for every client of this rank that takes part."""
 
-    def __init__(
-        self,
-        members: Members,
-        log: Log,
-        backend: Backend,
-        attack: Attack,
-        rate: Callable[[int], float],
-        reset_momentum: bool,
-    ):
-        """Train at `rate(t)` in round t; with `reset_momentum` each round starts without momentum."""
-        self.members, self.log, self.backend, self.attack = members, log, backend, attack
-        self.rate, self.reset_momentum = rate, reset_momentum
+    def __init__(self, members: Members, log: Log, backend: Backend, attack: Attack, run: Resolved):
+        self.members, self.log, self.backend, self.attack, self.run = members, log, backend, attack, run
         self.momentum: dict[str, Tensor] = {}  # what the optimiser remembers of each client [K, ...], by name
         self.epochs = np.zeros(len(members.ids), np.int64)  # local epochs since the common initial row
         self.steps = np.zeros(len(members.ids), np.int64)
@@ -58,14 +48,14 @@ class Training:
     def begin(self) -> None:
         """Start a round."""
         self.attack.begin()
-        if self.members.round and self.reset_momentum:
+        if self.members.round and self.run.momentum_state == "reset":
             for rows in self.momentum.values():
                 rows.zero_()
 
     @property
     def lr(self) -> float:
         """The learning rate of this round."""
-        return self.rate(self.members.round)
+        return learning_rate(self.run, self.members.round)
 
     def local_opt(
         self,

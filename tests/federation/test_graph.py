@@ -9,9 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launch import federation
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
 
 from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.models import mlp
 
 N = 7
 
@@ -56,19 +59,13 @@ def reward_of(fed, k):
     """R of client k by a plain module: the twin of `Scoring.reward`."""
     i = int(fed.row_of[k])
     first, n = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
-    x = (fed.clients.score_x[first : first + n].float() / 255 - 0.305) / 0.376
-    y = fed.clients.score_y[first : first + n]
-    sizes = [(name, shape, int(np.prod(shape))) for name, shape in fed.ensemble.shapes.items()]
+    x = ((fed.clients.score_x[first : first + n].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
+    y, module = fed.clients.score_y[first : first + n], mlp.build((8, 8, 1), 10)
 
+    @torch.no_grad()
     def R(w):
-        layers, start = {}, 0
-        for name, shape, size in sizes:
-            layers[name] = torch.from_numpy(w[start : start + size].astype(np.float32)).view(shape)
-            start += size
-        with torch.no_grad():
-            h = (x.flatten(1) @ layers["fc1.weight"].T + layers["fc1.bias"]).relu()
-            logits = h @ layers["head.weight"].T + layers["head.bias"]
-            return -float(torch.nn.functional.cross_entropy(logits, y, reduction="none").double().mean())
+        vector_to_parameters(torch.from_numpy(w.astype(np.float32)), module.parameters())
+        return -float(cross_entropy(module(x), y, reduction="none").double().mean())
 
     return R
 
@@ -128,11 +125,9 @@ def test_repeats_differ_and_the_best_counts(fed):
     for repeat in range(4):
         start(fed, 5, 2, 1)
         orders = [draws(fed, k, complete().of(k), 4) for k in range(N)]
+        drawn = [(order[repeat], coins[repeat]) for order, coins in orders]
         alone.append(
-            [
-                reference.ggc(k, orders[k][0][repeat], models, fed.p, reward_of(fed, k), 3, orders[k][1][repeat])
-                for k in range(N)
-            ]
+            [reference.ggc(k, drawn[k][0], models, fed.p, reward_of(fed, k), 3, drawn[k][1]) for k in range(N)]
         )
     start(fed, 5, 2, 4)
     chosen = fed.ggc(w, fed.exchange(w, complete()))

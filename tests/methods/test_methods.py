@@ -12,7 +12,6 @@ from launch import differences, federation, mpirun, run_here, run_mpi
 from twins import FIELDS, HEAD, ROUNDS, TAU, play
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.methods import fedbn
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -122,11 +121,8 @@ def test_a_frozen_head_keeps_weights_and_momentum():
 
 
 # ranks ------------------------------------------------------------------------------------------------------------------
-BASELINES = [
-    m for m in names("method") if m not in ("dpfl", "fedbn", "replay")
-]  # replay needs a result, fedbn a normalisation
-
-
+# replay needs a result, fedbn a normalisation
+BASELINES = [m for m in names("method") if m not in ("dpfl", "fedbn", "replay")]
 SEVEN = {"clients": 7, "rounds": 2, "tau_train": 2, "tau_init": 1, "budget": 3}
 
 
@@ -144,9 +140,8 @@ def three(tmp_path_factory):
 @pytest.mark.parametrize("method", BASELINES)
 def test_a_method_does_not_know_the_ranks(method, tmp_path, three):
     """The same bits on one and on three ranks."""
-    one = run_here(
-        tmp_path / "one.h5", SEVEN | {"method": method}, kernels="auto"
-    )  # as on three, whatever `kernels` was
+    # kernels: as on three, whatever the fixture was
+    one = run_here(tmp_path / "one.h5", SEVEN | {"method": method}, kernels="auto")
     with Result(one) as a, Result(three / f"{method}.h5") as b:
         assert Result.differences(a, b) == []
         assert a["round/gradient_steps"][-1] > 0
@@ -195,19 +190,16 @@ def test_options_name_the_run():
     assert Run(method="fedprox", options={"mu": 1}).slug() != Run(method="fedprox").slug()
 
 
-def test_fedrep_without_an_epoch_for_the_head_is_refused():
-    with pytest.raises(
-        UserError, match=r"^--options.base_epochs is 1 of 1 epochs of a round, so no head is ever trained; use fewer, "
-    ):
-        play("fedrep", tau_train=1)
-
-
-def test_fedbn_without_normalisation_is_one_sentence():
-    with (
-        federation(FIELDS | {"method": "fedbn"}) as fed,
-        pytest.raises(UserError, match="--method fedbn keeps normalisation layers personal, and --model mlp has none"),
-    ):
-        fedbn.init(fed)
+@pytest.mark.parametrize(
+    ("method", "fields", "sentence"),
+    [
+        ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1 of 1 epochs of a round, so no head is ever trained; use fewer, "),
+        ("fedbn", {}, "--method fedbn keeps normalisation layers personal, and --model mlp has none"),
+    ],
+)  # fmt: skip
+def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        play(method, **fields)
 
 
 def test_methods_import_without_torch():
