@@ -28,13 +28,8 @@ class Sums:
     """Sums of p_i w_i. Every public method is collective."""
 
     def __init__(self, mail: MailRoom, blocks: list[slice], run: Resolved):
-        self.members, self.log, self.mail, self.ensemble, self.blocks = (
-            mail.members,
-            mail.log,
-            mail,
-            mail.ensemble,
-            blocks,
-        )
+        self.members, self.log, self.ensemble = mail.members, mail.log, mail.ensemble
+        self.mail, self.blocks = mail, blocks
         visits = streams.stream(run.seed, streams.VISITS, 0, 0)
         # --averaging serial: the N clients, one after the other; else all at once
         self.order = visits.permutation(run.clients) if run.averaging == "serial" else None
@@ -48,7 +43,7 @@ class Sums:
         members = self.members
         members.check_graph(graph, "the graph of fed.average")
         if received is None:  # --averaging serial: senders that come before their receiver send once they have averaged
-            received = self.mail.exchange(w_KW, graph if self.order is None else later_senders(graph, self.order))
+            received = self.mail.exchange(w_KW, graph if self.order is None else graph.only(later(graph, self.order)))
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
         if self.order is not None:
@@ -65,21 +60,19 @@ class Sums:
         The authors' code does this: who comes later averages over averages. Clients that do not wait for one another go at the same time:
         a client's turn is one after the last of its senders that come before it.
         """
-        members, late = self.members, later_senders(graph, order)
-        before = [np.setdiff1d(graph.of(k), late.of(k), assume_unique=True) for k in range(members.n)]
+        members, comes_later = self.members, later(graph, order)
+        early, late = graph.only(~comes_later), graph.only(comes_later)
         turn = np.zeros(members.n, np.int64)
         for k in order:
-            turn[k] = 1 + max(turn[before[k]], default=-1)
+            turn[k] = 1 + max(turn[early.of(k)], default=-1)
         total, local = self._own_terms(w_KW), [graph.of(k) for k in members.ids]
         self._add(total, received, [late.of(k) for k in members.ids])
         out = w_KW.clone()
         for now in range(int(turn.max()) + 1):
             mine = np.flatnonzero(turn[members.ids] == now)
             if now > 0:
-                earlier = CollaborationGraph.from_lists(
-                    s if t == now else s[:0] for s, t in zip(before, turn, strict=True)
-                )
-                self._add(total, self.mail.exchange(out, earlier), [earlier.of(k) for k in members.ids])
+                turned = early.only(turn[early.receivers()] == now)
+                self._add(total, self.mail.exchange(out, turned), [turned.of(k) for k in members.ids])
             self._divided(total, out, local, mine)
         return out
 
@@ -200,8 +193,7 @@ class Sums:
         return torch.from_numpy(members.world.sum_int64(total.cpu().numpy())).to(self.ensemble.device)
 
 
-def later_senders(graph: CollaborationGraph, order: np.ndarray) -> CollaborationGraph:
-    """Return the edges whose sender comes after its receiver in an order of the N clients."""
-    place, receivers = np.argsort(order), graph.receivers()
-    late = place[graph.senders] > place[receivers]
-    return CollaborationGraph.from_edges(graph.n, receivers[late], graph.senders[late])
+def later(graph: CollaborationGraph, order: np.ndarray) -> np.ndarray:
+    """Return which edges have a sender that comes after its receiver in an order of the N clients, bool `[E]`."""
+    place = np.argsort(order)
+    return place[graph.senders] > place[graph.receivers()]

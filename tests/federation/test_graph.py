@@ -81,41 +81,41 @@ def draws(fed, k, candidates, repeats):
     return orders, [fed.greedy.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
 
 
-def start(fed, number, others, repeats=1):
+def start(fed, number, most, repeats=1):
     fed.begin_round(number)
-    fed.most_senders[:] = others
+    fed.most_senders[:] = most
     fed.greedy.repeats = repeats
 
 
-@pytest.mark.parametrize("others", [0, 1, 2, 4, N - 1])
+@pytest.mark.parametrize("most", [0, 1, 2, 4, N - 1])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_bggc_is_algorithm_3(fed, others, seed):
-    start(fed, seed, others)
+def test_bggc_is_algorithm_3(fed, most, seed):
+    start(fed, seed, most)
     w, models = rows_of(fed, seed)
     omega = fed.bggc(w)
     for k in range(N):
         (order,), (coins,) = draws(fed, k, np.array([j for j in range(N) if j != k]), 1)
-        X = reference.bggc(k, order, models, fed.p, reward_of(fed, k), others + 1, coins)
+        X = reference.bggc(k, order, models, fed.p, reward_of(fed, k), most + 1, coins)
         assert list(omega.of(k)) == sorted(X - {k})
-        assert len(omega.of(k)) <= others
+        assert len(omega.of(k)) <= most
 
 
-@pytest.mark.parametrize("others", [0, 1, 3, N - 1])
+@pytest.mark.parametrize("most", [0, 1, 3, N - 1])
 @pytest.mark.parametrize("seed", [3, 4])
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_ggc_is_algorithm_2(fed, others, seed, repeats):
-    start(fed, seed, others, repeats)
+def test_ggc_is_algorithm_2(fed, most, seed, repeats):
+    start(fed, seed, most, repeats)
     w, models = rows_of(fed, seed)
     rng = np.random.default_rng(seed)
     omega = CollaborationGraph.from_lists(
-        rng.choice([j for j in range(N) if j != k], min(others + 1, N - 1), replace=False) for k in range(N)
+        rng.choice([j for j in range(N) if j != k], min(most + 1, N - 1), replace=False) for k in range(N)
     )
     chosen = fed.ggc(w, fed.exchange(w, omega))
     for k in range(N):
         orders, coins = draws(fed, k, omega.of(k), repeats)
-        X = reference.ggc_repeated(k, orders, models, fed.p, reward_of(fed, k), others + 1, coins)
+        X = reference.ggc_repeated(k, orders, models, fed.p, reward_of(fed, k), most + 1, coins)
         assert list(chosen.of(k)) == sorted(X - {k})
-        assert len(chosen.of(k)) <= others
+        assert len(chosen.of(k)) <= most
 
 
 def test_repeats_differ_and_the_best_counts(fed):
@@ -144,12 +144,12 @@ def test_repeats_differ_and_the_best_counts(fed):
 @given(
     seed=st.integers(0, 10**6),
     number=st.integers(0, 99),
-    others=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
+    most=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
     twins=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
     shares=st.lists(st.integers(1, 1000), min_size=N, max_size=N),
     spread=st.sampled_from([1e-6, 1e-3, 1.0]),
 )
-def test_theorem_1(fed, seed, number, others, twins, shares, spread):
+def test_theorem_1(fed, seed, number, most, twins, shares, spread):
     """GGC with all models at hand and BGGC in batches choose the same set: any budget, client, order, weights.
 
     Clients with equal models (`twins`) make gains that are exactly or nearly zero, where one rounding would decide.
@@ -157,15 +157,15 @@ def test_theorem_1(fed, seed, number, others, twins, shares, spread):
     fed.p[:] = np.array(shares) / sum(shares)
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
-    start(fed, number, others)
+    start(fed, number, most)
     together = fed.ggc(w, fed.exchange(w, complete()))
     evaluations = fed.notes["evaluations"].copy()
-    start(fed, number, others)
+    start(fed, number, most)
     batched = fed.bggc(w)
     assert np.array_equal(together.indptr, batched.indptr)
     assert np.array_equal(together.senders, batched.senders)
     assert np.array_equal(evaluations, fed.notes["evaluations"])
-    assert (batched.degrees() <= others).all()
+    assert (batched.degrees() <= most).all()
 
 
 def test_both_searches_start_from_the_same_bits(fed):
@@ -186,12 +186,12 @@ def test_a_client_of_budget_one_evaluates_nothing(fed):
     w, _ = rows_of(fed, 0)
     omega = fed.bggc(w)
     assert omega.degrees()[:-1].tolist() == [0] * (N - 1)
-    others = np.array([int(fed.row_of[k]) for k in range(N - 1)])
-    assert (fed.notes["evaluations"][others] == 0).all()
-    assert (fed.notes["models_received"][others] == 0).all()
+    alone = np.array([int(fed.row_of[k]) for k in range(N - 1)])
+    assert (fed.notes["evaluations"][alone] == 0).all()
+    assert (fed.notes["models_received"][alone] == 0).all()
     assert fed.notes["evaluations"][fed.row_of[N - 1]] > 0
     mixed = fed.average(w, omega)
-    assert torch.equal(mixed[others], w[others])
+    assert torch.equal(mixed[alone], w[alone])
 
 
 def test_two_evaluations_a_candidate(fed):

@@ -316,7 +316,7 @@ def twin_fedala(tw, o):
 
 def twin_pens(tw, o):
     w, taken = [tw.start] * N, np.zeros((N, N))
-    others = tw.run.most_senders
+    most = tw.run.most_senders
     first = round(o["first_step"] * ROUNDS)
     yield w
     for t in range(1, ROUNDS + 1):
@@ -328,12 +328,12 @@ def twin_pens(tw, o):
             everyone = np.array([j for j in range(N) if j != k])
             if t <= first:
                 x, y = tw.data[k]
-                of = {j: cross_entropy(tw.model(w[j])(x), y).item() for j in draw(everyone)[:others].tolist()}
+                of = {j: cross_entropy(tw.model(w[j])(x), y).item() for j in draw(everyone)[:most].tolist()}
                 chosen = sorted(of, key=of.get)[: o["m"]]
                 taken[k, chosen] += 1
             else:
                 liked = [j for j in everyone if taken[k, j] > first * o["m"] / (N - 1)]
-                chosen = draw(np.array(liked or everyone))[:others]
+                chosen = draw(np.array(liked or everyone))[:most]
             members = [k, *chosen]
             new.append((sum(tw.p[j] * w[j].double() for j in members) / sum(tw.p[j] for j in members)).float())
         w = new
