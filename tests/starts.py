@@ -65,6 +65,11 @@ def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list
     return [sys.executable, "-m", "dpfl_mpi", *flags]
 
 
+def of_sweep(results: Path, **changes: object) -> list[str]:
+    """Return the flags of a sweep over small Runs whose results go into this folder."""
+    return [*command(results, small(**changes))[4:], f"--results={results}"]
+
+
 def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `mpirun -n RANKS WORDS` in the background, in a process group of its own."""
     return subprocess.Popen(

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,14 +72,10 @@ def sweep(args: argparse.Namespace) -> int:
     again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
     todo = [k for k in known if k.look(queue.jobs).state in again_too]
     if args.dry_run:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # submitit's own
-            show_text(args, job, todo)
+        show_text(args, job, todo)
         return 0
     if todo and not args.list and args.cluster == "slurm":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # submitit's own
-            submit(args, job, todo, known, queue.jobs)
+        submit(args, job, todo, known, queue.jobs)
         queue = Queue(known)  # what was said before knows nothing of these jobs
     elif todo and not args.list:
         here.compute(args, job, todo, known, live, queue)

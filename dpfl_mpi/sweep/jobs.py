@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,11 @@ def flags_of(k: Known, job: Job, keep_models: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def taken_by_slurm(before: int) -> Iterator[None]:
+def taken_by_slurm(before: int = 0) -> Iterator[None]:
     """Raise `UserError` with sbatch's last line where it refuses the jobs that are submitted inside, after so many that it took."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what sbatch said
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # submitit prints what sbatch said
+            warnings.simplefilter("ignore")
             yield
     except (OSError, RuntimeError) as error:  # submitit's errors are of RuntimeError
         lines = str(error).strip().splitlines() or ["sbatch does not say why"]
@@ -167,7 +169,8 @@ def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
             Path(folder, name).chmod(0o755)
         os.environ["PATH"] = f"{folder}{os.pathsep}{before}"
         try:
-            first, *_ = executor(args, Path(folder)).map_array(compute, [[]] * tasks)
+            with taken_by_slurm():
+                first, *_ = executor(args, Path(folder)).map_array(compute, [[]] * tasks)
             return str(first.paths.submission_file.read_text()).replace(folder, "FOLDER")
         finally:
             os.environ["PATH"] = before
@@ -190,7 +193,7 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Seq
     if job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)
     lines = [flags_of(k, job, k.path in needed) for k in first]
-    with taken_by_slurm(0):
+    with taken_by_slurm():
         array = executor(args, folder).map_array(compute, lines) if first else []
     jobs = {k.path.name: j.job_id for k, j in zip(first, array, strict=True)}
     Submission("slurm", jobs).remember(folder)

@@ -1,0 +1,47 @@
+"""Short ways of the tests of sweeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dpfl_mpi.settings import Run
+from dpfl_mpi.sweep import known
+
+
+def script(path: Path, text: str) -> None:
+    """Write a shell script that can be started."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def lines(path: Path) -> list[str]:
+    """Return the lines of a file, none where it is not there."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def runs_file(path: Path, *runs: dict[str, object]) -> Path:
+    """Write a file of analysis/ whose RUNS have these fields."""
+    texts = [f"Run(**{fields!r})" for fields in runs]
+    path.write_text(f"from dpfl_mpi.settings import Run\nRUNS = [{', '.join(texts)}]\n")
+    return path
+
+
+def base_and_tuned(path: Path, **changes: object) -> Path:
+    """Write a file whose RUNS are a base and the Run that is tuned from it, the tuned one first."""
+    return runs_file(path, *({"finetune_epochs": e, "method": "fedavg", **changes} for e in (1, 0)))
+
+
+def submitted(results: Path, fields: dict[str, object], job: str, **more: object) -> Path:
+    """Note that a Run went to Slurm as this job; return the folder of its logs."""
+    folder = results / "sweeps" / "1"
+    folder.mkdir(parents=True)
+    known.Submission("slurm", {Run(**fields).resolve().path(results).name: job}, **more).remember(folder)
+    return folder
+
+
+def jobs_of(results: Path) -> dict[str, Any]:
+    """Return what the only submission to this folder noted."""
+    (file,) = results.glob("sweeps/*/jobs.json")
+    return dict(json.loads(file.read_text()))

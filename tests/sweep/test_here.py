@@ -1,0 +1,315 @@
+"""Sweeps on this machine: Runs that finish, fail, are interrupted, or are shared with other sweeps; and what is known of each."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import starts
+from sweeps import base_and_tuned, jobs_of, lines, runs_file, script, submitted
+
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Run
+from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.sweep import here, interrupt, jobs, known
+from dpfl_mpi.sweep.table import Live
+
+SWEEP = [sys.executable, "-m", "dpfl_mpi.sweep"]
+
+
+@pytest.fixture
+def mpirun(fakes) -> Path:
+    """The folder of an mpirun that computes nothing until it is asked to leave."""
+    script(
+        fakes / "mpirun",
+        f'trap "echo $$ >> {fakes}/left; exit 75" USR1; echo "mpirun $*" >> {fakes}/up\n'
+        f"for i in $(seq 600); do [ ! -e {fakes}/end ] || exit 0; sleep 0.1; done",
+    )
+    return fakes
+
+
+# whole Runs --------------------------------------------------------------------------------------------------------------
+@pytest.mark.timeout(600)
+def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
+    """FedAvg and FedAvg+FT: the rounds are computed once, and the tuned Run copies them, seconds included."""
+    fields = starts.small(method="fedavg", rounds=2)
+    words = [base_and_tuned(tmp_path / "table.py", **fields), "--max_parallel", "2", "--ranks", "2"]
+    done = swept(*words, rounds=2)
+    assert done.code == 0 and "2 finished of 2" in done.out
+    tuned, base = (Run(**fields, finetune_epochs=e).resolve().path(tmp_path) for e in (1, 0))
+    with Result(tuned) as one, Result(base) as two:
+        assert "model/best" in two and "model/best" not in one
+        assert (one["seconds/train"][: len(two["seconds/train"])] == two["seconds/train"]).all()
+        assert [len(result.starts()) for result in (one, two)] == [1, 1]
+    assert swept(*words, rounds=2).code == 0  # nothing is computed twice
+    assert len(list(tmp_path.glob("sweeps/*"))) == 1
+
+
+def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, swept):
+    done = swept(base_and_tuned(tmp_path / "table.py"), rounds=1, lr=1e15)
+    assert done.code == 1
+    assert "which it goes on from, failed" in done.out and "1 failed, 1 missing of 2" in done.out
+    assert re.search(r"error: client \d diverged in round 0", done.out)  # of the log
+
+
+def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path, swept):
+    fields = starts.small(rounds=1, method="local")
+    file = runs_file(tmp_path / "two.py", fields | {"lr": 1e15}, fields)
+    done = swept(file, "--cluster", "debug", rounds=1)
+    assert done.code == 1
+    assert done.err.count("diverged in round 0") == done.err.count("ended with exit code 2") == 1
+    first, second = (m.start() for m in re.finditer("--- image_folder-pathological-local-", done.out))
+    own = done.out.index("local on image_folder")  # what the Run itself prints
+    assert first < second < own < done.out.index("1 failed, 1 finished of 2")
+    again = swept(file, "--cluster", "debug", "--list", rounds=1)
+    assert again.code == 1 and "---" not in again.out and "1 failed, 1 finished of 2" in again.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, number):
+    """Ctrl-C, or a terminal that goes away: one line, a checkpoint, and the same command goes on to the same numbers."""
+    words = [*SWEEP, "--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=25)]
+    how = {"cwd": starts.ROOT, "env": starts.environment(), "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, start_new_session=True, **how, **pipes)
+    starts.wait_for(lambda: [p for p in tmp_path.glob("*.h5") if starts.recorded(p) >= 1], process)
+    os.killpg(process.pid, number)  # what a terminal sends
+    assert starts.finish(process, 130) == (
+        "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
+    )
+    (out,) = tmp_path.glob("*.h5")  # the second was not begun
+    (t,) = starts.checkpoint_rounds(out)
+    with Result(out) as result:
+        assert result.state == f"stopped after round {t}"
+    assert not out.with_name(f"{out.name}.lock").exists()
+    listed = subprocess.run([*words, "--list"], capture_output=True, **how)
+    assert listed.returncode == 0 and "1 missing, 1 stopped of 2" in listed.stdout
+    if number == signal.SIGINT:
+        done = subprocess.run(words, capture_output=True, timeout=240, **how)
+        assert done.returncode == 0 and "2 finished of 2" in done.stdout, done.stdout + done.stderr
+        with Result(out) as result:
+            assert len(result.starts()) == 2
+
+
+def test_two_sweeps_at_once_share_the_runs(tmp_path):
+    """Started together over the same Runs: each Run is computed once, nothing is called failed, and the tables agree at the end."""
+    words = [*SWEEP, "--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=3)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(words, cwd=starts.ROOT, env=starts.environment(), text=True, **pipes) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, out + err
+        assert "failed" not in out and err == ""
+    paths = sorted(tmp_path.glob("*.h5"))
+    assert len(paths) == 2
+    for path in paths:
+        with Result(path) as result:
+            assert result.finished and len(result.starts()) == 1
+
+
+# how a sweep ends early --------------------------------------------------------------------------------------------------
+def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch):
+    """Python ignores what is raised in `__del__`, KeyboardInterrupt too; the next look at the Runs raises it."""
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: dropped.append(lost.exc_type))
+
+    class Caught:
+        def __del__(self):
+            # no real one: runs of this process would hear it, too
+            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+
+    for _ in range(2):  # a second sweep of the process starts without the first one's signal
+        with pytest.raises(KeyboardInterrupt), interrupt.ended_as_by_ctrl_c():
+            interrupt.check()
+            Caught()
+            assert dropped == [KeyboardInterrupt]
+            known.follow([], Live(sys.stdout), known.Queue([]), 0.0, lambda: True)
+        dropped.clear()
+
+
+@pytest.mark.parametrize(
+    ("more", "command"), [((), "the same command"), (("--fresh",), "the same command without --fresh")]
+)
+def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch, more, command):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(here, "compute", interrupted)
+    done = swept("--seeds", "1", *more)
+    said = "interrupted: the Runs keep a checkpoint each; {} goes on, with --list it says how far they are\n"
+    assert (done.code, done.err) == (130, said.format(command))
+
+
+def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
+    """The second Run is begun, and cannot be noted any more: neither goes on unattended, and one sentence says why."""
+    real, notes = known.replacing, []
+
+    @contextlib.contextmanager
+    def replacing(path: Path) -> Iterator[Path]:
+        notes.append(path)
+        if len(notes) > 1:
+            starts.wait_for(lambda: len(lines(mpirun / "up")) == 2, timeout=30)
+            raise OSError(errno.ENOSPC, "full", str(path))
+        with real(path) as part:
+            yield part
+
+    monkeypatch.setattr(known, "replacing", replacing)
+    done = swept("--seeds", "1,2", "--max_parallel", "2")
+    assert done.code == 2 and len(set(lines(mpirun / "left"))) == 2
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1
+    assert done.err.endswith("jobs.json, the list of jobs of this sweep, cannot be written: No space left on device\n")
+
+
+def test_a_log_that_cannot_be_opened_leaves_no_run_behind(tmp_path, swept, mpirun, monkeypatch):
+    make = here.new_folder
+    second = Run(**starts.small(seed=2)).resolve().path(tmp_path).stem
+
+    def blocked(job: Any) -> Path:
+        folder = make(job)
+        (folder / f"{second}.log").mkdir()
+        return folder
+
+    def flags_of(k: known.Known, *more: Any) -> list[str]:
+        if k.path.stem == second:  # the first one is up, and hears
+            starts.wait_for(lambda: lines(mpirun / "up"), timeout=30)
+        return jobs.flags_of(k, *more)
+
+    monkeypatch.setattr(here, "new_folder", blocked)
+    monkeypatch.setattr(here, "flags_of", flags_of)
+    done = swept("--seeds", "1,2", "--max_parallel", "2")
+    assert (done.code, done.err) == (2, "error: mpirun cannot be started: Is a directory\n")
+    (pid,) = lines(mpirun / "left")
+    assert not born(int(pid))
+    assert len(jobs_of(tmp_path)["stopped"]) == 1  # so that the same command goes on
+
+
+def test_runs_are_not_bound_to_the_first_cores(swept, mpirun):
+    """Open MPI would put one or two ranks of every mpirun on the same core."""
+    (mpirun / "end").touch()
+    swept("--seeds", "1", "--ranks", "2")
+    (line,) = lines(mpirun / "up")
+    assert line.startswith(f"mpirun --bind-to none -n 2 {sys.executable} -m dpfl_mpi ")
+
+
+# beside jobs on Slurm ----------------------------------------------------------------------------------------------------
+def test_a_silent_slurm_does_not_end_a_sweep_of_this_machine(tmp_path, swept, fakes):
+    """One Run of the list waits on Slurm; squeue fails while the other is computed here, and to the end."""
+    submitted(tmp_path, starts.small(seed=1), "39", submitted=1.0)
+    (fakes / "queue").write_text("39 39_N/A\n")
+    script(fakes / "mpirun", f"touch {fakes}/broken; sleep 1")
+    done = swept("--seeds", "1,2")
+    assert done.code == 1 and "1 failed, 1 waiting of 2" in done.out and done.err == ""
+
+
+@pytest.mark.parametrize("cluster", ["local", "debug"])
+def test_a_base_that_fails_on_slurm_meanwhile_is_not_waited_for(
+    tmp_path, swept, mpirun, no_blind_time, pauses, cluster
+):
+    submitted(tmp_path, starts.small(method="fedavg"), "39")
+    (mpirun / "queue").write_text("39 39_N/A\n")
+
+    def sleep(_: float) -> None:
+        assert sum(slept) < 5 * known.ASK_S, "it waits for ever"
+        (mpirun / "queue").write_text("")
+
+    slept = pauses(sleep)
+    done = swept(base_and_tuned(tmp_path / "t.py", **starts.small()), "--cluster", cluster)
+    assert done.code == 1 and "is not begun: " in done.out and "which it goes on from, failed\n" in done.out
+    assert "1 failed, 1 missing of 2" in done.out
+    assert sum(slept) == known.ASK_S and not (mpirun / "up").exists()
+
+
+# what is known of a Run --------------------------------------------------------------------------------------------------
+def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, swept):
+    """What a sweep ended itself, or a killed run of nobody left behind, waits for the same command; a failure for --retry."""
+    words = ["--seeds", "1,2,3"]
+    runs = [Run(**starts.small(seed=seed)).resolve() for seed in (1, 2, 3)]
+    paths = [run.path(tmp_path) for run in runs]
+    for run, path in zip(runs[:2], paths, strict=False):
+        Recorder(path, run, {}, {"time": "now"}).abandon()
+    Recorder(paths[2], runs[2], {}, {"time": "now"}).file.close()  # of no sweep: killed, so still called running
+    folder = tmp_path / "sweeps" / "1"
+    folder.mkdir(parents=True)
+    begun = {path.name: "999999999" for path in paths[:2]}
+    known.Submission("local", begun, dict.fromkeys(begun, "1"), [paths[0].name]).remember(folder)
+
+    def states() -> list[str]:
+        return [line.split()[1] for line in swept(*words, "--list").out.splitlines()[1:4]]
+
+    assert states() == ["stopped", "failed", "stopped"]
+    planned = swept(*words, "--dry_run").out
+    assert [str(path) in planned for path in paths] == [True, False, True]
+    mine = Lock(paths[1])  # another sweep, or somebody's mpirun, computes it now
+    mine.acquire()
+    assert states() == ["stopped", "running", "stopped"]
+    assert str(paths[1]) not in swept(*words, "--retry", "--dry_run").out
+    mine.release()
+
+
+def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
+    """Alive is the process that began when the job did; on another host what the lock says."""
+    path, pid = tmp_path / "a.h5", os.getpid()
+    (tmp_path / "1").mkdir()
+    one = known.Known(Run().resolve(), path)
+    for since, host, lives in ((born(pid), {}, True), ("1", {}, False), (born(pid), {"host": "elsewhere"}, False)):
+        known.Submission("local", {"a.h5": str(pid)}, {"a.h5": since}, **host).remember(tmp_path / "1")
+        known.recall([one], tmp_path)
+        assert one.alive(set()) == lives
+    mine = Lock(path)
+    mine.acquire()
+    assert one.alive(set())
+    mine.release()
+
+
+def test_the_newest_submission_counts(tmp_path):
+    for folder, when, job in (("b", 1.0, "1"), ("a", 2.0, "2")):
+        (tmp_path / folder).mkdir()
+        known.Submission("slurm", {"a.h5": job}, submitted=when).remember(tmp_path / folder)
+        assert json.loads((tmp_path / folder / "jobs.json").read_text())["jobs"] == {"a.h5": job}
+    one = known.Known(Run().resolve(), tmp_path / "a.h5")
+    known.recall([one], tmp_path)
+    assert one.job_id == "2"
+
+
+def test_a_last_write_that_changes_neither_time_nor_size_is_seen(tmp_path, monkeypatch):
+    """A file system with coarse times: the table read the file just before its state was set in place."""
+    run = Run(**starts.small()).resolve()
+    path, now, states = tmp_path / "a.h5", [100.0], ["running", "finished"]
+    path.write_text("a result")
+    reads: list[str] = []
+
+    @contextlib.contextmanager
+    def result(_: Path) -> Iterator[Any]:
+        reads.append(states[0])
+        yield SimpleNamespace(state=states[0], last_round=3, test_acc=0.5)
+
+    monkeypatch.setattr(known, "Result", result)
+    monkeypatch.setattr(known, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = known.Known(run, path)
+    assert one.look(set()).state == "stopped"  # it says running, and nobody holds the lock
+    states.pop(0)
+    now[0] += 0.5
+    assert one.look(set()).state == "finished"
+    one.look(set())
+    assert reads == ["running", "finished"]  # a finished one is read no more
+    other = known.Known(run, path)
+    states[0] = "running"
+    for later in (0.0, 1.9, 0.2, 1.0, 1.0):
+        now[0] += later
+        other.look(set())
+    assert reads[2:] == ["running"] * 3  # nor one that was not written to for two seconds
+    os.utime(path, (1, 1))
+    other.look(set())
+    assert len(reads) == 6

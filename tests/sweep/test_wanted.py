@@ -1,0 +1,182 @@
+"""Which Runs a command line wants: of a grid, of a file, of values to be tuned; and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import starts
+import tiny_result
+from sweeps import runs_file
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.sweep import __main__ as sweep
+from dpfl_mpi.sweep import jobs, wanted
+
+
+def test_flags_name_the_same_run():
+    from dpfl_mpi.__main__ import parse
+
+    for run in (Run(), Run(method="local", seed=3), Run(**starts.small(budget="0.5N", lr=0.25))):
+        run = run.resolve()
+        back, job = parse(to_flags(changed(run) | {"mixed": True, "results": "elsewhere"}))
+        assert back.key() == run.key() and back.slug() == run.slug()
+        assert job.mixed and job.results == "elsewhere"
+
+
+def test_time_limits():
+    assert [jobs.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
+    for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):  # Slurm reads some of these in its own way
+        with pytest.raises(UserError, match=f"--time is {wrong}; allowed"):
+            jobs.minutes(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
+        ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
+        ("--runs_per_gpu 0", "--runs_per_gpu is 0; allowed is a whole number of at least 1"),
+        ("--runs_per_gpu 2 --cluster slurm", "--sbatch gres=shard:1"),
+        ("--results FILE", "nothing can be written there: Not a directory"),
+        ("--clints 3", "clints"),
+        ("--rounds ten", "--rounds is"),
+        ("--seeds 1,x", "--seeds has x; allowed are whole numbers, separated by commas"),
+        ("a.py b.py", "b.py"),
+        ("--cluster", "--cluster"),
+        ("--time 0 --cluster slurm --dry_run", "at least a minute"),
+        ("--partition gpu --cluster slurm --list", "or file:PATH; Slurm's partition is --slurm_partition"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(tmp_path, capsys, words, said):
+    (tmp_path / "FILE").touch()
+    mine = words.replace("FILE", str(tmp_path / "FILE")).split()
+    assert sweep.main(["--methods=local", *starts.of_sweep(tmp_path), *mine]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err, err
+
+
+def test_flags_of_runs_beside_a_grid(tmp_path, capsys):
+    """--partition is the Runs'; the value of a Run's flag is no file, and a switch takes no value."""
+    words = ["--list", f"--results={tmp_path}", "--partition", "dirichlet", "--rounds", "30"]
+    assert sweep.main(["--seeds", "1", "--no-augment", "--mixed", *words]) == 0
+    out = capsys.readouterr().out
+    assert "digits-dirichlet-dpfl-" in out and "1 missing of 1" in out
+    assert sweep.main(["--seeds", "1", "--methods", "ditto", "--options.lam", "0.3", *words]) == 0  # DPFL has no lam
+    assert "dirichlet-ditto-" in capsys.readouterr().out
+
+
+def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
+    file = tmp_path / "figure.py"
+    file.write_text(
+        "from neighbour import SEEDS\nfrom dpfl_mpi.settings import Run\nRUNS = [Run(seed=s) for s in SEEDS]\n"
+    )
+    (tmp_path / "neighbour.py").write_text("SEEDS = (1, 2)\n")
+    assert sweep.main(["--rounds", "30", "--list", str(file), f"--results={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "-s1-" in out and "-s2-" in out and "2 missing of 2" in out
+    assert sweep.main([str(tmp_path / "none.py"), "--list"]) == 2
+    for text, said in (
+        ("", "has no list RUNS of Run(...)"),
+        ("RUNS = ['local']", "has no list RUNS of Run(...)"),
+        ("import nowhere", "wrong.py fails: ModuleNotFoundError: No module named 'nowhere'"),
+    ):
+        (tmp_path / "wrong.py").write_text(text)
+        assert sweep.main([str(tmp_path / "wrong.py"), "--list"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capsys):
+    """The other Runs of the file go on; a sweep of nothing but such Runs, or a grid, is refused."""
+    gone = [{"dataset": "cifar10", "data": f"{tmp_path}/none.h5", "seed": s} for s in (1, 2)]
+    file = runs_file(tmp_path / "some.py", starts.small(seed=1), *gone)
+    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 1
+    out, err = capsys.readouterr()
+    said = f"left out 2 of 3 Runs: --data is {tmp_path}/none.h5; "
+    assert said in err and said in out and "1 missing of 1" in out
+    runs_file(file, *gone)
+    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --data is {tmp_path}/none.h5; ")
+
+
+def test_a_grid_picks_runs_of_a_file(tmp_path, capsys):
+    """One of the values of each flag; a method that reads no budget has every budget, and a share is a number."""
+    file = tmp_path / "figure.py"
+    file.write_text(
+        "from dpfl_mpi.settings import Run\n"
+        "RUNS = [Run(method=m, seed=s, budget=b) for m in ('dpfl', 'local') for s in (1, 2) for b in ('0.25N', 4)]\n"
+    )
+
+    def listed(*words: str) -> list[str]:
+        assert sweep.main([str(file), "--list", f"--results={tmp_path}", *words]) == 0, capsys.readouterr().err
+        return sorted(line.split()[0].rsplit("-", 1)[0] for line in capsys.readouterr().out.splitlines()[1:-1])
+
+    name = "digits-pathological-{}-B{}-s{}".format
+    assert len(listed()) == 6
+    assert listed("--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), name("local", 1, 2)]
+    assert listed("--seeds", "1,2", "--methods", "local") == [name("local", 1, 1), name("local", 1, 2)]
+    assert listed("--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), name("local", 1, 1)]
+    for words, said in (
+        (["--seeds", "1,3"], "--seeds has 3; "),
+        (["--methods", "ditto"], "have dpfl, local"),
+        (["--datasets", "cifar10"], "have digits"),
+    ):
+        assert sweep.main([str(file), "--list", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+# tuning ------------------------------------------------------------------------------------------------------------------
+def test_tuning_reads_validation_only(tmp_path, monkeypatch):
+    fields = starts.small(rounds=1)
+    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05", sweep.settings)
+    job = Job(results=str(tmp_path))
+    assert "not finished" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
+    scores = {}
+    for value, (run,) in values.items():
+        with Result(starts.here(run.path(tmp_path), fields | {"lr": float(value)})) as result:
+            scores[value] = result["best/val_acc"].mean()
+    read = []
+    whole = Result.__getitem__
+    monkeypatch.setattr(Result, "__getitem__", lambda self, name: read.append(name) or whole(self, name))
+    best = max(scores, key=scores.get)
+    assert f"best by validation: dpfl.lr={best}" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
+    assert "best/val_acc" in read and not any("test" in name for name in read)
+    assert len(list(tmp_path.glob("*.h5"))) == 2  # every trial is kept
+
+
+def test_values_are_read_as_on_the_command_line():
+    """YAML 1.1 alone takes 1e-3 for a text and 1:2 for 62."""
+    numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5", sweep.settings)
+    assert [(v, r.options, r.method, r.seed) for v, [r] in numbers.items()] == [
+        ("1e-3", {"lam": 0.001}, "ditto", 7),
+        ("0.5", {"lam": 0.5}, "ditto", 7),
+    ]
+    assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3", sweep.settings).values()] == [0.001]
+    assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2", sweep.settings).values()] == ["1:2"]
+    for wrong, said in (
+        ("dpfl.lr=fast", r"^--lr is fast; allowed is a number above 0$"),
+        ("ditto", "--tune"),
+        ("dpfl.nothing=1", "--tune"),
+        ("dpfl.lr", "--tune"),
+    ):
+        with pytest.raises(UserError, match=said):
+            wanted.trials([Run()], wrong, sweep.settings)
+
+
+def test_tuning_says_a_tie(tmp_path):
+    """All values that look alike in the table are named; the best is taken, of equal ones the first."""
+
+    def chosen(**best: float) -> str:
+        values, folder = {}, tmp_path / str(best)
+        for i, (value, score) in enumerate(best.items()):
+            run = Run(dataset="digits", classes_per_client=3, method="local", clients=4, rounds=2, seed=i)
+            tiny_result.make(run.path(folder), "local", i, best=(score,) * 4)
+            values[value] = [run]
+        return wanted.choose(values, Job(results=str(folder)), "ditto.lam=a,b,c").splitlines()[-1]
+
+    assert chosen(a=0.5, b=0.75, c=0.75) == (
+        "best by validation: ditto.lam=b (a tie to two digits with c; of equal accuracies the first is taken)"
+    )
+    assert chosen(a=0.75, b=0.750001, c=0.25).startswith("best by validation: ditto.lam=b (a tie to two digits with a;")
+    assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
