@@ -61,7 +61,7 @@ def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, swept):
     done = swept(base_and_tuned(tmp_path / "table.py"), rounds=1, lr=1e15)
     assert done.code == 1
     assert "which it goes on from, failed" in done.out and "1 failed, 1 missing of 2" in done.out
-    assert re.search(r"error: client \d diverged in round 0", done.out)  # of the log
+    assert re.search(r"error: client \d diverged in round 1", done.out)  # of the log
 
 
 def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path, swept):
@@ -69,7 +69,7 @@ def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path
     file = runs_file(tmp_path / "two.py", fields | {"lr": 1e15}, fields)
     done = swept(file, "--cluster", "debug", rounds=1)
     assert done.code == 1
-    assert done.err.count("diverged in round 0") == done.err.count("ended with exit code 2") == 1
+    assert done.err.count("diverged in round 1") == done.err.count("ended with exit code 2") == 1
     first, second = (m.start() for m in re.finditer("--- image_folder-pathological-local-", done.out))
     own = done.out.index("local on image_folder")  # what the Run itself prints
     assert first < second < own < done.out.index("1 failed, 1 finished of 2")
