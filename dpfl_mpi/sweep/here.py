@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -19,7 +20,6 @@ from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.survival.signals import REQUEUE
-from dpfl_mpi.sweep import interrupt
 from dpfl_mpi.sweep.jobs import flags_of, minutes, new_folder
 from dpfl_mpi.sweep.known import Known, Queue, Submission, follow, recall
 from dpfl_mpi.sweep.table import Live
@@ -95,9 +95,10 @@ class Computing:
     def __init__(
         self, args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
     ):
-        self.args, self.job, self.known, self.live, self.queue = args, job, known, live, queue
+        self.args, self.job, self.known, self.queue = args, job, known, queue
         self.groups = gpu_groups(args, job)
         self.foreground = args.cluster == "debug"
+        self.live = Live(io.StringIO()) if self.foreground else live
         room = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
         room = min(room, len(self.groups) * args.runs_per_gpu) if self.groups else room
         self.at_once = 1 if self.foreground else room
@@ -161,12 +162,8 @@ class Computing:
             print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
 
     def wait(self, busy: Callable[[], bool]) -> None:
-        """Return once `busy` is false; meanwhile the table of all Runs is kept up to date, in the foreground there is none."""
-        if not self.foreground:
-            return follow(self.known, self.live, self.queue, LOOK_S, busy)
-        while busy():
-            interrupt.check()
-            self.queue.pause(LOOK_S)
+        """Return once `busy` is false; meanwhile the table of all Runs is kept up to date, in the foreground for nobody."""
+        follow(self.known, self.live, self.queue, LOOK_S, busy)
 
     def note(self) -> None:
         """Write down which process computes which Run, for other sweeps and the next call."""

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from dpfl_mpi.sweep.known import Known, Submission, recall
 from dpfl_mpi.sweep.wanted import bases
 
 SLURM_S = 60  # that squeue and scontrol have for an answer
-ROOT_S = 15.0  # that the other ranks leave root to requeue the job
+ROOT_S = 15.0  # that the other ranks leave root to requeue the job before all are aborted: nothing runs after that
 WARNING_S = 120  # before the end of a job, or half of a shorter one
 GRACE_S = 100.0  # of them for the round to end, unless told; the rest is for leaving
 # A killed start leaves MPICH's shared memory under the name of its job and step, on which MPI_Init of another one fails. The steps of a
@@ -48,23 +50,19 @@ def compute(arguments: list[str]) -> int:
     from dpfl_mpi.__main__ import main
 
     try:
-        main(arguments, before_abort)
+        main(arguments, partial(requeue, patience=ROOT_S))
     except SystemExit as end:  # it left in order: submitit would call that a failure
         requeue(end.code)
         raise
     return 0
 
 
-def before_abort(code: int) -> None:
-    """Requeue the job before its ranks are aborted with 75: nothing runs after that. The other ranks leave root the time for it."""
-    requeue(code)
-    if code == REQUEUE and os.environ.get("SLURM_PROCID", "0") != "0":
-        time.sleep(ROOT_S)
-
-
-def requeue(code: object) -> None:
-    """Let Slurm start this job again where its Run left with 75: rank 0 asks. A cancelled job is no longer RUNNING."""
-    if code != REQUEUE or os.environ.get("SLURM_PROCID", "0") != "0":
+def requeue(code: object, patience: float = 0.0) -> None:
+    """Let Slurm start this job again where its Run left with 75: rank 0 asks, and the others leave it this time. A cancelled job is not RUNNING."""
+    if code != REQUEUE:
+        return
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        time.sleep(patience)
         return
     job_id = slurm_job()
     try:
@@ -121,13 +119,11 @@ def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
 
 def minutes(text: str) -> int:
     """Return a time limit in minutes, at least 1: a number of them, or H:MM:SS, or D-H:MM:SS."""
-    days, _, clock = text.rpartition("-")
-    parts = clock.split(":")
-    right = len(parts) == 3 or (len(parts) == 1 and not days)
-    if not right or not all(p.isascii() and p.isdigit() for p in [*parts, days or "0"]):
+    found = re.fullmatch(r"([0-9]{1,9})|(?:([0-9]{1,5})-)?([0-9]{1,5}):([0-9]{1,2}):([0-9]{1,2})", text)
+    if not found:
         raise UserError(f"--time is {text}; allowed is a number of minutes, H:MM:SS or D-H:MM:SS")
-    hours, mins, seconds = (0, *map(int, parts), 0) if len(parts) == 1 else map(int, parts)
-    total = int(days or 0) * 1440 + hours * 60 + mins + -(-seconds // 60)
+    alone, days, hours, mins, seconds = (int(part or 0) for part in found.groups())
+    total = alone + days * 1440 + hours * 60 + mins + -(-seconds // 60)
     if not total:
         raise UserError(f"--time is {text}; a Run needs at least a minute")
     return total

@@ -29,7 +29,6 @@ from dpfl_mpi.sweep.table import Live, Row
 LOG_LINES = 6
 ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
 BLIND_S = 2 * ASK_S  # a job just submitted may not be in the queue that was last seen
-SETTLED_S = 2.0  # on a coarse file system a write within this leaves the time of the one before
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,7 @@ class Known:
     path: Path
     folder: Path | None = None
     submission: Submission | None = None
-    seen: tuple[int, int] = (0, 0)  # time and size of the result file when it was last looked at
-    since: float = 0.0  # when it was first seen so, by the clock of this process: a file server has its own
-    settled: bool = False  # and nothing can have been written to it since it was read
+    seen: tuple[int, ...] = ()  # which result file was read last, which is replaced whole
     recorded: Row | None = None  # in it then: hundreds of files are looked at twice a second
 
     @property
@@ -138,18 +135,14 @@ class Known:
             stat = self.path.stat()
         except OSError:
             return Row(name, "missing", -1, rounds, math.nan)
-        if self.seen != (stat.st_mtime_ns, stat.st_size):
-            self.seen, self.since, self.settled = (stat.st_mtime_ns, stat.st_size), time.monotonic(), False
-        if not self.settled:
-            settled = time.monotonic() - self.since > SETTLED_S
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if self.recorded is None or self.seen != seen:
             try:
                 with Result(self.path) as result:
                     state = result.state.split()[0].rstrip(",")
-                    self.recorded = Row(name, state, result.last_round, rounds, result.test_acc)
-            except UserError:  # torn, or being written at this moment
+                    self.recorded, self.seen = Row(name, state, result.last_round, rounds, result.test_acc), seen
+            except UserError:
                 return (self.recorded or Row(name, "", -1, rounds, math.nan)).now("unreadable")
-            self.settled = settled or state == "finished"
-        assert self.recorded
         return self.recorded
 
     def alive(self, queue: set[str]) -> bool:

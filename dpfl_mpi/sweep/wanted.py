@@ -19,7 +19,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.fields import fields, read
 from dpfl_mpi.settings.values import is_file
-from dpfl_mpi.sweep.flags import GRID
+from dpfl_mpi.sweep.flags import GRID, words
 from dpfl_mpi.sweep.known import Known
 
 
@@ -46,10 +46,7 @@ def runs_of(file: Path) -> list[Run]:
 
 def axes(args: argparse.Namespace) -> dict[str, list[Any]]:
     """Return the values of --seeds, --methods, --datasets and --budgets that are given, by the field of Run."""
-    out = {field: words(getattr(args, flag)) for flag, field in GRID.items() if getattr(args, flag)}
-    if "seed" in out:
-        out["seed"] = [whole("--seeds", s) for s in out["seed"]]
-    return out
+    return {field: getattr(args, flag) for flag, field in GRID.items() if getattr(args, flag)}
 
 
 def grid(args: argparse.Namespace, base: Run) -> list[Run]:
@@ -84,18 +81,6 @@ def same(run: Run, field: str, value: Any) -> bool:
     if field != "budget":
         return bool(getattr(run, field) == value)
     return dataclasses.replace(run, budget=value).resolve().budget == run.resolve().budget
-
-
-def words(text: str) -> list[Any]:
-    """Return the parts of a comma-separated list."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def whole(flag: str, text: str) -> int:
-    """Return a whole number."""
-    if not (text.isascii() and text.isdigit()):
-        raise UserError(f"{flag} has {text}; allowed are whole numbers, separated by commas")
-    return int(text)
 
 
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:

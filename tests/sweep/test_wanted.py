@@ -129,7 +129,7 @@ def test_a_grid_picks_runs_of_a_file(tmp_path, capsys):
 # tuning ------------------------------------------------------------------------------------------------------------------
 def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     fields = starts.small(rounds=1)
-    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05", sweep.settings)
+    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
     job = Job(results=str(tmp_path))
     assert "not finished" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
     scores = {}
@@ -147,13 +147,13 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 
 def test_values_are_read_as_on_the_command_line():
     """YAML 1.1 alone takes 1e-3 for a text and 1:2 for 62."""
-    numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5", sweep.settings)
+    numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5")
     assert [(v, r.options, r.method, r.seed) for v, [r] in numbers.items()] == [
         ("1e-3", {"lam": 0.001}, "ditto", 7),
         ("0.5", {"lam": 0.5}, "ditto", 7),
     ]
-    assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3", sweep.settings).values()] == [0.001]
-    assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2", sweep.settings).values()] == ["1:2"]
+    assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
+    assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
     for wrong, said in (
         ("dpfl.lr=fast", r"^--lr is fast; allowed is a number above 0$"),
         ("ditto", "--tune"),
@@ -161,7 +161,7 @@ def test_values_are_read_as_on_the_command_line():
         ("dpfl.lr", "--tune"),
     ):
         with pytest.raises(UserError, match=said):
-            wanted.trials([Run()], wrong, sweep.settings)
+            wanted.trials([Run()], wrong)
 
 
 def test_tuning_says_a_tie(tmp_path):
