@@ -201,6 +201,14 @@ def recorded(out: Path) -> int:
     return -1
 
 
+def times_started(out: Path) -> int:
+    """Return how often the run of a results file was started."""
+    from dpfl_mpi.results import Result
+
+    with Result(out) as result:
+        return len(result.starts())
+
+
 def being_written(out: Path) -> bool:
     """Return whether a file of a checkpoint is being written at this moment."""
     try:

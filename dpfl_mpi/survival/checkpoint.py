@@ -43,7 +43,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
-from dpfl_mpi.storage.files import explained, new_hdf5, reason, replacing
+from dpfl_mpi.storage.files import explained, reason, replacing
 from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.signals import again_text
@@ -53,7 +53,6 @@ KEEP = 2  # generations
 OURS = re.compile(r"\d{6,}\.[0-9a-f]{12}\.(\d{5}\.shard|results|[0-9a-f]{16}\.manifest)\.h5|\..*\.part")
 DIGITS = 16  # of the SHA-256 of a manifest, in its name
 MANIFEST = "the manifest of a checkpoint"
-CHECKED: dict[str, Any] = {"libver": ("v110", "v110")}  # HDF5 with checksums of its metadata
 # facts of /meta that the key of a Run does not have: a data set may have been prepared anew from another source
 DATA = {"data_sha256": "content of the data", "partition_sha256": "partition"}
 UNWRITTEN = (OSError, RuntimeError, MemoryError)  # a disk that fails, also where HDF5 says so; anything else is a bug
@@ -95,9 +94,10 @@ class Checkpoints:
         votes = self.world.sum_int64(np.array([due, stop], np.int64))
         return bool(votes.any()), bool(votes[1])
 
-    def _key(self) -> dict[str, Any]:
-        """Return what must be the same for a run to go on from a checkpoint: the Run, and which arrays its results have."""
-        return self.run.key() | {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
+    def _key(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what must be the same for a run to go on: the Run, which arrays its results have, and what was found out `about` its data."""
+        more = {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
+        return self.run.key() | more | {text: about.get(name) for name, text in DATA.items()}
 
     # writing -----------------------------------------------------------------------------------------------------------
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
@@ -108,12 +108,13 @@ class Checkpoints:
         """
         start = time.perf_counter()
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
-        clients, shared = split(parts, state)
+        mine, same = parts.state()
+        clients = flat(state=state["client"], momentum=parts.training.momentum, federation=mine)
+        shared = flat(state=state["shared"], federation=same)
         with self._all_or_nobody():
             if len(parts.ids):
-                shard = self.folder / shard_name(stem, self.world.rank)
-                with replacing(shard) as path, new_hdf5(path, **CHECKED) as file:
-                    fill(file, clients, shard=shard.name)
+                name = shard_name(stem, self.world.rank)
+                write(self.folder / name, image(clients, shard=name))
         with self._all_or_nobody():
             if recorder:
                 self._commit(parts, stem, clients, shared, recorder)
@@ -125,21 +126,15 @@ class Checkpoints:
         results = self.folder / f"{stem}.results.h5"
         with replacing(results) as path:
             recorder.copy(path)
-        buffer = io.BytesIO()
-        with h5py.File(buffer, "w", **CHECKED) as file:
-            fill(
-                file,
-                shared | {"client/shard": parts.members.owner, "client/row": parts.members.row_of},
-                key=json.dumps(self._key()),
-                round=parts.round,
-                schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
-                results_sha256=sha256(results),
-            )
+        data = image(
+            shared | {"client/shard": parts.members.owner, "client/row": parts.members.row_of},
+            key=json.dumps(self._key(parts.about)),
+            round=parts.round,
+            schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
+            results_sha256=sha256(results),
+        )
         self.still_ours()
-        data = buffer.getvalue()
-        digest = hashlib.sha256(data).hexdigest()[:DIGITS]
-        with replacing(self.folder / f"{stem}.{digest}.manifest.h5") as path:
-            path.write_bytes(data)
+        write(self.folder / f"{stem}.{hashlib.sha256(data).hexdigest()[:DIGITS]}.manifest.h5", data)
         self._forget(stem)
 
     def _forget(self, newest: str) -> None:
@@ -173,8 +168,7 @@ class Checkpoints:
                 before = ""
                 with contextlib.suppress(UserError):
                     before = read_text(path, SMALL, follow=False).strip()
-                with replacing(path) as part:
-                    part.write_text(f"{self.round}\n")
+                write(path, f"{self.round}\n".encode())
             return before == str(self.round)
 
         return bool(self.world.decide(note))
@@ -238,29 +232,25 @@ class Checkpoints:
         Raises:
             UserError: they are of another Run, or of other data than `about` names.
         """
-        results, mine = results_of(manifest), self._key()
+        mine = self._key(about)
         try:
             if sha256(manifest)[:DIGITS] not in manifest.name:
                 return False
             with Hdf5(manifest, MANIFEST) as file:
                 theirs, results_sha256 = file.json("key", dict), file.attribute("results_sha256", str)
-            if different := sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)):
-                raise UserError(
-                    f"{self.folder} holds a checkpoint of another run (different: {', '.join(different)}); "
-                    "choose another --out, or start over with --fresh"
-                )
-            if sha256(results) != results_sha256:
-                return False
-            with Hdf5(results, "a copy of a results file") as file:
-                anew = [DATA[name] for name in DATA if file.attribute(name, str, "meta", about[name]) != about[name]]
+            whole = sha256(results_of(manifest)) == results_sha256
         except Unreadable:
             return False
-        if anew:
-            raise UserError(
-                f"{self.folder} holds a checkpoint of a run on other data (different: {', '.join(anew)}); bring back the data that it began "
-                "with, choose another --out, or start over with --fresh"
+        if different := sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)):
+            data = set(different) <= set(DATA.values())
+            what, remedy = (
+                ("a run on other data", "bring back the data that it began with, ") if data else ("another run", "")
             )
-        return True
+            raise UserError(
+                f"{self.folder} holds a checkpoint of {what} (different: {', '.join(different)}); {remedy}choose another --out, or start over "
+                "with --fresh"
+            )
+        return whole
 
     def _load(self, file: Hdf5, parts: Parts) -> State:
         """Return this rank's state, the method's in "client" and "shared", with what else was kept in "momentum" and "federation".
@@ -314,20 +304,22 @@ def results_of(manifest: Path) -> Path:
     return manifest.with_name(f"{stem_of(manifest)}.results.h5")
 
 
-def fill(file: h5py.File, named: Named, **attributes: Any) -> None:
-    """Write values and attributes to a new file."""
-    file.attrs.update(attributes)
-    for name, value in named.items():
-        values.write(file, name, value)
+def image(named: Named, **attributes: Any) -> bytes:
+    """Return an HDF5 file of these values and attributes, with checksums of its metadata: HDF5 itself never sees a disk that may fail."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
+        file.attrs.update(attributes)
+        for name, value in named.items():
+            values.write(file, name, value)
+    return buffer.getvalue()
 
 
-def split(parts: Parts, state: State) -> tuple[Named, Named]:
-    """Return (client arrays `[K, ...]`, what is the same on every rank), by path: the method's state and the Federation's."""
-    mine, same = parts.state()
-    clients = {"state": state["client"], "momentum": parts.training.momentum, "federation": mine}
-    return flat(clients), flat({"state": state["shared"], "federation": same})
+def write(path: Path, data: bytes) -> None:
+    """Write a whole file."""
+    with replacing(path) as part:
+        part.write_bytes(data)
 
 
-def flat(groups: Mapping[str, Mapping[str, Any]]) -> Named:
+def flat(**groups: Mapping[str, Any]) -> Named:
     """Return values by GROUP/NAME."""
     return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}

@@ -112,11 +112,13 @@ class Watch:
 
     def begin(self, t: int) -> None:
         """Mark the start of round t."""
-        now = time.monotonic()
-        # starting and preprocessing tell nothing about a round
-        self.last = now - self.started if self.round > 0 else 0.0
-        self.round, self.started = t, now
+        self.last = self._length()
+        self.round, self.started = t, time.monotonic()
         self._arm()
+
+    def _length(self) -> float:
+        """Return the seconds since this round began; starting and preprocessing tell nothing about a round."""
+        return time.monotonic() - self.started if self.round > 0 else 0.0
 
     def _arm(self) -> None:
         """Print this rank's stack from C, too, should it hang where no other Python thread can run."""
@@ -128,9 +130,7 @@ class Watch:
 
         `more` says that a round would follow; it is not begun where it and `spare` seconds would outlast the allocation.
         """
-        now = time.monotonic()
-        length = now - self.started if self.round > 0 else 0.0  # as in `begin`
-        if more and now + length + spare > self.ends:
+        if more and time.monotonic() + self._length() + spare > self.ends:
             hear(ALLOCATION)
         return self._asked() > 0
 
@@ -148,7 +148,10 @@ class Watch:
             if asked := self._asked():
                 deadline = min(asked + self.grace, self.ends)
                 if now >= deadline or (self.last and self.started + self.last > deadline):
-                    return self._cut()
+                    replay = f"{again_text(self.job)} replays it from the last checkpoint"
+                    again = replay if self.code == REQUEUE else STALLED_TEXT
+                    late = f"round {self.round} would outlast --grace {self.grace:g}, stopped at once"
+                    return self._end(self.code, f"{Heard.name}: {late}; {again}")
                 wait = deadline - now
             elif self.ends < float("inf"):
                 wait = self.ends - self.grace - now + 0.01
@@ -162,15 +165,15 @@ class Watch:
                     if number in SIGNALS and signal.getsignal(number) is handler:
                         handler(number, None)
 
-    def _cut(self) -> None:
-        """End all ranks: the round would outlast the grace time."""
-        if not self._first():
-            return
-        replay = f"{again_text(self.job)} replays it from the last checkpoint"
-        again = replay if self.code == REQUEUE else STALLED_TEXT
-        tell(f"{Heard.name}: round {self.round} would outlast --grace {self.grace:g}, stopped at once; {again}")
-        self.on_abort()
-        self.world.abort(self.code)
+    def _end(self, code: int, text: str = "") -> None:
+        """End all ranks after this text, unless root has done so or the run has ended meanwhile."""
+        if not self.world.root:
+            time.sleep(STEP_BEHIND)
+        if not self.leaving:
+            if text:
+                print(text, file=sys.stderr, flush=True)
+            self.on_abort()
+            self.world.abort(code)
 
     def _hung(self) -> None:
         """Print where this rank stands, and end all ranks."""
@@ -179,23 +182,14 @@ class Watch:
             faulthandler.dump_traceback(file)
             file.seek(0)
             text = file.read()
-        late = f"has not finished round {self.round} in {self.job.watchdog:g} s"
-        tell(f"--watchdog: rank {self.world.rank} of {self.world.size} {late}; it is at\n{text}")
+        late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
+        print(
+            f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}",
+            file=sys.stderr,
+            flush=True,
+        )
         time.sleep(2)  # for the other ranks to print theirs
-        if self._first():
-            self.on_abort()
-            self.world.abort(1)
-
-    def _first(self) -> bool:
-        """Return whether this rank is still to act, after root had time to."""
-        if not self.world.root:
-            time.sleep(STEP_BEHIND)
-        return not self.leaving
-
-
-def tell(text: str) -> None:
-    """Print a text on stderr."""
-    print(text, file=sys.stderr, flush=True)
+        self._end(1)
 
 
 def slurm_job() -> str:

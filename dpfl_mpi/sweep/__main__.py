@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, job_of, run_of
 from dpfl_mpi.settings.fields import changed, check, to_flags
+from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
 from dpfl_mpi.sweep.flags import parser
 from dpfl_mpi.sweep.interrupt import ended_as_by_ctrl_c
@@ -52,25 +54,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
-        again = "the same command without --fresh" if getattr(args, "fresh", False) else "the same command"
-        what = "--list says how far they are" if args.list else f"{again} goes on, with --list it says how far they are"
+        again = f"{again_text(job_of(vars(args)))} goes on, with --list it says how far they are"
         with contextlib.suppress(OSError):  # a terminal that is gone
-            print(f"interrupted: {'' if args.list else f'{going}; '}{what}", file=sys.stderr)
+            print(
+                f"interrupted: {'--list says how far they are' if args.list else f'{going}; {again}'}", file=sys.stderr
+            )
         return INTERRUPTED
 
 
 def sweep(args: argparse.Namespace) -> int:
     """Find, submit and report the Runs of a command line; return the exit code."""
     job, values = asked_for(args)
-    args.fresh = job.fresh  # for who interrupts it: that command again would start over
     runs = [run for some in values.values() for run in some]
     known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
     for line in left_out:
         print(line, file=sys.stderr)
     recall(known, Path(job.results) / "sweeps")
     queue, live = Queue(known), Live(sys.stdout)
-    again_too = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
-    todo = [k for k in known if k.look(queue.jobs).state in again_too]
+    wanted = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
+    todo = [k for k in known if k.look(queue.jobs).state in wanted]
     if args.dry_run:
         show_text(args, job, todo)
         return 0
@@ -130,18 +132,15 @@ def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Know
     Raises:
         UserError: that is so of all of them, or of one where the `whole` is wanted.
     """
-    known: dict[str, Known] = {}
-    missing: dict[str, int] = {}
+    known: dict[Path, Known] = {}
+    missing: Counter[str] = Counter()
     for run in runs:
         try:
             path = run.path(results)
+            known[path] = Known(run, path)
         except UserError as error:
-            if whole:
-                raise
-            missing[str(error)] = missing.get(str(error), 0) + 1
-        else:
-            known[path.name] = Known(run, path)
-    if not known and missing:
+            missing[str(error)] += 1
+    if missing and (whole or not known):
         raise UserError(next(iter(missing)))
     return list(known.values()), [f"left out {n} of {len(runs)} Runs: {why}" for why, n in missing.items()]
 

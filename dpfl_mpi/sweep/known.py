@@ -43,22 +43,14 @@ class Submission:
     submitted: float = field(default_factory=time.time)
 
     def remember(self, folder: Path) -> None:
-        """Write it, whole for whoever reads it meanwhile.
-
-        Raises:
-            UserError: the disk is full, or the like.
-        """
+        """Write it, whole for whoever reads it meanwhile; raise `UserError` where the disk is full, or the like."""
         path = folder / "jobs.json"
         with explained(f"{path}, the list of jobs of this sweep, cannot be written"), replacing(path) as part:
             part.write_text(json.dumps(dataclasses.asdict(self), indent=1))
 
 
 def submission_in(file: Path) -> Submission:
-    """Return the submission that a `jobs.json` holds.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the submission that a `jobs.json` holds; raise `UserError` where it is damaged."""
     entry = read_json(file, follow=False)
     with refused_as(f"{file} is damaged"):
         found = Submission(**entry)

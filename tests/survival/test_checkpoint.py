@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.values import Every
-from dpfl_mpi.storage import foreign
 from dpfl_mpi.survival import values
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
@@ -37,6 +37,21 @@ from dpfl_mpi.survival.checkpoint import Checkpoints
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small run, computed without a stop."""
     return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5")
+
+
+@pytest.fixture(scope="module")
+def after_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small run, cut after round 3."""
+    folder = tmp_path_factory.mktemp("cut")
+    with pytest.MonkeyPatch.context() as patch:
+        starts.cut_after(patch, 3, folder / "run.h5")
+    return folder
+
+
+@pytest.fixture
+def cut(after_3, tmp_path) -> Path:
+    """The small run, cut after round 3: its file is the test's own."""
+    return shutil.copytree(after_3, tmp_path / "cut") / "run.h5"
 
 
 @contextlib.contextmanager
@@ -58,17 +73,14 @@ def newest(out: Path, kind: str) -> Path:
     return sorted(Path(f"{out}.checkpoint").glob(f"*.{kind}.h5"))[-1]
 
 
-def test_a_cut_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, undisturbed):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 3, out)
-    assert starts.checkpoint_rounds(out) == [1, 2]  # two generations; round 3 was recorded, not kept
-    with Result(out) as result:
+def test_a_cut_run_goes_on_to_the_same_numbers(cut, undisturbed):
+    assert starts.checkpoint_rounds(cut) == [1, 2]  # two generations; round 3 was recorded, not kept
+    with Result(cut) as result:
         assert len(result["round/number"]) == 4
-    starts.here(out)
-    assert starts.same(out, undisturbed)
-    with Result(out) as result:
-        assert len(result.starts()) == 2
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5"]  # neither checkpoints nor lock are left
+    starts.here(cut)
+    assert starts.same(cut, undisturbed)
+    assert starts.times_started(cut) == 2
+    assert [p.name for p in cut.parent.iterdir()] == ["run.h5"]  # neither checkpoints nor lock are left
 
 
 def test_ranks_may_change(tmp_path):
@@ -119,33 +131,30 @@ def flip(path: Path, where: float) -> None:
     ],
     ids=["shard row", "shard head", "shard cut", "shard gone", "manifest", "manifest empty", "results copy"],
 )
-def test_a_damaged_newest_falls_back(tmp_path, monkeypatch, capfd, undisturbed, damage):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 3, out)
-    damage(out)
-    starts.here(out)
+def test_a_damaged_newest_falls_back(cut, capfd, undisturbed, damage):
+    damage(cut)
+    starts.here(cut)
     warnings = [line for line in capfd.readouterr().err.splitlines() if line]
     assert len(warnings) == 1
     assert "damaged; going back to the one before" in warnings[0]
-    assert starts.same(out, undisturbed)
+    assert starts.same(cut, undisturbed)
 
 
-def test_a_damaged_generation_does_not_displace_whole_ones(tmp_path, monkeypatch, undisturbed):
+def test_a_damaged_generation_does_not_displace_whole_ones(cut, monkeypatch, undisturbed):
     """Rounds 2 and 3 are kept, 3 is damaged: after two more saves the two kept are those, and both whole."""
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 3, out)
-    assert starts.checkpoint_rounds(out) == [1, 2]
-    flip(newest(out, "shard"), 0.5)
-    starts.cut_after(monkeypatch, 3, out)  # goes on from round 1 and saves round 2 once more
-    assert starts.checkpoint_rounds(out) == [1, 2]
-    flip(newest(out, "shard"), 0.5)
-    starts.here(out)
-    assert starts.same(out, undisturbed)
+    assert starts.checkpoint_rounds(cut) == [1, 2]
+    flip(newest(cut, "shard"), 0.5)
+    starts.cut_after(monkeypatch, 3, cut)  # goes on from round 1 and saves round 2 once more
+    assert starts.checkpoint_rounds(cut) == [1, 2]
+    flip(newest(cut, "shard"), 0.5)
+    starts.here(cut)
+    assert starts.same(cut, undisturbed)
 
 
 def test_a_first_round_torn_while_it_was_written_is_no_obstacle(tmp_path, monkeypatch, undisturbed):
     out = tmp_path / "run.h5"
     starts.cut_after(monkeypatch, 0, out, checkpoint_every="never")
+    assert starts.checkpoint_rounds(out) == []
     out.write_bytes(out.read_bytes()[:3000])
     starts.here(out)
     assert starts.same(out, undisturbed)
@@ -161,61 +170,44 @@ def test_what_a_kill_at_the_very_end_leaves_is_removed(tmp_path, undisturbed):
     assert not folder.exists()
 
 
-def test_both_damaged_is_an_error(tmp_path, monkeypatch):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 3, out)
-    for path in Path(f"{out}.checkpoint").glob("*.manifest.h5"):
+def test_both_damaged_is_an_error(cut):
+    for path in Path(f"{cut}.checkpoint").glob("*.manifest.h5"):
         flip(path, 0.5)
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole; start over with --fresh"):
-        starts.here(out)
-    starts.here(out, fresh=True)
+        starts.here(cut)
+    starts.here(cut, fresh=True)
 
 
 @pytest.mark.parametrize("harm", [lambda out: out.unlink(), lambda out: out.write_bytes(out.read_bytes()[:3000])])
-def test_a_lost_or_torn_results_file_comes_back(tmp_path, monkeypatch, undisturbed, harm):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 2, out)
-    harm(out)
-    starts.here(out)
-    assert starts.same(out, undisturbed)
+def test_a_lost_or_torn_results_file_comes_back(cut, undisturbed, harm):
+    harm(cut)
+    starts.here(cut)
+    assert starts.same(cut, undisturbed)
 
 
-def test_another_run_is_refused_with_the_fields(tmp_path, monkeypatch):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 2, out)
+def test_another_run_is_refused_with_the_fields(cut):
     other = starts.small(lr=0.5, seed=7)
     with pytest.raises(UserError, match=r"holds another Run \(different: lr, partition_seed, seed\)"):
-        starts.here(out, other)
-    out.unlink()
+        starts.here(cut, other)
+    cut.unlink()
     with pytest.raises(UserError, match=r"holds a checkpoint of another run \(different: lr, partition_seed, seed\)"):
-        starts.here(out, other)
+        starts.here(cut, other)
     with pytest.raises(UserError, match=r"different: mixed"):
-        starts.here(out, mixed=True)
-    starts.here(out, other, fresh=True)
-    with Result(out) as result:
+        starts.here(cut, mixed=True)
+    starts.here(cut, other, fresh=True)
+    with Result(cut) as result:
         assert result.finished and result.run.seed == 7
 
 
-def test_fresh_starts_over_but_not_when_requeued(tmp_path, monkeypatch):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 2, out, fresh=True)
+def test_fresh_starts_over_but_not_when_requeued(cut, tmp_path, monkeypatch):
+    """It is not forgotten either where the requeued job has nothing to go on from: stopped before it had replaced the old file."""
+    other = starts.here(tmp_path / "other.h5", starts.small(seed=7))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    starts.here(out, fresh=True)
-    with Result(out) as result:
-        assert len(result.starts()) == 2
-    monkeypatch.delenv("SLURM_RESTART_COUNT")
-    starts.here(out, fresh=True)
-    with Result(out) as result:
-        assert len(result.starts()) == 1
-
-
-def test_fresh_is_not_forgotten_where_a_requeued_job_has_nothing_to_go_on_from(tmp_path, monkeypatch):
-    out = tmp_path / "run.h5"
-    starts.here(out, starts.small(seed=7))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # stopped before it had replaced the old file
-    starts.here(out, fresh=True)
-    with Result(out) as result:
+    assert starts.times_started(starts.here(cut, fresh=True)) == 2
+    with Result(starts.here(other, fresh=True)) as result:
         assert result.run.seed == 42 and result.finished
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    assert starts.times_started(starts.here(cut, fresh=True)) == 1
 
 
 def test_root_alone_knows_that_a_job_was_requeued(tmp_path):
@@ -286,9 +278,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
     fresh.close()
 
 
-def test_files_are_plain_hdf5(tmp_path, monkeypatch):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 2, out)
+def test_files_are_plain_hdf5(cut):
     seen = []
 
     def check(_, item):
@@ -297,10 +287,10 @@ def test_files_are_plain_hdf5(tmp_path, monkeypatch):
             assert item.dtype.kind in "biuf"  # no opaque and no object types, where a pickle could hide
 
     for kind in ("shard", "manifest"):
-        with h5py.File(newest(out, kind), "r") as file:
+        with h5py.File(newest(cut, kind), "r") as file:
             file.visititems(check)
     assert {"/state/w", "/momentum/w", "/federation/best", "/client/shard", "/state/omega/indptr"} <= set(seen)
-    with h5py.File(newest(out, "manifest"), "r") as file:
+    with h5py.File(newest(cut, "manifest"), "r") as file:
         assert json.loads(file.attrs["schema"])["state/w"]["kind"] == "tensor"
 
 
@@ -311,12 +301,6 @@ def test_checkpoint_every_takes_rounds_a_time_or_never():
     for wrong in ("", "0", "-1", "5 minutes", "min", "1d"):
         with pytest.raises(UserError, match=r"--checkpoint_every is .*; allowed is a number of rounds"):
             Job(checkpoint_every=wrong)
-
-
-def test_never_keeps_none(tmp_path, monkeypatch):
-    out = tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 2, out, checkpoint_every="never")
-    assert starts.checkpoint_rounds(out) == []
 
 
 def test_a_file_that_another_run_has_made_anew_is_left_alone(tmp_path):
@@ -485,14 +469,3 @@ def test_a_full_disk_names_the_round_that_is_whole(tmp_path, monkeypatch, fresh,
         f"the checkpoint in {store.folder} cannot be written: No space left on device; the one of round 0 is whole, and {command} goes on "
         "from there"
     )
-
-
-def test_a_manifest_may_be_larger_than_a_text(tmp_path, monkeypatch, capsys):
-    """It holds what a server's method shares; what is read of a text by default is made tiny in place of a model of 256 MiB."""
-    with begun(tmp_path / "run.h5") as (fed, state, recorder, store):
-        state["shared"]["model"] = torch.arange(5000.0)
-        store.save(fed, state, recorder)
-        monkeypatch.setattr(foreign.read_bytes, "__defaults__", (10_000, True))
-        back = Checkpoints(tmp_path / "run.h5", fed.run, store.job, fed.world).restore(fed)
-    assert back is not None and torch.equal(back["shared"]["model"], torch.arange(5000.0))
-    assert isinstance(back["shared"]["omega"], CollaborationGraph) and capsys.readouterr().err == ""

@@ -129,19 +129,18 @@ def test_why_no_gpu_is_seen(smi, monkeypatch):
     assert "torch.cuda.init()" in why_hidden()
 
 
-def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path):
-    """One line of root, however many ranks; a CPU that was asked for is no news."""
+def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
+    """In one line; a CPU that was asked for is no news."""
     smi(FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    few = starts.small(rounds=1)
-    err = starts.complete(2, tmp_path / "auto.h5", few)
     said = "warning: --device auto takes the CPU: 4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
-    assert err.splitlines().count(said) == 1
-    assert "GPU" not in starts.complete(2, tmp_path / "cpu.h5", few, device="cpu")
+    for device, lines in (("auto", [said]), ("cpu", [])):
+        starts.here(tmp_path / f"{device}.h5", starts.small(rounds=1), device=device)
+        assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
 SHARING = """
-import sys, torch
+import torch
 from types import SimpleNamespace
 from mpi4py import MPI
 from dpfl_mpi.settings import Job
@@ -149,23 +148,25 @@ from dpfl_mpi.engine.build import warn_of_device
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.device import pick_device
 
-gpus, bound = int(sys.argv[1]), sys.argv[2] == "bound"  # bound: each rank sees one GPU, number 0, as under --gpu-bind
 world = World(MPI.COMM_WORLD)
 torch.cuda.is_available = lambda: True
-torch.cuda.device_count = lambda: 1 if bound else gpus
 torch.cuda.set_device = lambda device: None
-torch.cuda.get_device_properties = lambda d: SimpleNamespace(uuid=f"GPU-{world.local_rank % gpus if bound else d.index}")
-warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
+# bound: each rank sees one GPU, number 0, as under --gpu-bind
+for gpus, bound in ((1, False), (2, False), (2, True), (3, True)):
+    uuid = lambda d: SimpleNamespace(uuid=f"GPU-{world.local_rank % gpus if bound else d.index}")
+    torch.cuda.device_count, torch.cuda.get_device_properties = lambda: 1 if bound else gpus, uuid
+    warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
 """
 
 
-@pytest.mark.parametrize(("gpus", "how", "most"), [(1, "seen", 3), (2, "seen", 2), (2, "bound", 2), (3, "bound", 0)])
-def test_ranks_that_share_a_gpu_are_counted(tmp_path, gpus, how, most):
+def test_ranks_that_share_a_gpu_are_counted(tmp_path):
     (tmp_path / "sharing.py").write_text(SHARING)
-    done = mpirun(3, tmp_path / "sharing.py", gpus, how)
+    done = mpirun(3, tmp_path / "sharing.py")
     assert done.returncode == 0, done.stderr
-    line = f"warning: up to {most} ranks share one GPU; they take turns on it, unless CUDA's MPS runs\n"
-    assert done.stderr == (line if most else "")
+    assert done.stderr.splitlines() == [
+        f"warning: up to {most} ranks share one GPU; they take turns on it, unless CUDA's MPS runs"
+        for most in (3, 2, 2)
+    ]
 
 
 # sweeps ------------------------------------------------------------------------------------------------------------------
@@ -182,16 +183,13 @@ def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
 
 
 def test_gpus_that_cannot_be(smi, tmp_path, capsys):
-    few = ["--methods", "local", *starts.command(tmp_path, starts.small())[4:], f"--results={tmp_path}"]
     for text, words, said in (
         ("", ["--gpus", "1"], "--gpus is 1; a Run can have 1 or more of the GPUs that are visible here (0)"),
         (FOUR, ["--gpus", "5"], "--gpus is 5; a Run can have 1 or more of the GPUs that are visible here (4)"),
         (FOUR, ["--gpus", "0"], "--gpus is 0; a Run can have 1 or more"),
-        (FOUR, ["--runs_per_gpu", "0"], "--runs_per_gpu is 0; allowed is a whole number of at least 1"),
-        (FOUR, ["--runs_per_gpu", "2", "--cluster", "slurm"], "--sbatch gres=shard:1"),
     ):
         smi(text)
-        assert sweep.main([*few, *words]) == 2
+        assert sweep.main(["--methods", "local", *starts.of_sweep(tmp_path), *words]) == 2
         assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("sweeps/*"))
 
@@ -228,8 +226,7 @@ def seen(smi, tmp_path):
 def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatch, visible, words, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    flags = [*starts.command(tmp_path, starts.small())[4:], f"--results={tmp_path}"]
-    sweep.main(["--seeds", "1,2", "--max_parallel", "2", *words, *flags])
+    sweep.main(["--seeds", "1,2", "--max_parallel", "2", *words, *starts.of_sweep(tmp_path)])
     assert seen.read() == expected
 
 
@@ -237,8 +234,8 @@ def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatc
 def test_a_sweep_with_two_gpus_for_two_ranks(seen, tmp_path, capsys):
     """Whole Runs: each mpirun has two GPUs of its own. PyTorch cannot use these, and each Run's log says so in one line."""
     seen.real(shutil.which("mpirun", path=os.environ["PATH"].split(":", 1)[1]))
-    flags = [*starts.command(tmp_path, starts.small(rounds=1))[4:], f"--results={tmp_path}"]
-    assert sweep.main(["--seeds", "1,2", "--max_parallel", "2", "--gpus", "2", "--ranks", "2", *flags]) == 0
+    words = ["--seeds", "1,2", "--max_parallel", "2", "--gpus", "2", "--ranks", "2"]
+    assert sweep.main([*words, *starts.of_sweep(tmp_path, rounds=1)]) == 0
     out = capsys.readouterr().out
     assert "GPUs visible here: 4; per Run 2, Runs on each 1" in out and "2 finished of 2" in out
     assert seen.read() == [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]

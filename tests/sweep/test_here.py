@@ -99,8 +99,7 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, number):
     if number == signal.SIGINT:
         done = subprocess.run(words, capture_output=True, timeout=240, **how)
         assert done.returncode == 0 and "2 finished of 2" in done.stdout, done.stdout + done.stderr
-        with Result(out) as result:
-            assert len(result.starts()) == 2
+        assert starts.times_started(out) == 2
 
 
 def test_two_sweeps_at_once_share_the_runs(tmp_path):
