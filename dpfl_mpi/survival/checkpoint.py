@@ -97,7 +97,7 @@ class Checkpoints:
     def _key(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return what must be the same for a run to go on: the Run, which arrays its results have, and what was found out `about` its data."""
         more = {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
-        return self.run.key() | more | {text: about.get(name) for name, text in DATA.items()}
+        return self.run.key() | more | {name: about.get(name) for name in DATA}
 
     # writing -----------------------------------------------------------------------------------------------------------
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
@@ -241,14 +241,16 @@ class Checkpoints:
             whole = sha256(results_of(manifest)) == results_sha256
         except Unreadable:
             return False
-        if different := sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)):
-            data = set(different) <= set(DATA.values())
-            what, remedy = (
-                ("a run on other data", "bring back the data that it began with, ") if data else ("another run", "")
-            )
+        different = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+        if fields := [name for name in different if name not in DATA]:
             raise UserError(
-                f"{self.folder} holds a checkpoint of {what} (different: {', '.join(different)}); {remedy}choose another --out, or start over "
-                "with --fresh"
+                f"{self.folder} holds a checkpoint of another run (different: {', '.join(fields)}); choose another --out, or start over with "
+                "--fresh"
+            )
+        if different:
+            raise UserError(
+                f"{self.folder} holds a checkpoint of a run on other data (different: {', '.join(DATA[name] for name in different)}); bring back "
+                "the data that it began with, choose another --out, or start over with --fresh"
             )
         return whole
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import itertools
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,18 +27,13 @@ def runs_of(file: Path) -> list[Run]:
     """Return the Runs that a file of analysis/ names in its RUNS."""
     if not is_file(str(file)):
         raise UserError(f"{file}: there is no such file")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{file} is no file of Python with a list RUNS")
-    module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.resolve().parent))  # a figure may import its neighbours
     try:
-        spec.loader.exec_module(module)
+        runs = runpy.run_path(str(file), run_name=file.stem).get("RUNS")
     except (Exception, SystemExit) as error:
         raise UserError(f"{file} fails: {type(error).__name__}: {error}") from None
     finally:
         sys.path.pop(0)
-    runs = getattr(module, "RUNS", None)
     if not isinstance(runs, list) or not all(isinstance(run, Run) for run in runs):
         raise UserError(f"{file} has no list RUNS of Run(...)")
     return runs
