@@ -292,7 +292,6 @@ class Checkpoints:
 
 
 def shard_name(stem: str, rank: int) -> str:
-    """Return the name of a rank's shard."""
     return f"{stem}.{rank:05d}.shard.h5"
 
 
@@ -302,7 +301,6 @@ def stem_of(path: Path) -> str:
 
 
 def results_of(manifest: Path) -> Path:
-    """Return the copy of the results file of a manifest's generation."""
     return manifest.with_name(f"{stem_of(manifest)}.results.h5")
 
 
@@ -317,7 +315,6 @@ def image(named: Named, **attributes: Any) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a whole file."""
     with replacing(path) as part:
         part.write_bytes(data)
 

@@ -58,7 +58,6 @@ def hear(name: str) -> None:
 
 
 def handler(number: int, _: object) -> None:
-    """Hear a signal."""
     hear(signal.Signals(number).name)
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
@@ -98,7 +98,8 @@ class Computing:
         self.args, self.job, self.known, self.queue = args, job, known, queue
         self.groups = gpu_groups(args, job)
         self.foreground = args.cluster == "debug"
-        self.live = Live(io.StringIO()) if self.foreground else live
+        shown = Live(io.StringIO()) if self.foreground else live
+        self.follow = partial(follow, known, shown, queue, LOOK_S)  # while something is busy
         room = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
         room = min(room, len(self.groups) * args.runs_per_gpu) if self.groups else room
         self.at_once = 1 if self.foreground else room
@@ -113,22 +114,20 @@ class Computing:
     def begin_all(self) -> None:
         """Begin every Run that is left, as soon as there is room and its base is there, and wait until all have ended."""
         while self.left:
-            self.wait(lambda: len(self.going()) >= self.at_once or not any(map(self.ready, self.left)))
+            self.follow(lambda: len(self.going()) >= self.at_once or not any(map(self.ready, self.left)))
             k = next(filter(self.ready, self.left), None)
             if k is None:
                 continue  # its base was taken up by another sweep at this moment
             self.left.remove(k)
             if self.may_begin(k):
                 self.begin(k)
-        self.wait(lambda: bool(self.going()))
+        self.follow(lambda: bool(self.going()))
         self.note()
 
     def going(self) -> list[Begun]:
-        """Return the Runs that compute."""
         return [run for run in self.begun if run.goes_on()]
 
     def state(self, k: Known) -> str:
-        """Return what is known of a Run now, in one word."""
         return k.look(self.queue.jobs).state
 
     def ready(self, k: Known) -> bool:
@@ -160,10 +159,6 @@ class Computing:
         if self.foreground and (code := run.process.wait()):
             said = f"{shlex.join(run.command)} ended with exit code {code}"
             print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
-
-    def wait(self, busy: Callable[[], bool]) -> None:
-        """Return once `busy` is false; meanwhile the table of all Runs is kept up to date, in the foreground for nobody."""
-        follow(self.known, self.live, self.queue, LOOK_S, busy)
 
     def note(self) -> None:
         """Write down which process computes which Run, for other sweeps and the next call."""

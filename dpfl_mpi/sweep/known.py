@@ -75,10 +75,10 @@ def recall(known: Sequence[Known], sweeps: Path) -> None:
             found.append((file.parent, submission_in(file)))
         except UserError as error:  # of one submission: the others are known
             warn(f"{error}; the jobs of that submission are not known")
-    found.sort(key=lambda pair: (pair[1].submitted, pair[0]))
-    for k in known:
-        mine = [pair for pair in found if k.path.name in pair[1].jobs]
-        k.folder, k.submission = mine[-1] if mine else (None, None)
+    for folder, submission in sorted(found, key=lambda pair: (pair[1].submitted, pair[0])):
+        for k in known:
+            if k.path.name in submission.jobs:
+                k.folder, k.submission = folder, submission
 
 
 @dataclass
@@ -99,7 +99,6 @@ class Known:
 
     @property
     def on_slurm(self) -> bool:
-        """Whether it went to Slurm."""
         return self.submission is not None and self.submission.cluster == "slurm"
 
     def look(self, queue: set[str]) -> Row:
@@ -176,7 +175,6 @@ class Queue:
         self.ask()
 
     def ask(self) -> None:
-        """Ask again."""
         self.unasked = 0.0
         if not any(k.on_slurm for k in self.known):
             return
