@@ -19,17 +19,17 @@ from mpi4py import MPI
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.engine import found
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find, names
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.values import Every
-from dpfl_mpi.survival import values
+from dpfl_mpi.survival import checkpoint, values
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
 
@@ -431,13 +431,13 @@ def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
 
 def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_path, monkeypatch):
     out = starts.here(tmp_path / "x.h5")
-    before, version = out.read_bytes(), config.NUMERICS
-    monkeypatch.setattr(config, "NUMERICS", version + 1)
+    before, version = out.read_bytes(), found.NUMERICS
+    for module in (found, recorder, checkpoint):
+        monkeypatch.setattr(module, "NUMERICS", version + 1)
     with pytest.raises(UserError) as error:
         starts.here(out)
     assert str(error.value) == (
-        f"{out} is finished and was computed under version {version} of the numbers; that of this Run is {version + 1} now (see "
-        "CHANGELOG.md): choose another --out, or compute it anew with --fresh"
+        f"{out} is finished and was computed under version {version} of the numbers; it is {version + 1} now (see CHANGELOG.md): choose another --out, or compute it anew with --fresh"
     )
     assert out.read_bytes() == before
     starts.here(out, fresh=True)

@@ -135,7 +135,7 @@ def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     said = "warning: --device auto takes the CPU: 4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
     for device, lines in (("auto", [said]), ("cpu", [])):
-        starts.here(tmp_path / f"{device}.h5", starts.small(rounds=1), device=device)
+        starts.here(tmp_path / f"{device}.h5", starts.small(rounds=1), device=device, quiet=False)
         assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
