@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.engine.record import write_tuning
+from dpfl_mpi.engine.record import write_series, write_tuned
 from dpfl_mpi.engine.session import Session
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
@@ -36,11 +36,7 @@ BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of it
 
 
 def from_base(session: Session, parts: Parts, recorder: Recorder | None) -> bool:
-    """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective.
-
-    Raises:
-        UserError: on every rank; the models cannot be read any more.
-    """
+    """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
     path = session.run.untuned().path(session.job.results)
     base = parts.world.share(lambda: copy_base(path, session, parts, recorder))
     if not base:
@@ -108,9 +104,9 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
     start = parts.begin_tuning()
     w = start.clone()
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None
-    # local epochs that the client with most has trained before the tuning
+    # local epochs that the client with most has trained: not told from the end, where it may have diverged and not be tuned
     most = parts.world.spread(np.array([parts.training.epochs.max(initial=0)], np.float64))[0, 2]
-    val_acc, test_acc, steps = [], [], []
+    notes, steps = [], []
     for epoch in range(parts.run.finetune_epochs + 1):
         parts.begin_epoch(parts.run.rounds + epoch)
         if epoch:
@@ -120,8 +116,8 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
         if epoch < 2:  # that of the rounds, then that of the start, which epoch 0 scores
             parts.scoring.forget_best()
         parts.fed.evaluate(w)
-        val_acc.append(parts.log.notes["val_acc"].copy())
-        test_acc.append(parts.log.notes["test_acc"].copy())
+        notes.append({name: parts.log.notes[name].copy() for name in ("val_acc", "test_acc")})
         steps.append(parts.world.sum_int64(np.array([parts.training.steps.sum()]))[0])
         yield parts.round
-    write_tuning(recorder, parts, int(most), np.stack(val_acc, 1), np.stack(test_acc, 1), np.array(steps))
+    write_series(recorder, parts, "finetune", int(most) + np.arange(len(notes)), notes)
+    write_tuned(recorder, parts, np.array(steps))

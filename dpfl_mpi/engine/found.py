@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dpfl_mpi.engine.session import Session
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import check_ours, torn
 from dpfl_mpi.settings import NUMERICS, Resolved
@@ -19,12 +18,7 @@ KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of
 
 
 def already_done(session: Session, checkpoints: Checkpoints) -> bool:
-    """Return whether there is nothing to compute, and say so; with --fresh forget what was computed. Collective.
-
-    Raises:
-        UserError: on every rank; the file holds another Run, or a finished result of other data, of another version of the numbers, or
-            without what the Job asks for.
-    """
+    """Return whether there is nothing to compute, and say so; with --fresh forget what was computed. Collective; errors on every rank."""
     job, world = session.job, session.world
     # a requeued job has the same command line, and goes on from what it kept; not every launcher tells all ranks
     requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
@@ -80,18 +74,13 @@ def check_current(result: Result, run: Resolved) -> None:
             f"{result.path} is finished and was computed under version {numerics} of the numbers; it is {NUMERICS} now "
             "(see CHANGELOG.md): choose another --out, or compute it anew with --fresh"
         )
-    now = data_now(run)
+    now = ""
+    if run.data and not hasattr(run.found.dataset, "load"):
+        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
+            now = str(file.attribute("sha256", str, default=""))
     then = result.hdf5.attribute("data_sha256", str, "meta", now)
     if now and then != now:
         raise UserError(
             f"{result.path} is finished and was computed from other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then; "
             "bring back those data, choose another --out, or compute it anew with --fresh"
         )
-
-
-def data_now(run: Resolved) -> str:
-    """Return the SHA-256 that a Run's prepared data file says it has now, "" where there is no such file, or none is needed."""
-    if run.data and not hasattr(find("dataset", run.dataset), "load"):
-        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
-            return str(file.attribute("sha256", str, default=""))
-    return ""

@@ -54,10 +54,7 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
 
 
 def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn where a Run goes on with another processor, device or library than it began with: the last bits may differ.
-
-    The processor is no difference where the native kernels give the same bits on all.
-    """
+    """Warn where a Run goes on with what may round differently; the native kernels give the same bits on all processors."""
     old, new = flat(before), flat(now)
     same = ("cpu", "processor") if before.get("portable") and now.get("portable") else ()
     both = [name for name in old if name in new and name.split()[0] not in same]
@@ -69,19 +66,14 @@ def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def flat(start: dict[str, Any]) -> dict[str, Any]:
     """Return what the last bits depend on, one name per fact: "device", "processor stepping", "versions torch"."""
-    out: dict[str, Any] = {}
-    for name in ROUNDING:
-        facts = start.get(name, {})
-        for fact, value in facts.items() if isinstance(facts, dict) else [("", facts)]:
-            out[f"{name} {fact}".strip()] = value
-    return out
+    held = {name: start[name] for name in ROUNDING if name in start}
+    several = {name: facts for name, facts in held.items() if isinstance(facts, dict)}
+    inside = {f"{name} {fact}": value for name, facts in several.items() for fact, value in facts.items()}
+    return {name: value for name, value in held.items() if name not in several} | inside
 
 
 def processor() -> dict[str, str]:
-    """Return vendor, family, model and stepping of this processor, and the vector extensions that torch uses.
-
-    Processors of two generations may share their name, above all under a hypervisor, and round differently.
-    """
+    """Return what tells processors of one name apart, which may round differently, and the vector extensions that torch uses."""
     known = cpuinfo()
     out = {name: next((known[line] for line in lines if line in known), "unknown") for name, lines in IDENTITY.items()}
     flags = (known.get("flags") or known.get("Features", "")).split()

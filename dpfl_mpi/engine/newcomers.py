@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi.engine.record import write_newcomers
+from dpfl_mpi.engine.record import write_series
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, Newcomer
 from dpfl_mpi.results.recorder import Recorder
 
 EPOCHS = (0, 1, 5)  # of its own, in all
+NOTES = ("val_acc", "test_acc", "models_received", "evaluations")
 
 
 def arrive(recorder: Recorder | None, parts: Parts, state: dict[str, Any], method: Method) -> None:
@@ -33,7 +34,7 @@ def arrive(recorder: Recorder | None, parts: Parts, state: dict[str, Any], metho
     parts.meet("the end of newcomer")
     members.begin_arrival()
     mine = torch.from_numpy(members.limits.newcomers[parts.ids]).to(parts.backend.ensemble.device)[:, None]
-    w, done, records = how.start, 0, []
+    w, done, notes = how.start, 0, []
     for epochs in EPOCHS:
         parts.log.begin()
         parts.fed.local_opt(w, epochs - done, how.gradient, momentum="newcomer", trained=how.trained)
@@ -45,11 +46,8 @@ def arrive(recorder: Recorder | None, parts: Parts, state: dict[str, Any], metho
                 omega = parts.fed.bggc(rows)
             rows = parts.fed.average(rows, omega)
         parts.fed.evaluate(rows, predict=how.predict)
-        records.append(
-            {name: parts.log.notes[name].copy() for name in ("val_acc", "test_acc", "models_received", "evaluations")}
-        )
-    stacked = {name: np.stack([record[name] for record in records], 1) for name in records[0]}
-    write_newcomers(recorder, parts, np.array(EPOCHS), stacked)
+        notes.append({name: parts.log.notes[name].copy() for name in NOTES})
+    write_series(recorder, parts, "newcomers", np.array(EPOCHS), notes)
 
 
 def usual(parts: Parts, state: dict[str, Any], method: Method, frozen_KW: Any) -> Newcomer:

@@ -23,14 +23,7 @@ def global_generators() -> tuple[Any, ...]:
 
 
 def check_own(parts: Parts, state: State, drawn: tuple[Any, ...]) -> None:
-    """Check a round of a method that is not shipped. Collective in rounds 0 and 1.
-
-    Args:
-        drawn: `global_generators` before the round.
-
-    Raises:
-        UserError: it drew from a global generator, or `state["shared"]` is not the same on every rank.
-    """
+    """Raise `UserError` where a round drew from a global generator (`drawn`: as they were), or `state["shared"]` differs. Collective in rounds 0 and 1."""
     name, world, shared = short(parts.run.method), parts.world, state["shared"]
     who = f"{'round' if parts.round else 'init'} of the method {name}"
     if global_generators() != drawn:
@@ -49,11 +42,8 @@ def check_own(parts: Parts, state: State, drawn: tuple[Any, ...]) -> None:
         )
     uncounted = parts.log.every_row and len(parts.ids) and not parts.log.notes["models_received"].any()
     if parts.round == 1 and world.root and uncounted:
-        print(
-            f"warning: {who} calls fed.every_row and counts no models received; say how many by fed.note_received",
-            file=sys.stderr,
-            flush=True,
-        )
+        warning = f"{who} calls fed.every_row and counts no models received; say how many by fed.note_received"
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def as_text(value: Any) -> str:

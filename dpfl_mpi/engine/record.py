@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,10 @@ def open_recorder(
     snapshot: Path | None,
     still_ours: Callable[[], object] = lambda: None,
 ) -> Recorder | None:
-    """Return the Recorder on root, None elsewhere. Collective.
+    """Return the Recorder on root, None elsewhere, of a new file or of one as a checkpoint left it, its `snapshot`. Collective.
 
-    Args:
-        start: what computes from now on: hosts, CPU, versions.
-        snapshot: the results file as a checkpoint left it, to go on with; None: a new file.
-        still_ours: called before the file is replaced.
-
-    Raises:
-        UserError: on every rank; the file cannot be written.
+    `start` says what computes from now on; `still_ours` is called before the file is replaced. A file that cannot be written is a
+    `UserError` on every rank.
     """
     opened: list[Recorder] = []
 
@@ -54,16 +49,16 @@ def open_recorder(
 
 def of_clients(parts: Parts) -> dict[str, np.ndarray]:
     """Return what is known of the clients before the first round, by name in the file."""
-    run, limits, of_data, reach = parts.run, parts.members.limits, parts.partition.of_data, parts.members.reach
+    run, limits, dealt, reach = parts.run, parts.members.limits, parts.partition, parts.members.reach
     out = {
         "client/p": parts.members.p,
         "client/budget": parts.members.most_senders + run.budget_counts_self,
-        "client/flipped": parts.members.limits.flipped,
-        "client/class_counts": parts.partition.class_counts,
-        **{f"client/n_{part}": parts.partition.sizes(part) for part in ("train", "val", "test")},
+        "client/flipped": limits.flipped,
+        "client/class_counts": dealt.class_counts,
+        **{f"client/n_{part}": dealt.sizes(part) for part in ("train", "val", "test")},
     }
-    if of_data is not None:
-        out["client/of_data"] = of_data
+    if dealt.of_data is not None:
+        out["client/of_data"] = dealt.of_data
     if run.attack:
         out["client/liars"] = limits.liars
     if run.newcomers:
@@ -166,34 +161,26 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
     on_root(recorder, parts, write)
 
 
-def write_tuning(
-    recorder: Recorder | None, parts: Parts, first: int, val_acc: np.ndarray, test_acc: np.ndarray, steps: np.ndarray
+def write_series(
+    recorder: Recorder | None, parts: Parts, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]]
 ) -> None:
-    """Write what tuning did: scores `[K, E+1]` after each epoch, and all ranks' gradient steps `[E+1]` up to it. Collective.
-
-    `first`: the local epochs before it, those of the client with most. They are not told from the end: it may have diverged, and not be tuned.
-    """
-    everyone = gather(parts, {"finetune/val_acc": val_acc, "finetune/test_acc": test_acc} | best_so_far(parts))
+    """Write what came after the rounds, in a group of the file: `notes` `[K]` by name after each of so many local `epochs`. Collective."""
+    everyone = gather(parts, {name: np.stack([note[name] for note in notes], 1) for name in notes[0]})
 
     def write(to: Recorder) -> None:
-        epochs = first + np.arange(parts.run.finetune_epochs + 1)
-        scores = {name: everyone[name].T for name in ("finetune/val_acc", "finetune/test_acc")}
-        to.write(scores | {"finetune/epochs": epochs, "finetune/gradient_steps": steps})
-        write_best(to, parts, everyone)
+        kept = {name: values.astype(np.int32) if name in COUNTS else values for name, values in everyone.items()}
+        to.write({f"{group}/epochs": epochs} | {f"{group}/{name}": values.T for name, values in kept.items()})
 
     on_root(recorder, parts, write)
 
 
-def write_newcomers(
-    recorder: Recorder | None, parts: Parts, epochs: np.ndarray, mine: Mapping[str, np.ndarray]
-) -> None:
-    """Write what newcomers came to: arrays `[K, E]` by name, after each of E numbers of epochs. Collective."""
-    everyone = gather(parts, mine)
+def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> None:
+    """Write all ranks' gradient steps up to each epoch of tuning, and the best that came of it. Collective."""
+    everyone = gather(parts, best_so_far(parts))
 
     def write(to: Recorder) -> None:
-        kind = {name: np.int32 if name in COUNTS else np.float64 for name in everyone}
-        arrays = {f"newcomers/{name}": values.T.astype(kind[name]) for name, values in everyone.items()}
-        to.write({"newcomers/epochs": epochs} | arrays)
+        to.write({"finetune/gradient_steps": steps})
+        write_best(to, parts, everyone)
 
     on_root(recorder, parts, write)
 

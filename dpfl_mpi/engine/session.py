@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,27 +24,23 @@ class Session:
 
 
 def agreed(run: Run, job: Job, world: World) -> Session:
-    """Return the session of a Run and Job that every rank was given alike. Collective.
+    """Return the session of a Run and Job; where they are wrong, or not the same on every rank, all have the `UserError`. Collective."""
+    mine: dict[str, str] = {}
 
-    Raises:
-        UserError: on every rank, where one was given a wrong setting, another one than the rest, or another file of code.
-    """
-    mistake, mine = "", {}
-    try:
-        run = run.resolve()
-        check(run)  # a resolved Run may have been made by hand
+    def look() -> None:
+        resolved = run.resolve()
+        check(resolved)  # a resolved Run may have been made by hand
         check(job)
-        held = {name: f"{value} {run.contents.get(name, '')}" for name, value in as_dict(run).items()}
-        mine = held | as_dict(job)
-    except UserError as error:
-        mistake = str(error)
-    if said := world.first(mistake):
-        raise UserError(said)
+        held = {name: f"{value} {resolved.contents.get(name, '')}" for name, value in as_dict(resolved).items()}
+        mine.update(held | as_dict(job))
+
+    world.each_rank(look)
     if unlike := world.unlike(mine):
         names = ", ".join(f"--{name}" for name in unlike)
         raise UserError(f"the ranks were given different settings ({names}); every rank needs the same Run and Job")
-    assert isinstance(run, Resolved)
-    same_code(run, world)
+    run = run.resolve()
+    if codes(run.contents):
+        world.each_rank(lambda: load_code(run))
     path = Path(job.out) if job.out else run.path(job.results)
     if re.search(r"-s\d+-[0-9a-f]{8}$", path.stem) and path.stem != run.slug():  # of a sweep that began before the edit
         raise UserError(
@@ -54,21 +49,9 @@ def agreed(run: Run, job: Job, world: World) -> Session:
     return Session(run, job, world, path)
 
 
-def same_code(run: Resolved, world: World) -> None:
-    """Execute the code of one's own that a Run names, on every rank the very same as root resolved. Collective.
-
-    Raises:
-        UserError: on every rank; some rank has another file or none, or it fails there.
-    """
-    mistake = ""
+def load_code(run: Resolved) -> None:
+    """Execute the code of one's own that a Run names: the very same as root resolved, or a `UserError`."""
     for kind, held in codes(run.contents).items():
-        name = getattr(run, kind)
-        try:
-            if admit(kind, name) != held:
-                raise UserError(f"--{kind} is {name}, of which this is another version than the one that root read")
-            find(kind, name)
-        except UserError as error:
-            where = "" if world.root else f"rank {world.rank} on {platform.node()}: "
-            mistake = mistake or f"{where}{error}"
-    if codes(run.contents) and (said := world.first(mistake)):
-        raise UserError(said)
+        if admit(kind, name := getattr(run, kind)) != held:
+            raise UserError(f"--{kind} is {name}, of which this is another version than the one that root read")
+        find(kind, name)

@@ -119,9 +119,6 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
     """Return the method's state after the round that `parts` is in, checked; `before` is that of the round before, None for round 0.
 
     A round in which no client can take part changes nothing where the method has a server: there is no mean of nobody.
-
-    Raises:
-        UserError: the state breaks the contract of a method.
     """
     if before is not None and method.topology == "server" and not parts.members.present.any():
         return before

@@ -79,20 +79,23 @@ class World:
             raise UserError(data.tobytes().decode())
         return json.loads(data.tobytes()) if len(data) else None
 
-    def each_node(self, check: Callable[[], None]) -> None:
-        """Call `check` on one rank per node. Collective.
+    def each_rank(self, check: Callable[[], object]) -> None:
+        """Call `check` on every rank. Collective.
 
         Raises:
-            UserError: on every rank, where `check` raised it on any node; the sentence of the first.
+            UserError: on every rank, where `check` raised it on any; the sentence of the first.
         """
         mistake = ""
-        if self.local_rank == 0:
-            try:
-                check()
-            except UserError as error:
-                mistake = str(error) if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: {error}"
+        try:
+            check()
+        except UserError as error:
+            mistake = str(error) if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: {error}"
         if said := self.first(mistake):
             raise UserError(said)
+
+    def each_node(self, check: Callable[[], object]) -> None:
+        """Call `check` on one rank per node, as `each_rank`. Collective."""
+        self.each_rank(check if self.local_rank == 0 else lambda: None)
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""

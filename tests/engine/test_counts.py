@@ -114,18 +114,3 @@ def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
             continue
         with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
             federation(SMALL)
-
-
-def test_a_plan_counts_confusion_matrices():
-    """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes; rank 0 writes all nine, at 20 bytes."""
-    from dpfl_mpi.data.recipes import deal
-    from dpfl_mpi.data.source import open_source
-    from dpfl_mpi.plan import needs
-    from dpfl_mpi.settings import Job
-
-    run = Run(**SMALL).resolve()
-    source = open_source(run)
-    plan = needs.needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 3, 1)
-    assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
-    without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
-    assert (plan.memory - without).tolist() == plan.confusion.tolist()

@@ -49,15 +49,13 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path):
 
 def test_newcomers_of_dpfl_choose_among_the_frozen(monkeypatch):
     """What they receive, and their average, by the verbs of a second Federation in which they are ordinary clients."""
-    caught = {}
+    caught = []
     with federation(SMALL | {"newcomers": 0.3, "budget": 3}) as fed:
         state = dpfl.init(fed)
         new = fed.members.limits.newcomers
         assert not new[state["shared"]["omega"].senders].any() and (state["shared"]["omega"].degrees()[new] == 0).all()
         best = fed.scoring.best.clone()
-        monkeypatch.setattr(
-            newcomers, "write_newcomers", lambda recorder, parts, epochs, stacked: caught.update(stacked)
-        )
+        monkeypatch.setattr(newcomers, "write_series", lambda *args: caught.extend(args[-1]))
         bggc, graphs = fed.bggc, []
         fed.bggc = lambda w: graphs.append((w.clone(), bggc(w))) or graphs[-1][1]
         newcomers.arrive(None, fed._parts, state, find("method", "dpfl"))
@@ -67,9 +65,10 @@ def test_newcomers_of_dpfl_choose_among_the_frozen(monkeypatch):
             assert (omega.degrees()[~new] == 0).all() and not new[omega.senders].any() and (omega.degrees() <= 2).all()
         assert graphs[0][1].degrees()[new].all()  # an untrained model is worth nothing
         assert torch.equal(graphs[0][0][fed.row_of[new]], fed.common_row()[fed.row_of[new]])
-        in_phases = caught["models_received"][fed.row_of[new]]
+        received = np.stack([notes["models_received"] for notes in caught], 1)
+        in_phases = received[fed.row_of[new]]
         assert (in_phases >= 5 + 2).all() and (in_phases <= 5 + 5 + 2).all()  # the sum of five, candidates, the chosen
-        assert (caught["models_received"][fed.row_of[~new]] == 0).all()
+        assert (received[fed.row_of[~new]] == 0).all()
 
 
 def test_newcomers_remember_what_the_model_is_that_is_scored(tmp_path):

@@ -25,22 +25,15 @@ NARROW = 4.5 * ROW / 2**30  # four rows: with ten clients on three ranks one at 
 def fields_of(kind, digits_file, colour_file):
     """The runs that several numbers of ranks compute."""
     base = BASE | {"data": str(digits_file)}
-    return {
-        "base": base,
-        "cnn": base
-        | {
-            "data": str(colour_file),
-            "model": "cnn",
-            "augment": True,
-            "clients": 5,
-            "rounds": 1,
-            "classes_per_client": 2,
-            "tau_init": 1,
-        },
-        "inf": base | {"budget": "inf", "rounds": 2},
-        "eight": base | {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2},
-        "few": base | {"clients": 3, "rounds": 2},
-    }[kind]
+    cnn = {"data": str(colour_file), "model": "cnn", "augment": True, "clients": 5, "classes_per_client": 2}
+    more = {
+        "base": {},
+        "cnn": cnn | {"rounds": 1, "tau_init": 1},
+        "inf": {"budget": "inf", "rounds": 2},
+        "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2},
+        "few": {"clients": 3, "rounds": 2},
+    }
+    return base | more[kind]
 
 
 @pytest.fixture(scope="module")
@@ -62,32 +55,16 @@ def test_the_answer_does_not_know_the_ranks(ranks, one_rank, tmp_path, digits_fi
     every exchange runs in passes, so that is the same answer as well.
     """
     kinds = {2: ("base", "cnn"), 3: KINDS, 8: ("base", "few")}[ranks]
+    window = {"inf": NARROW, "eight": NARROW, "wide": 1.0}  # which takes all at once
     runs = []
-    for kind in kinds:
-        job = {"out": str(tmp_path / f"{kind}.h5"), "save_models": True, "mixed": True, "quiet": True}
-        runs.append(
-            (
-                fields_of(kind, digits_file, colour_file),
-                job | ({"window_gb": NARROW} if kind in ("inf", "eight") else {}),
-            )
-        )
-    if ranks == 3:  # once more through a window that takes all at once
-        runs.append(
-            (
-                fields_of("inf", digits_file, colour_file),
-                runs[2][1] | {"out": str(tmp_path / "wide.h5"), "window_gb": 1.0},
-            )
-        )
+    for name in (*kinds, "wide") if ranks == 3 else kinds:
+        job = {"out": str(tmp_path / f"{name}.h5"), "save_models": True, "mixed": True, "quiet": True}
+        if name in window:
+            job["window_gb"] = window[name]
+        runs.append((fields_of("inf" if name == "wide" else name, digits_file, colour_file), job))
     (tmp_path / "runs.json").write_text(json.dumps(runs))
-    done = mpirun(
-        ranks,
-        "-m",
-        "mpi4py",
-        "tests/many.py",
-        tmp_path / "runs.json",
-        env={"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
-        timeout=250,
-    )
+    env = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+    done = mpirun(ranks, "-m", "mpi4py", "tests/many.py", tmp_path / "runs.json", env=env, timeout=250)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for kind in kinds:
         with Result(one_rank[kind]) as a, Result(tmp_path / f"{kind}.h5") as b:
@@ -109,15 +86,8 @@ def test_the_command(tmp_path, digits_file):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [["round", str(t)] for t in range(4)]
-    for words in (
-        "test accuracy",
-        "spread over clients",
-        "edges",
-        "models received",
-        "seconds",
-        "results",
-        "analysis/",
-    ):
+    told = "test accuracy", "spread over clients", "edges", "models received", "seconds", "results", "analysis/"
+    for words in told:
         assert words in done.stdout
     (path,) = tmp_path.glob("*.h5")
     assert path.name.startswith("image_folder-pathological-dpfl-B4-s5-") and str(path) in done.stdout
@@ -161,7 +131,7 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
             fed.common_row()[0, : fed.ensemble.size].numpy(),
             [data_of(fed, k) for k in range(6)],
             fed.partition.class_counts.sum(1) / fed.partition.class_counts.sum(),
-            float(run.budget),
+            float(str(run.budget)),
             order=lambda k, e: streams.stream(5, streams.ORDER, k, e).permutation(len(fed.partition.of("train", k))),
             shuffle=lambda k, S, t: [int(j) for j in streams.stream(5, streams.CANDIDATES, k, 1000 * t).permutation(S)],
             coins=lambda k, t: streams.stream(5, streams.COIN, k, 1000 * t).random(6),

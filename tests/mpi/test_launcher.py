@@ -50,23 +50,17 @@ def srun(**kinds: str) -> str:
         ({"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
         ({"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
         ({"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
+        ({"pmi2": "exec sleep 60"}, "mpirun --bind-to none"),  # one that hangs is passed over
     ],
 )
 def test_inside_slurm_the_truth_is_tried(place, monkeypatch, kinds, line):
+    if "exec sleep 60" in kinds.values():
+        monkeypatch.setattr(launcher, "SECONDS", 1)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "8")
     place("srun", srun(**kinds))
     place("mpirun", GOOD)
     assert " ".join(launcher.find_line()).startswith(line)
-
-
-def test_a_launcher_that_hangs_is_passed_over(place, monkeypatch):
-    monkeypatch.setattr(launcher, "SECONDS", 1)
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    place("srun", srun(pmi2="exec sleep 60"))
-    place("mpirun", GOOD)
-    assert launcher.find_line()[0] == "mpirun"
 
 
 def test_outside_slurm_it_is_mpirun(place):
@@ -95,18 +89,8 @@ def test_the_real_mpirun_makes_a_world(monkeypatch):
 def test_the_sbatch_files_pass_signals_on_and_requeue(name):
     path = starts.ROOT / "slurm" / f"{name}.sbatch"
     text = path.read_text()
-    for part in (
-        '"$@"',
-        "--signal=B:USR1@",
-        "--requeue",
-        "--open-mode=append",
-        "SLURM_SUBMIT_DIR",
-        "SRUN_CPUS_PER_TASK",
-        "OMP_NUM_THREADS",
-        "dpfl_mpi.mpi.launcher",
-        "scontrol requeue",
-        "--dataset cifar10 ",
-    ):
+    parts = '"$@"', "--signal=B:USR1@", "--requeue", "--open-mode=append", "SLURM_SUBMIT_DIR", "SRUN_CPUS_PER_TASK"
+    for part in (*parts, "OMP_NUM_THREADS", "dpfl_mpi.mpi.launcher", "scontrol requeue", "--dataset cifar10 "):
         assert part in text, part
     assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
     assert subprocess.run(["bash", "-n", path]).returncode == 0
@@ -122,6 +106,23 @@ esac
 """
 
 
+def submitted(folder, cases, asked="17", flags=(), **env):
+    """Run train.sbatch as Slurm would, on fake commands, in job 17; return the finished process."""
+    commands = {
+        "python": START.format(folder=folder, cases=cases),
+        "squeue": f'#!/bin/sh\n[ "$3" != {asked} ] || echo RUNNING\n',
+        "scontrol": f'#!/bin/sh\necho "$@" > {folder}/requeued\n',
+    }
+    for name, text in commands.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    env |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
+    script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), *flags]
+    env = starts.environment(PATH=path, TMPDIR=str(folder)) | env
+    return subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("cases", "tries", "code"),
     [
@@ -134,18 +135,10 @@ esac
         ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
     ],
 )
-def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, monkeypatch, cases, tries, code):
-    (tmp_path / "python").write_text(START.format(folder=tmp_path, cases=cases))
-    (tmp_path / "squeue").write_text("#!/bin/sh\necho RUNNING\n")
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
-    for name in ("python", "squeue", "scontrol"):
-        (tmp_path / name).chmod(0o755)
+def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, cases, tries, code):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "site.sh").write_text("export SITE=mine\n")
-    env = starts.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", TMPDIR=str(tmp_path))
-    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
-    script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), "--budget", "10"]
-    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+    done = submitted(tmp_path, cases, flags=["--budget", "10"])
     assert done.returncode == code, done.stderr
     lines = (tmp_path / "tries").read_text().splitlines()
     assert lines == ["mine -n 2 python -m dpfl_mpi --dataset cifar10 --grace 100 --budget 10"] * tries
@@ -167,14 +160,7 @@ def test_an_abort_leaves_its_code_for_the_script(tmp_path):
 @pytest.mark.parametrize(("task", "asked"), [({}, "17"), ({"JOB_ID": "17", "TASK_ID": "5"}, "17_5")])
 def test_of_an_array_its_task_is_requeued(tmp_path, task, asked):
     """The last task of an array has the array's own number, by which squeue lists, and scontrol would requeue, all of them."""
-    (tmp_path / "python").write_text(START.format(folder=tmp_path, cases="*) exit 75 ;;"))
-    (tmp_path / "squeue").write_text(f'#!/bin/sh\n[ "$3" != {asked} ] || echo RUNNING\n')
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
-    for name in ("python", "squeue", "scontrol"):
-        (tmp_path / name).chmod(0o755)
-    env = starts.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", TMPDIR=str(tmp_path))
-    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
-    env |= {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
-    done = subprocess.run(["bash", str(starts.ROOT / "slurm" / "train.sbatch")], env=env, timeout=60)
+    array = {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
+    done = submitted(tmp_path, "*) exit 75 ;;", asked, **array)
     assert done.returncode == 75
     assert (tmp_path / "requeued").read_text() == f"requeue {asked}\n"

@@ -14,24 +14,31 @@ from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
 from dpfl_mpi.mpi.placement import ids_of, place
 from dpfl_mpi.plan import needs, seconds
-from dpfl_mpi.plan.needs import needs_of
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 
+FEW = {"rounds": 2, "clients": 8, "budget": 3, "tau_init": 1, "tau_train": 1}
+
 
 def shown(capsys, *flags, code=0):
-    """Return what describe prints, on stdout for code 0, else on stderr."""
-    assert (
-        main([*flags, "--no-measure"] if "--measure" not in flags else [f for f in flags if f != "--measure"]) == code
-    )
+    """Return what describe prints without a measurement, on stdout for code 0, else on stderr."""
+    assert main([*flags, "--no-measure"]) == code
     out, err = capsys.readouterr()
     assert (err == "") == (code == 0)
     return err if code else out
 
 
+def planned(fields, ranks=1, nodes=1, **job):
+    """Return the plan of a Run."""
+    run = Run(**fields).resolve()
+    source = open_source(run)
+    return needs.needs_of(run, Job(**job), source, deal(run, source), needs.ensemble_of(run, source), ranks, nodes)
+
+
 def test_partition_and_plan(capsys):
-    text = shown(capsys, "--ranks", "3", "--rows", "32", "--measure")
+    assert main(["--ranks", "3", "--rows", "32"]) == 0
+    text = capsys.readouterr().out
     run = Run().resolve()
     dealt = deal(run, open_source(run))
     assert f"sha256 {dealt.sha256()[:12]}" in text and "32 clients, seed 42" in text
@@ -60,106 +67,104 @@ def test_a_plan_says_what_it_does_not_count(capsys):
 def test_a_plan_counts_the_rounds_that_search_anew(capsys):
     flags = ["--clients", "8", "--budget", "3", "--rounds", "7"]
     assert "3 rounds search Omega anew" in shown(capsys, *flags, "--omega_period", "2")
-    once, often = (Run(clients=8, budget=3, rounds=7, omega_period=p).resolve() for p in ("inf", 2))
-    source = open_source(once)
-    ensemble = needs.ensemble_of(once, source)
-    plans = [needs_of(run, Job(), source, deal(run, source), ensemble, 2, 1) for run in (once, often)]
-    val = [deal(once, source).sizes("val")[plans[0].owner == rank].sum() for rank in (0, 1)]
+    fields = {"clients": 8, "budget": 3, "rounds": 7}
+    once, often = (planned(fields | {"omega_period": period}, 2) for period in ("inf", 2))
+    run = Run(**fields).resolve()
+    val = deal(run, open_source(run)).sizes("val")
     searches = 3 * (2 * 7 + 2)  # R of two models per candidate, and of the two at the start
-    assert (plans[1].judged - plans[0].judged).tolist() == [searches * v for v in val]
+    assert (often.judged - once.judged).tolist() == [searches * val[once.owner == rank].sum() for rank in (0, 1)]
 
 
-def test_plan_is_what_the_run_does(tmp_path):
-    """The plan's bounds against what a run records: steps exactly, models and evaluations never more."""
-    from mpi4py import MPI
+@pytest.mark.parametrize("method", ["local", "fedavg", "random_graph"])
+def test_a_plan_without_a_search_is_what_the_run_does(method, tmp_path):
+    fields = FEW | {"method": method}
+    plan = planned(fields)
+    with Result(run_here(tmp_path / "r.h5", fields)) as result:
+        received = result["traffic/models_received"].sum(1)
+        assert received.tolist() == [plan.received[0], plan.received[1], plan.received[1]]
+        assert result["graph/evaluations"].sum() == sum(plan.evaluations) == 0
 
-    from dpfl_mpi.engine.train import train
-    from dpfl_mpi.mpi.world import World
 
-    few = {"rounds": 2, "clients": 8, "budget": 3, "tau_init": 1, "tau_train": 1}
-    for method in ("local", "fedavg", "random_graph"):
-        run = Run(method=method, **few).resolve()
-        source = open_source(run)
-        plan = needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
-        path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
-        with Result(path) as result:
-            received = result["traffic/models_received"].sum(1)
-            assert received.tolist() == [plan.received[0], plan.received[1], plan.received[1]], method
-            assert result["graph/evaluations"].sum() == sum(plan.evaluations) == 0
-    unbounded = few | {"budget": "inf", "ggc_repeats": 2}
-    for fields in (unbounded, few | {"method": "pairwise"}, few | {"method": "ditto", "finetune_epochs": 1}, few):
-        run = Run(**fields).resolve()
-        source = open_source(run)
-        plan = needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
-        path = train(run, Job(results=str(tmp_path), quiet=True, device="cpu"), World(MPI.COMM_SELF))
-        with Result(path) as result:
-            steps = "finetune/gradient_steps" if run.finetune_epochs else "round/gradient_steps"
-            assert result[steps][-1] == plan.steps.sum()
-            received, evaluated = result["traffic/models_received"].sum(1), result["graph/evaluations"].sum(1)
-            assert received[0] <= plan.received[0] and (received[1:] <= plan.received[1]).all()
-            assert evaluated[0] <= plan.evaluations[0] and (evaluated[1:] <= plan.evaluations[1]).all()
-            assert evaluated[0] >= 0.2 * plan.evaluations[0]
-    assert 2 * plan.candidates.sum() == plan.evaluations[0] + run.rounds * plan.evaluations[1]  # two models each
-    # seconds by hand, of the rank that chooses longest: 100 images of 0.01 s and 2 candidates of 3 s, or 300 and 1
-    two = dataclasses.replace(plan, judged=np.array([100, 300]), candidates=np.array([2, 1]))
+@pytest.mark.parametrize(
+    "more",
+    [{"budget": "inf", "ggc_repeats": 2}, {"method": "pairwise"}, {"method": "ditto", "finetune_epochs": 1}, {}],
+    ids=["inf", "pairwise", "ditto", "dpfl"],
+)
+def test_a_plan_bounds_what_the_run_does(more, tmp_path):
+    """Steps exactly, models and evaluations never more."""
+    fields = FEW | more
+    plan = planned(fields)
+    with Result(run_here(tmp_path / "r.h5", fields)) as result:
+        steps = "finetune/gradient_steps" if "finetune_epochs" in more else "round/gradient_steps"
+        assert result[steps][-1] == plan.steps.sum()
+        received, evaluated = result["traffic/models_received"].sum(1), result["graph/evaluations"].sum(1)
+    assert received[0] <= plan.received[0] and (received[1:] <= plan.received[1]).all()
+    assert evaluated[0] <= plan.evaluations[0] and (evaluated[1:] <= plan.evaluations[1]).all()
+    assert evaluated[0] >= 0.2 * plan.evaluations[0]
+    if not more:
+        assert 2 * plan.candidates.sum() == plan.evaluations[0] + FEW["rounds"] * plan.evaluations[1]  # two models each
+
+
+def test_seconds_by_hand():
+    """Of the rank that chooses longest: 100 images of 0.01 s and 2 candidates of 3 s, or 300 and 1."""
+    plan = dataclasses.replace(planned(FEW), judged=np.array([100, 300]), candidates=np.array([2, 1]))
     cost = seconds.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
-    took = seconds.seconds_of(run, two, cost)
+    took = seconds.seconds_of(Run(**FEW).resolve(), plan, cost)
     assert took["choose"] == pytest.approx(7.0) and took["train"] == pytest.approx(0.5 * plan.steps.max())
 
 
 def test_window_of_a_rank():
-    run = Run(clients=30, budget=5, min_per_class=1).resolve()
-    source = open_source(run)
-    dealt = deal(run, source)
-    ensemble = needs.ensemble_of(run, source)
-    plan = needs_of(run, Job(), source, dealt, ensemble, 4, 2)
+    fields = {"clients": 30, "budget": 5, "min_per_class": 1}
+    plan = planned(fields, 4, 2)
     assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
     assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
-    narrow = needs_of(run, Job(window_gb=plan.clients.max() * plan.row * 2.01 / 2**30), source, dealt, ensemble, 4, 2)
+    narrow = planned(fields, 4, 2, window_gb=plan.clients.max() * plan.row * 2.01 / 2**30)
     assert narrow.passes == 2 and (narrow.window < plan.window).all()
-    more = needs_of(run, Job(), source, dealt, ensemble, 40, 2)
+    more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
-    alone = needs_of(Run(method="local", clients=30, min_per_class=1).resolve(), Job(), source, dealt, ensemble, 4, 1)
+    alone = planned({"method": "local", "clients": 30, "min_per_class": 1}, 4)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
 
 
-def test_what_goes_by_a_server_is_planned(tmp_path):
+@pytest.mark.parametrize(("method", "each"), [("fedavg", 2), ("scaffold", 4), ("cobo", 22)])
+def test_what_goes_by_a_server_is_planned(method, each, tmp_path):
     """SCAFFOLD sends models and controls, both ways: 4 per client; CoBo two, and two per partner."""
-    few = {"rounds": 2, "clients": 5, "tau_train": 1}
-    for method, each in (("fedavg", 2), ("scaffold", 4), ("cobo", 22)):
-        run = Run(method=method, **few).resolve()
-        source = open_source(run)
-        plan = needs_of(run, Job(), source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
-        with Result(run_here(tmp_path / f"{method}.h5", few | {"method": method})) as result:
-            received = result["traffic/models_received"][1:].sum(1)
-        assert plan.received[1] == 5 * each and (received <= plan.received[1]).all()
-        assert method == "cobo" or (received == plan.received[1]).all()
+    fields = {"rounds": 2, "clients": 5, "tau_train": 1, "method": method}
+    plan = planned(fields)
+    with Result(run_here(tmp_path / "r.h5", fields)) as result:
+        received = result["traffic/models_received"][1:].sum(1)
+    assert plan.received[1] == 5 * each and (received <= plan.received[1]).all()
+    assert method == "cobo" or (received == plan.received[1]).all()
 
 
-def test_all_rows_to_all_ranks_are_planned(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["pfedgraph", "cobo"])
+def test_all_rows_to_all_ranks_are_planned(method, tmp_path, monkeypatch):
     """The window and the bytes of methods whose server compares all models: as a run has them, exactly for pfedgraph."""
-    few = {"rounds": 2, "clients": 7, "tau_train": 1}
-    for method in ("pfedgraph", "cobo"):
-        run = Run(method=method, **few).resolve()
-        source = open_source(run)
-        dealt, ensemble = deal(run, source), needs.ensemble_of(run, source)
-        plan = needs_of(run, Job(), source, dealt, ensemble, 3, 1)
-        assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
-        with Result(run_mpi(3, tmp_path / f"{method}.h5", few | {"method": method})) as result:
-            put = result["traffic/bytes_rma"]
-        assert put[0] == 0 and (put[1:] <= plan.wire[1]).all()
-        once = (3 * 7 - 7) * plan.row  # every row to the two other ranks
-        if method == "pfedgraph":
-            assert put[1:].tolist() == [2 * once] * 2
-        sums = 2 * 3 * 2 * plan.row  # of a mean, which other server methods ask for
-        assert plan.wire == (0, find("method", method).every_row * once + sums)
-        more = needs_of(run, Job(), source, dealt, ensemble, 9, 1)
-        assert more.window[more.clients == 0].tolist() == [0, 0] and more.window[more.clients > 0].all()
-        narrow = needs_of(run, Job(window_gb=3.01 * plan.row / 2**30), source, dealt, ensemble, 3, 1)
-        assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.wire == plan.wire and narrow.passes == 1
-        with monkeypatch.context() as patch:
-            patch.setattr(needs, "MOST_ROWS", 2)
-            assert needs_of(run, Job(), source, dealt, ensemble, 3, 1).window.tolist() == [2 * plan.row] * 3
+    fields = {"rounds": 2, "clients": 7, "tau_train": 1, "method": method}
+    plan = planned(fields, 3)
+    assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
+    with Result(run_mpi(3, tmp_path / "r.h5", fields)) as result:
+        put = result["traffic/bytes_rma"]
+    assert put[0] == 0 and (put[1:] <= plan.wire[1]).all()
+    once = (3 * 7 - 7) * plan.row  # every row to the two other ranks
+    if method == "pfedgraph":
+        assert put[1:].tolist() == [2 * once] * 2
+    sums = 2 * 3 * 2 * plan.row  # of a mean, which other server methods ask for
+    assert plan.wire == (0, find("method", method).every_row * once + sums)
+    more = planned(fields, 9)
+    assert more.window[more.clients == 0].tolist() == [0, 0] and more.window[more.clients > 0].all()
+    narrow = planned(fields, 3, window_gb=3.01 * plan.row / 2**30)
+    assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.wire == plan.wire and narrow.passes == 1
+    monkeypatch.setattr(needs, "MOST_ROWS", 2)
+    assert planned(fields, 3).window.tolist() == [2 * plan.row] * 3
+
+
+def test_a_plan_counts_confusion_matrices():
+    """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes; rank 0 writes all nine, at 20 bytes."""
+    plan = planned(FEW | {"clients": 9}, 3)
+    assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
+    without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
+    assert (plan.memory - without).tolist() == plan.confusion.tolist()
 
 
 def test_saves_what_a_run_reads(tmp_path, capsys):
@@ -233,18 +238,8 @@ def test_many_classes_and_many_clients(tmp_path, capsys):
     prepare(
         "image_folder", folder(tmp_path / "i", images(("train", "test"), names, 20, (16, 16))), tmp_path / "i.h5", {}
     )
-    flags = [
-        "--dataset",
-        "image_folder",
-        "--data",
-        str(tmp_path / "i.h5"),
-        "--dirichlet_alpha",
-        "5",
-        "--clients",
-        "20",
-        "--classes_per_client",
-        "15",
-    ]
+    data = ["--dataset", "image_folder", "--data", str(tmp_path / "i.h5")]
+    flags = [*data, "--dirichlet_alpha", "5", "--clients", "20", "--classes_per_client", "15"]
     text = shown(capsys, *flags, "--min_per_class", "0", "--ranks", "20", "--rows", "3")
     assert "largest classes" in text and "... and 17 more (--rows 20)" in text and "and 8 more ranks" in text
 
@@ -254,16 +249,6 @@ def test_real_cifar10(capsys, tmp_path):
     from dpfl_mpi.prepare import prepare
 
     prepare("cinic10", real("cinic10-sample.tar"), tmp_path / "c.h5", {})
-    flags = [
-        "--dataset",
-        "cinic10",
-        "--data",
-        str(tmp_path / "c.h5"),
-        "--clients",
-        "20",
-        "--min_per_class",
-        "2",
-        "--ranks",
-        "4",
-    ]
+    data = ["--dataset", "cinic10", "--data", str(tmp_path / "c.h5")]
+    flags = [*data, "--clients", "20", "--min_per_class", "2", "--ranks", "4"]
     assert "1500 training and 500 test images of 32x32x3" in shown(capsys, *flags)
