@@ -339,6 +339,6 @@ def test_collectives_give_every_rank_the_same(monkeypatch):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rma_without_shared_memory(ranks):
     """As between nodes: MPICH told to use the network inside the node, where a Put from a temporary would crash."""
-    code = "import test_comm as t; w = t.World(t.MPI.COMM_WORLD); t.exchanges(w); t.windows_one_after_the_other(w); print('done')"
+    code = "import tests.mpi.test_comm as t; w = t.World(t.MPI.COMM_WORLD); t.exchanges(w); t.windows_one_after_the_other(w); print('done')"
     done = mpirun(ranks, "-c", code, env={"MPIR_CVAR_NOLOCAL": "1"})
     assert (done.returncode, done.stdout.count("done")) == (0, ranks), done.stderr

@@ -258,9 +258,10 @@ def test_training_is_the_loop_of_steps(kind, batch_size, how):
     net = make(kind)
     order, crop = plan(net)
     sgd = HOW[how](net)
-    w, m = net.row.clone(), torch.full_like(net.row, 0.01)
+    w, before = net.row.clone(), torch.full_like(net.row, 0.0 if sgd.trained is None else 0.01)
+    m = before.clone()
     loss = net.native.train(w, m, net.images, order, crop, batch_size, sgd)
-    want_w, want_m, want_loss = trained_by_torch(net, order, crop, batch_size, sgd, torch.full_like(net.row, 0.01))
+    want_w, want_m, want_loss = trained_by_torch(net, order, crop, batch_size, sgd, before.clone())
     close(w, want_w)
     close(m, want_m)
     assert loss == pytest.approx(want_loss, rel=1e-4)
@@ -268,7 +269,7 @@ def test_training_is_the_loop_of_steps(kind, batch_size, how):
     if sgd.trained is not None:
         assert torch.equal(w[~sgd.trained], net.row[~sgd.trained]) and bool((m[~sgd.trained] == 0.01).all())
     if how == "proximal":
-        without = trained_by_torch(net, order, crop, batch_size, SGD, torch.full_like(net.row, 0.01))[0]
+        without = trained_by_torch(net, order, crop, batch_size, SGD, before)[0]
         assert float((want_w - without).abs().max()) > 1e-3
 
 
