@@ -67,7 +67,7 @@ client/n_test              int    N         0..
 client/class_counts        int    N C       0..    training and validation samples by class
 client/diverged_round      int    N         -1..   -1: it did not
 client/of_data             int    N         0..    with --partition natural: row of client_names of the prepared file
-client/flipped             bool   N                with --flip_share
+client/flipped             bool   N                --flip_share
 client/liars               bool   N                with --attack
 client/newcomers           bool   N                with --newcomers
 client/drifted             bool   N                with --drift

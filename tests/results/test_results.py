@@ -1,7 +1,10 @@
-"""The results file: its layout is its docstring, it reads finished and running, and its models give its scores."""
+"""The results file: it holds what the table says, it reads finished and running, and its models give its scores."""
 
+import csv
+import functools
 import json
 import shutil
+import warnings
 
 import h5py
 import numpy as np
@@ -9,12 +12,15 @@ import pytest
 import tiny_result
 import torch
 from launch import run_here
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
+from dpfl_mpi import export, show
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.results.scores import METRICS, score
 from dpfl_mpi.settings import Run
 
 N, C, T = 6, 10, 3
@@ -36,31 +42,21 @@ def result(path):
         yield result
 
 
-SHAPES = {
-    "meta/starts": (1,), "round/number": (T + 1,), "round/epochs": (T + 1,), "round/gradient_steps": (T + 1,),
-    **{f"round/{n}": (T + 1, N) for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")},
-    "mixed/val_acc": (T + 1, N), "mixed/test_acc": (T + 1, N),
-    "best/round": (N,), "best/val_acc": (N,), "best/test_acc": (N,), "best/confusion": (N, C, C), "last/test_acc": (N,),
-    **{f"client/{n}": (N,) for n in ("p", "budget", "diverged_round", "n_train", "n_val", "n_test")},
-    "client/class_counts": (N, C), "graph/omega/indptr": (N + 1,), "graph/chosen/indptr": (T + 1, N + 1),
-    "graph/cases": (T + 1, N, 4), "graph/evaluations": (T + 1, N), "traffic/models_received": (T + 1, N),
-    "traffic/bytes_rma": (T + 1,), "traffic/bytes_collective": (T + 1,),
-    **{f"seconds/{n}": (T + 1, 3) for n in ("train", "exchange", "wait", "graph", "evaluate", "write")},
-    "model/best": (N, 64 * 64 + 64 + 640 + 10),
-}  # fmt: skip
-
-
-def test_every_array_has_the_shape_of_the_layout(result):
-    for name, shape in SHAPES.items():
-        assert result[name].shape == shape, name
-    assert result["graph/omega/senders"].shape == (result["graph/omega/indptr"][-1],)
-    assert result["graph/chosen/senders"].shape == (result["graph/chosen/indptr"][-1, -1],)
+SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": 64 * 64 + 64 + 640 + 10, "starts": 1, "3": 3, "4": 4}
+# what a Run without controls and fine-tuning does not write
+ABSENT = {f"client/{name}" for name in ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")}
 
 
 def test_a_file_holds_what_the_table_says(result):
     """Its arrays, and the attributes of the file, of /meta and of /model."""
+    found = set(result.names())
+    absent = {name for name in schema.ARRAYS if name.startswith(("finetune", "newcomers", "attack", "graph/reach"))}
+    assert found == set(schema.ARRAYS) - ABSENT - absent
+    for name in found - {"graph/omega/senders", "graph/chosen/senders"}:
+        assert result[name].shape == tuple(SIZES[axis] for axis in schema.ARRAYS[name].axes.split()), name
+    assert result["graph/omega/senders"].shape == (result["graph/omega/indptr"][-1],)
+    assert result["graph/chosen/senders"].shape == (result["graph/chosen/indptr"][-1, -1],)
     named = {line.split()[0] for line in schema.LAYOUT.splitlines() if "/" in line.split(" ")[0]}
-    assert set(SHAPES) <= set(result.names()) <= set(schema.ARRAYS) <= named
     held = {f"{group}/{name}" for group in ("", "meta", "model") for name in result.file[group or "/"].attrs}
     assert held == named - set(schema.ARRAYS)
 
@@ -128,41 +124,67 @@ def test_models_give_the_scores(result, digits_file):
         assert np.array_equal(confusion, result["best/confusion"][k])
 
 
+@pytest.fixture
+def copy(path, tmp_path):
+    return shutil.copy(path, tmp_path / "copy.h5")
+
+
 def test_one_flipped_bit_is_noticed(path, tmp_path):
     """In any array but provenance; and provenance may differ."""
     with Result(path) as a:
-        names = a.names()
-        for name in names:
-            shutil.copy(path, tmp_path / "copy.h5")
-            with h5py.File(tmp_path / "copy.h5", "r+") as file:
+        for name in a.names():
+            copy = shutil.copy(path, tmp_path / "copy.h5")
+            with h5py.File(copy, "r+") as file:
+                values = file[name][()]
                 if name == "meta/starts":
-                    file[name][0] = json.dumps({"hosts": ["another"]})
+                    values[0] = json.dumps({"hosts": ["another"]})
+                elif name == "client/diverged_round":
+                    values[0] = 1  # it is -1, and -2 would be refused
+                elif values.size:
+                    values.reshape(-1).view(np.uint8)[0] ^= 1
                 else:
-                    values = file[name][()]
-                    if not values.size:
-                        continue
-                    if name == "client/diverged_round":
-                        values[0] = 1  # it is -1, and -2 would be refused
-                    else:
-                        values.reshape(-1).view(np.uint8)[0] ^= 1
-                    file[name][()] = values
-            with Result(tmp_path / "copy.h5") as b:
+                    continue
+                file[name][()] = values
+            with Result(copy) as b:
                 exempt = name.startswith(("meta", "seconds", "traffic/bytes"))
                 assert Result.same_numbers(a, b) == exempt, name
                 assert Result.differences(a, b) == ([] if exempt else [name])
 
 
-def test_a_lost_array_or_another_run_is_noticed(path, tmp_path):
-    shutil.copy(path, tmp_path / "copy.h5")
-    with h5py.File(tmp_path / "copy.h5", "r+") as file:
+def test_a_lost_array_is_noticed(path, copy):
+    with h5py.File(copy, "r+") as file:
         del file["best/round"]
-    with Result(path) as a, Result(tmp_path / "copy.h5") as b:
+    with Result(path) as a, Result(copy) as b:
         assert Result.differences(a, b) == ["best/round"]
-    shutil.copy(path, tmp_path / "copy.h5")
-    with tiny_result.changing(tmp_path / "copy.h5") as file:
+
+
+def test_another_run_is_noticed(path, copy):
+    with tiny_result.changing(copy) as file:
         file.attrs["key"] = json.dumps(json.loads(file.attrs["key"]) | {"lr": 0.5})
-    with Result(path) as a, Result(tmp_path / "copy.h5") as b:
+    with Result(path) as a, Result(copy) as b:
         assert Result.differences(a, b) == [] and not Result.same_numbers(a, b)
+
+
+def test_a_later_schema_is_refused(copy):
+    with h5py.File(copy, "r+") as file:
+        file.attrs["schema"] = schema.SCHEMA + 1
+    said = f"has schema {schema.SCHEMA + 1}; this version of dpfl_mpi reads up to {schema.SCHEMA}"
+    with pytest.raises(UserError, match=said):
+        Result(copy)
+
+
+def test_without_its_checksum_a_file_is_damaged(copy):
+    with h5py.File(copy, "r+") as file:
+        del file.attrs["checksum"]
+    with pytest.raises(UserError, match="is not a result of dpfl_mpi, or it is damaged"):
+        Result(copy)
+
+
+def test_state_dict_by_layer(tmp_path):
+    path = tiny_result.make(tmp_path / "run.h5")
+    tiny_result.save_models(path, np.arange(20).reshape(4, 5))
+    layers = Result(path).state_dict(1)
+    assert layers["w"].tolist() == [[5, 6], [7, 8]] and layers["b"].tolist() == [9]
 
 
 def test_a_running_file(tmp_path, monkeypatch):
@@ -200,11 +222,47 @@ def test_a_stopped_file(tmp_path):
             result["round/nothing"]
 
 
-def test_a_later_schema_is_refused(path, tmp_path):
-    shutil.copy(path, tmp_path / "copy.h5")
-    with h5py.File(tmp_path / "copy.h5", "r+") as file:
-        file.attrs["schema"] = schema.SCHEMA + 1
-    with pytest.raises(
-        UserError, match=f"has schema {schema.SCHEMA + 1}; this version of dpfl_mpi reads up to {schema.SCHEMA}"
-    ):
-        Result(tmp_path / "copy.h5")
+# scores ------------------------------------------------------------------------------------------------------------------
+def test_scores_are_scikit_learns():
+    """Clients of five classes, each of which holds some of them and mistakes them for any, in one call for all clients."""
+    rng = np.random.default_rng(0)
+    truth = [rng.choice(rng.choice(5, rng.integers(1, 6), replace=False), 30) for _ in range(20)]
+    taken = [np.where(rng.random(30) < 0.6, y, rng.integers(0, 5, 30)) for y in truth]
+    both = list(zip(truth, taken, strict=True))
+    confusion = np.array([np.bincount(5 * y + p, minlength=25).reshape(5, 5) for y, p in both])
+    assert (confusion.sum(2) == 0).any(), "clients without some class"
+    theirs = {
+        "accuracy": accuracy_score,
+        "balanced_accuracy": balanced_accuracy_score,
+        "macro_f1": functools.partial(f1_score, average="macro"),
+    }
+    assert list(theirs) == list(METRICS)
+    for metric, function in theirs.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes that are predicted and not there
+            expected = [function(y, p) for y, p in both]
+        np.testing.assert_allclose(score(confusion, metric), expected, rtol=1e-12)
+        assert np.isnan(score(np.zeros((3, 3)), metric))
+
+
+def test_the_three_scores_by_hand():
+    """Class 0: 3 of 4 right; class 1: 1 of 2, taken twice; class 2: not there, taken once."""
+    confusion = np.array([[3, 1, 0], [0, 1, 1], [0, 0, 0]])
+    assert score(confusion, "accuracy") == 4 / 6
+    assert score(confusion, "balanced_accuracy") == (3 / 4 + 1 / 2) / 2
+    assert score(confusion, "macro_f1") == pytest.approx((6 / 7 + 2 / 4 + 0) / 3)
+
+
+def test_where_a_user_meets_the_scores(result, path, tmp_path, capsys):
+    assert np.array_equal(score(result["best/confusion"], "accuracy"), result.score("accuracy"))
+    balanced, f1 = result.score("balanced_accuracy"), result.score("macro_f1")
+    with pytest.raises(UserError, match="there is no score auc; allowed are accuracy, balanced_accuracy, macro_f1"):
+        result.score("auc")
+    assert show.main([str(path)]) == 0
+    said = f"balanced accuracy {100 * balanced.mean():.2f} %, macro F1 {100 * f1.mean():.2f} %"
+    assert said in capsys.readouterr().out
+    assert export.main([str(path), "--format", "clients", "--out", str(tmp_path / "c.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
+    assert [float(row["macro_f1"]) for row in rows] == f1.tolist()
+    assert [float(row["balanced_accuracy"]) for row in rows] == balanced.tolist()
+    assert [row["client_id"] for row in rows] == [str(k) for k in range(N)]
