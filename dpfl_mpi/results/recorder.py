@@ -70,12 +70,10 @@ class Recorder:
             if not snapshot:
                 self._begin(run, meta)
             self._set(state="running", key=json.dumps(run.key()))
-            self._set(checksum=schema.seal(self.file.attrs, self.file["meta"].attrs))
             stored = self.file["meta/starts"]
             self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
             stored.resize(len(self.starts) + 1, 0)
-            stored[:] = texts = [json.dumps(s) for s in [*self.starts, start]]
-            stored.attrs["checksum"] = schema.checksum(texts)
+            stored[:] = [json.dumps(s) for s in [*self.starts, start]]
             self._replace()
 
     def _begin(self, run: Resolved, meta: Mapping[str, Any]) -> None:
@@ -92,7 +90,6 @@ class Recorder:
             state="running",
             rounds_done=-1,
             test_acc=np.nan,
-            progress=0,  # a checksum of the two, once they change no more
         )
         self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
         self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
@@ -101,6 +98,7 @@ class Recorder:
         """Put the file on disk as it is now."""
         start = time.monotonic()
         if self.file:
+            self._set(checksum=schema.seal(self.file, self.file["meta/starts"].asstr()[:].tolist()))
             self.file.flush()
         self.still_ours()
         with replacing(self.path) as part:
@@ -121,7 +119,7 @@ class Recorder:
     @writes
     def set_attributes(self, group: str, **attributes: Any) -> None:
         """Write attributes of a group that has none yet."""
-        self.file[group].attrs.update(attributes, checksum=schema.checksum(attributes))
+        self.file[group].attrs.update(attributes)
 
     @writes
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -181,10 +179,9 @@ class Recorder:
     def close(self, state: str) -> None:
         """Close the file, marked finished or stopped."""
         if self.file:
-            with self.file:
-                done = [self.file.attrs["rounds_done"], self.file.attrs["test_acc"]]
-                self._set(progress=schema.number(done), state=state)
+            self._set(state=state)
             self._replace()
+            self.file.close()
 
     def abandon(self) -> None:
         """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""

@@ -18,7 +18,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.declared import Declared, declared
-from dpfl_mpi.results.schema import ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA, checksum, number
+from dpfl_mpi.results.schema import ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
 from dpfl_mpi.results.scores import METRICS, mean, score
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
@@ -38,20 +38,20 @@ class Result:
         self.path = Path(path)
         if not is_there(self.path):
             raise UserError(f"{self.path}: there is no such result file")
-        what = "a result of dpfl_mpi"
-        self.hdf5 = Hdf5(self.path, what)
+        self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file
         try:
-            with refused_as(f"{self.path} is not {what}, or it is damaged"):
-                attributes, version = dict(self.file.attrs), int(self.file.attrs["schema"])
-                if version <= SCHEMA:
-                    meta = dict(self.file["meta"].attrs)
-                    if attributes["checksum"] != schema.seal(attributes, meta):
-                        raise ValueError
-                    self.run, self.key = stored_run(attributes, str(meta.get("data_sha256", "")))
-                    self.method: Declared = declared(self.run)
+            with refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"):
+                version = int(self.file.attrs["schema"])
             if version > SCHEMA:
                 raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
+            with refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"):
+                texts = self.hdf5.texts("meta/starts")
+                if self.file.attrs["checksum"] != schema.seal(self.file, texts):
+                    raise ValueError
+                self._starts = [dict(json.loads(text)) for text in texts]
+                self.run, self.key = stored_run(self.file.attrs, str(self.file["meta"].attrs.get("data_sha256", "")))
+                self.method: Declared = declared(self.run)
         except UserError:
             self.close()
             raise
@@ -59,23 +59,13 @@ class Result:
     @property
     def state(self) -> str:
         """ "finished", "stopped after round t" or "running, round t"."""
-        return STATES[self._state()].format(self.hdf5.attribute("rounds_done", int))
+        with self.hdf5.reading("its state"):
+            return STATES[self.file.attrs["state"]].format(self.file.attrs["rounds_done"])
 
     @property
     def finished(self) -> bool:
         """Whether all rounds are there."""
-        return self._state() == "finished"
-
-    def _state(self) -> str:
-        """Return the attribute `state`. In a finished file, what it says of its progress is checked."""
-        state: str = self.hdf5.attribute("state", str)
-        if state not in STATES:
-            raise self.hdf5.damaged("the attribute state", f"is {state!r}")
-        with self.hdf5.reading("its progress"):
-            done = [self.file.attrs[name] for name in ("rounds_done", "test_acc")]
-            if state == "finished" and self.hdf5.attribute("progress", int) != number(done):
-                raise ValueError
-        return state
+        return self.state == "finished"
 
     @property
     def test_acc(self) -> float:
@@ -201,22 +191,14 @@ class Result:
         rows = self.hdf5.dataset("model/best", "f", (int(self.run.clients), None))
         if not 0 <= client < len(rows):
             raise UserError(f"client {client} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
-        texts = {name: self.hdf5.attribute(name, str, "model") for name in ("names", "shapes")}
-        with self.hdf5.reading("its list of layers"):
-            if self.hdf5.attribute("checksum", str, "model") != checksum(texts):
-                raise ValueError
-            names, shapes = (json.loads(text) for text in texts.values())
+        names, shapes = (self.hdf5.json(name, list, "model") for name in ("names", "shapes"))
         with self.hdf5.reading("model/best"):
             parts = np.split(rows[client], np.cumsum([math.prod(shape) for shape in shapes])[:-1])
             return {n: part.reshape(shape) for n, part, shape in zip(names, parts, shapes, strict=True)}
 
     def starts(self) -> list[dict[str, Any]]:
         """Return one description per start of the run: time, hosts, ranks, devices, CPU, versions."""
-        texts = self.hdf5.texts("meta/starts")
-        with self.hdf5.reading("meta/starts"):
-            if self.file["meta/starts"].attrs["checksum"] != checksum(texts):
-                raise ValueError
-            return [dict(json.loads(text)) for text in texts]
+        return self._starts
 
     def close(self) -> None:
         """Close the file."""

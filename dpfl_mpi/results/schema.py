@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.foreign import Size
+
+if TYPE_CHECKING:
+    import h5py
 
 # printed by `python -m dpfl_mpi.show --layout`; columns are two blanks apart
 LAYOUT = """\
@@ -26,8 +28,7 @@ name                       type   axes      range  what it is
 /state                     text                    running, stopped or finished
 /rounds_done               int                     the last round; fine-tuning counts on
 /test_acc                  float                   mean of best/test_acc over benign clients
-/progress                  int                     checksum of rounds_done and test_acc at the end
-/checksum                  text                    of the attributes from run to seed, and of those of meta
+/checksum                  text                    of all other attributes and of meta/starts, for which HDF5 has none
 meta/numerics              int                     version of the numbers
 meta/data_sha256           text
 meta/data_note             text
@@ -100,18 +101,14 @@ seconds/write              float  T+1 3     0..
 model/best                 float  N D              with --save_models
 model/names                JSON                    layers, in their order in a row, and their shapes
 model/shapes               JSON
-model/checksum             text                    of the two
 
 N clients, C classes, T rounds (fewer in a run that is not finished, or stopped early), E epochs of fine-tuning.
-meta/starts has a checksum of its own. HDF5 keeps one of each chunk of an array (fletcher32).
 """
 SCHEMA = 1
 CHUNK = 2**20  # bytes of a chunk, which is read and checked as a whole
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")  # of a round, in the order in which they are shown
 # provenance: may differ between equal runs
 EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
-# attributes of the file; and all of /meta
-SEALED = ("run", "key", "declared", "schema", "dataset", "partition", "method", "budget", "seed")
 KINDS = {"int": "iu", "float": "f", "bool": "b", "lines": "OS"}  # NumPy's letters
 ROUNDED = 1e-9  # a share is at most 1, but for rounding
 
@@ -149,17 +146,9 @@ def shape(axes: str, run: Resolved, finished: bool) -> list[Size]:
     return [int(axis) if axis.isdigit() else lengths.get(axis) for axis in axes.split()]
 
 
-def checksum(values: Any) -> str:
-    """Return a short hash of texts and numbers, or of lists and dicts of them."""
-    text = json.dumps(values, sort_keys=True, default=lambda value: value.tolist())
+def seal(file: h5py.File, starts: list[str]) -> str:
+    """Return the checksum of what HDF5 has none for: all attributes, and the texts of meta/starts."""
+    groups = [file[name].attrs for name in ("/", "meta", "model") if name in file]
+    attributes = [{name: value for name, value in group.items() if name != "checksum"} for group in groups]
+    text = json.dumps([attributes, starts], sort_keys=True, default=lambda value: value.tolist())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def number(values: Any) -> int:
-    """Return a checksum as a number of 8 bytes: an attribute that changes in its place."""
-    return int(checksum(values)[:15], 16)
-
-
-def seal(attributes: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
-    """Return the checksum of what a file's attributes say about the Run, and of all those of /meta."""
-    return checksum([{name: attributes[name] for name in SEALED}, dict(meta)])

@@ -134,7 +134,7 @@ def test_one_flipped_bit_is_noticed(path, tmp_path):
     with Result(path) as a:
         for name in a.names():
             copy = shutil.copy(path, tmp_path / "copy.h5")
-            with h5py.File(copy, "r+") as file:
+            with tiny_result.changing(copy) as file:
                 values = file[name][()]
                 if name == "meta/starts":
                     values[0] = json.dumps({"hosts": ["another"]})
