@@ -47,11 +47,9 @@ def place() -> str:
 
 
 # one atomic replacement ------------------------------------------------------------------------------------------------
-def prefix(path: Path) -> str:
-    """Return how the temporary names of `path` on this host begin; a long name is cut, so that they are names as well."""
-    name = path.name.encode("utf-8", "surrogateescape")
-    name = name if len(name) <= 120 else hashlib.sha256(name).hexdigest()[:32].encode()
-    return f".{name.decode('utf-8', 'surrogateescape')}.{socket.gethostname()[:64]}."
+def beginning(path: Path) -> str:
+    """Return how the temporary names of `path` begin; a long name is cut, so that they are names as well."""
+    return f".{path.name[:40]}."
 
 
 def temporary(path: Path) -> Path:
@@ -59,7 +57,7 @@ def temporary(path: Path) -> Path:
 
     Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can be foreseen.
     """
-    return path.with_name(f"{prefix(path)}{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
+    return path.with_name(f"{beginning(path)}{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
 
 
 @contextmanager
@@ -120,43 +118,34 @@ def check_apart(out: Path | None, *read: Path | None) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes of this host that were killed outright left of `path` under their temporary names.
+    """Remove what processes that were killed outright left of `path` under their temporary names.
 
-    Another machine may have this host's name. Its processes cannot be asked about, nor can those before this machine was started, and earlier
-    versions did not say whose theirs are: what such a process left goes once it is a day old.
+    Another host's processes cannot be asked about, nor can those before this machine was started: what they left goes once it is a day old.
     """
-    left = re.compile(re.escape(prefix(path)) + r"(?:([0-9a-f]{8})\.)?(\d{1,10})\.[0-9a-f]{12}\.part")
+    left = re.compile(re.escape(beginning(path)) + r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part")
     here = place() if boot() else ""
-    for name in os.listdir(path.parent) if path.parent.is_dir() else ():
-        if not (found := left.fullmatch(name)):
-            continue
-        part = path.with_name(name)
-        with contextlib.suppress(OSError):  # another user's
-            if found.group(1) == here:
-                dead = not Path("/proc", found.group(2)).exists()
-            else:
-                dead = time.time() - part.lstat().st_mtime > ABANDONED_S
-            if dead:
-                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
+    for part in path.parent.iterdir() if path.parent.is_dir() else ():
+        if found := left.fullmatch(part.name):
+            with contextlib.suppress(OSError):  # another user's
+                if found.group(1) == here:
+                    dead = not Path("/proc", found.group(2)).exists()
+                else:
+                    dead = time.time() - part.lstat().st_mtime > ABANDONED_S
+                if dead:
+                    shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
 
 
 # errors in words -------------------------------------------------------------------------------------------------------
-def error_number(error: BaseException) -> int:
-    """Return the system's number of an error; HDF5 has it in its message only. 0 where there is none."""
-    found = re.search(r"errno = (\d+)", str(error))
-    return getattr(error, "errno", None) or (int(found.group(1)) if found else 0)
-
-
 def reason(error: BaseException) -> str:
-    """Return the system's words for an error of a disk; HDF5's own message is long."""
-    number = error_number(error)
+    """Return the system's words for an error of a disk, in one line."""
+    number = getattr(error, "errno", None)
     return os.strerror(number) if number else " ".join(str(error).split())
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise `UserError` "`what`: reason" where the disk or HDF5 fails inside."""
+    """Raise `UserError` "`what`: reason" where the disk fails inside."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise UserError(f"{what}: {reason(error)}") from None

@@ -8,6 +8,7 @@ that its reader asks for, lie in the file itself (HDF5 can name arrays of other 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,18 +55,12 @@ def refused_as(sentence: str) -> Iterator[None]:
 
 def encodable(text: str) -> bool:
     """Return whether a text can be stored: a name of bytes that are not UTF-8 cannot."""
-    try:
-        return bool(text.encode() or True)
-    except UnicodeEncodeError:
-        return False
+    return text.encode(errors="ignore").decode() == text
 
 
 def is_there(path: Path) -> bool:
     """Return whether there is a file or folder of this name; none has a name that is too long, or with a NUL."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+    return os.path.exists(path)
 
 
 def memory() -> int:
@@ -74,7 +69,7 @@ def memory() -> int:
 
 
 # plain files -----------------------------------------------------------------------------------------------------------
-def open_regular(path: Path, follow: bool = True) -> BinaryIO:
+def open_regular(path: Path, follow: bool = True) -> io.BufferedReader:
     """Return a regular file open for reading; a pipe, a device, a folder and, without `follow`, a link are refused at once.
 
     Raises:
@@ -104,11 +99,8 @@ def read_bytes(path: Path, largest: int = TEXT, follow: bool = True) -> bytes:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
     with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
-        while part := file.read(1 << 22):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_end(path: Path, most: int = SMALL) -> bytes:
@@ -136,17 +128,14 @@ def read_json(path: Path, largest: int = TEXT, follow: bool = True) -> Any:
 class Hdf5:
     """An HDF5 file open for reading, which checks what is asked for. A context manager."""
 
-    def __init__(self, path: Path, what: str, data: bytes | None = None):
-        """Open the file, or `data`, the bytes of it. `what` it must be is said where it is not an HDF5 file: "a result of dpfl_mpi"."""
-        import io
-
+    def __init__(self, path: Path, what: str):
+        """Open the file. `what` it must be is said where it is not an HDF5 file: "a result of dpfl_mpi"."""
         import h5py
 
-        self.path, self.what = path, what
-        if data is None:
-            open_regular(path).close()
+        self.path = path
+        open_regular(path).close()
         with refused_as(f"{path} is not {what}, or it is damaged"):
-            self.file: h5py.File = h5py.File(path if data is None else io.BytesIO(data), "r", locking=False)
+            self.file: h5py.File = h5py.File(path, "r", locking=False)
 
     def close(self) -> None:
         """Close the file."""
@@ -206,10 +195,7 @@ class Hdf5:
             if item.dtype.kind not in kinds or (item.dtype.kind == "O" and not text):
                 raise self.damaged(name, f"is of type {item.dtype}")
             if shape is not None and not fits(item.shape, shape):
-                wanted = ", ".join(
-                    "any" if n is None else f"{n[0]} to {n[-1]}" if isinstance(n, range) else str(n) for n in shape
-                )
-                raise self.damaged(name, f"has the shape {item.shape}, not ({wanted})")
+                raise self.damaged(name, f"has the shape {item.shape}, not ({', '.join(map(in_words, shape))})")
             claimed, stored = math.prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
             if claimed > (DEFLATE * stored if item.chunks else stored) + SMALL:
                 raise self.damaged(name, f"claims {claimed} bytes, which {stored} stored ones cannot hold")
@@ -257,13 +243,18 @@ class Hdf5:
                 raise self.damaged(f"the attribute {name}", f"is a {type(values).__name__}")
             return kind(values)
 
-    def json(self, name: str, kind: type, group: str = "/", default: str | None = None) -> Any:
-        """Return what an attribute holds as JSON, a list or a dict; `default`, JSON too, where there is none, if it is given."""
+    def json(self, name: str, kind: type, group: str = "/") -> Any:
+        """Return what an attribute holds as JSON, a list or a dict."""
         with self.reading(f"the attribute {name}"):
-            value = json.loads(self.attribute(name, str, group, default))
+            value = json.loads(self.attribute(name, str, group))
             if not isinstance(value, kind):
                 raise TypeError
             return value
+
+
+def in_words(size: Size) -> str:
+    """Return a size as an error says it."""
+    return "any" if size is None else f"{size[0]} to {size[-1]}" if isinstance(size, range) else str(size)
 
 
 def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
