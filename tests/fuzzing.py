@@ -15,6 +15,7 @@ import starts
 from launch import federation, run_here
 from making import folder as files_in
 from making import images, leaf, png, tar, zipped
+from mpi4py import MPI
 
 from dpfl_mpi import __main__, describe, export, prepare, show
 from dpfl_mpi.data.recipes import deal
@@ -23,6 +24,7 @@ from dpfl_mpi.datasets import arrays, femnist
 from dpfl_mpi.datasets import image_folder as pictures
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
+from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Job, Run
@@ -338,6 +340,7 @@ def leaf_json(folder: Path) -> Reader:
 
 
 def limit(folder: Path) -> Reader:
+    world = World(MPI.COMM_SELF)
     texts = {
         "budget": b"1 2 inf 2\n",
         "reach": b"0 1\n1 2\n3 2\n",
@@ -347,7 +350,7 @@ def limit(folder: Path) -> Reader:
     def read(where: Path) -> None:
         fields = {name: str(where / name) for name in texts}
         run = Run(**small(clients=4, rounds=3) | fields).resolve()
-        limits.most_senders(run), limits.reach_graph(run), limits.availability(run)
+        limits.limits_of(run, world)
 
     return Reader("limits", texts, read)
 
@@ -366,6 +369,8 @@ def config(folder: Path) -> Reader:
 def settings(folder: Path) -> Reader:
     """No file: a hostile value of one field of Run or Job, as a word of the command line and as a value in Python."""
 
+    world = World(MPI.COMM_SELF)
+
     def read(where: Path) -> None:
         rng = np.random.default_rng(int((where / "seed").read_text()))
         names = [f.name for f in (*dataclasses.fields(Run), *dataclasses.fields(Job))]
@@ -376,7 +381,7 @@ def settings(folder: Path) -> Reader:
         value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][rng.integers(8)]
         if name in {f.name for f in dataclasses.fields(Run)}:
             run = Run(**small() | {name: value}).resolve()
-            run.path(), run.most_senders, limits.flipped(run)
+            run.path(), limits.limits_of(run, world)
             deal(run, open_source(run))
 
     return Reader("settings", {}, read, few=40)

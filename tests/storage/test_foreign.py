@@ -190,10 +190,10 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 @pytest.mark.parametrize("text, words", [
-    (BOMB, "which has anchors (& or *)"),
-    ("options: " + "[" * 3000 + "]" * 3000, "nested more than 8 levels deep"),
-    ("- " * 3000 + "x", "nested more than 8 levels deep"),
-    ("\0", "which is not YAML"),
+    (BOMB, "it has anchors (& or *)"),
+    ("options: " + "[" * 3000 + "]" * 3000, "it is not YAML (maximum recursion depth exceeded"),
+    ("- " * 3000 + "x", "it is not YAML (maximum recursion depth exceeded"),
+    ("\0", "it is not YAML (unacceptable character"),
 ])  # fmt: skip
 def test_settings_that_explode(tmp_path, capsys, text, words):
     (tmp_path / "c.yaml").write_text(text)
@@ -381,7 +381,7 @@ def test_names_that_no_result_can_have(tmp_path, monkeypatch, capsys, out):
 
 def test_a_long_setting_is_not_tried_as_a_path():
     groups = "groups:" + ";".join(",".join(map(str, range(k, k + 10))) for k in range(0, 100, 10))
-    assert len(groups) > 255 and Run(dataset="cifar10", reach=groups).resolve().reach == groups
+    assert len(groups) > 255 and str(Run(dataset="cifar10", reach=groups).resolve().reach) == groups
 
 
 @pytest.mark.parametrize("field, value", [
