@@ -53,30 +53,27 @@ def load(name: str, module: ModuleType) -> ModuleType:
 def make(run: Resolved, source: Source) -> Model:
     """Return the model of a resolved Run for its data, on the CPU: the same on every rank, as its own values are drawn from the Run's seed.
 
-    Raises:
-        UserError: it cannot be built for these data, or cannot be trained here (`numerics.fitness`).
+    A model that cannot be built for these data, or cannot be trained here (`numerics.fitness`), is a `UserError`.
     """
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
     file, name = run.found.model, short(run.model)
     options = {f.name: f.default for f in dataclasses.fields(file.Options)} if hasattr(file, "Options") else {}
     keywords: dict[str, Any] = options | (run.model_options or {})
-    takes = inspect.signature(file.build).parameters
-    if source.vocabulary and "vocabulary" not in takes:
+    takes = inspect.signature(file.build)
+    if source.vocabulary and "vocabulary" not in takes.parameters:
         raise UserError(
             f"--model {name} takes numbers, and these data are tokens: use --model text, or a build with a parameter vocabulary"
         )
-    if "vocabulary" in takes:
+    if "vocabulary" in takes.parameters:
         if not source.vocabulary:
             raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: use --model cnn or mlp")
         keywords["vocabulary"] = source.vocabulary
     try:
-        inspect.signature(file.build).bind(source.shape, source.classes, **keywords)
+        takes.bind(source.shape, source.classes, **keywords)
     except TypeError:
         called = ", ".join(["shape", "classes", *keywords])
-        raise UserError(
-            f"the model {name} defines build{inspect.signature(file.build)}, which is called as build({called})"
-        ) from None
+        raise UserError(f"the model {name} defines build{takes}, which is called as build({called})") from None
     with seeded(int(stream(run.seed, INIT, 0, 1).integers(2**63))):
         try:
             module = file.build(source.shape, source.classes, **keywords)

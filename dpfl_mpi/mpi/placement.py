@@ -61,22 +61,14 @@ def window_slots(wanted: Any, clients: Any, n: int) -> Any:
 def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray) -> int | None:
     """Return how many models every client may receive in one pass of the window; None where all fit, 0 where not even one does.
 
-    Args:
-        need: slots that each rank needs `[ranks]`.
-        capacity: slots that its window may have `[ranks]`.
-        clients: of each rank `[ranks]`.
+    Of each rank `[ranks]` the slots that it needs, those that its window may have, and its clients.
     """
     narrow = need > capacity
     return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
 
 
 def rows_per_pass(limit: np.ndarray, clients: np.ndarray, most: int) -> int:
-    """Return how many clients' rows go to all ranks in one pass, at least one and at most `most`.
-
-    Args:
-        limit: slots that each rank's window may have `[ranks]`.
-        clients: of each rank `[ranks]`; one without clients receives nothing.
-    """
+    """Return how many clients' rows go to all ranks in one pass, at least one and at most `most`; a rank without clients receives none."""
     return max(1, int(np.minimum(limit, most)[clients > 0].min()))
 
 

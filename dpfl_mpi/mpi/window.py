@@ -56,11 +56,9 @@ class Inbox:
         world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
         self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
         memory: Any = self.window.tomemory()
-        self.view: np.ndarray | None = (
-            np.frombuffer(memory, np.float32).reshape(slots, -1)
-            if slots
-            else np.empty((0, staging.shape[1]), np.float32)
-        )
+        self.view: np.ndarray | None = np.empty((0, staging.shape[1]), np.float32)
+        if slots:
+            self.view = np.frombuffer(memory, np.float32).reshape(slots, -1)
 
     def exchange(self, route: Route, wait: Callable[[], Any] = lambda: None) -> None:
         """Put the staged rows along the route: Fence, one Put per row and rank, Fence. Collective.

@@ -49,9 +49,7 @@ class World:
         return self.rank == 0
 
     def decide(self, choose: Callable[[], Any]) -> Any:
-        """Return on every rank what `choose` returns on root: None, a bool, number or string, or lists and dicts of them.
-
-        It travels as JSON: a tuple arrives as a list, on root as well. Collective.
+        """Return on every rank what `choose` returns on root, as JSON carries it: a tuple arrives as a list, on root as well. Collective.
 
         Raises:
             UserError: on every rank; `choose` raised it on root.
@@ -80,11 +78,7 @@ class World:
         return json.loads(data.tobytes()) if len(data) else None
 
     def each_rank(self, check: Callable[[], object]) -> None:
-        """Call `check` on every rank. Collective.
-
-        Raises:
-            UserError: on every rank, where `check` raised it on any; the sentence of the first.
-        """
+        """Call `check` on every rank. Where it raises `UserError` on any, every rank has the sentence of the first. Collective."""
         mistake = ""
         try:
             check()
@@ -134,11 +128,7 @@ class World:
         return [name for name, same in zip(settings, (theirs == mine).all(0), strict=True) if not same]
 
     def meet(self, place: str) -> None:
-        """Return once every rank is at this place, which has a name. Collective.
-
-        Raises:
-            UserError: on every rank, where some rank is at another place; the sentence names two of them.
-        """
+        """Return once every rank is at this place; where some is at another, all have a `UserError` that names both. Collective."""
         if not self.unlike({"place": place}):
             return
         roots = self.first(place if self.root else "")
@@ -197,22 +187,17 @@ class World:
 
     def hosts(self) -> list[str]:
         """Return the host name of every rank, on root; elsewhere an empty list."""
-        name = np.zeros(64, np.uint8)
-        text = MPI.Get_processor_name().encode()[:64]
-        name[: len(text)] = np.frombuffer(text, np.uint8)
-        out = np.zeros((self.size, 64), np.uint8)
-        self.comm.Gather(name, out if self.root else None, root=0)
-        return [row.tobytes().rstrip(b"\0").decode() for row in out] if self.root else []
+        name = MPI.Get_processor_name().encode()[:64].ljust(64, b"\0")
+        names = self.gather(np.frombuffer(name, np.uint8)[None], np.arange(self.size))
+        return [] if names is None else [row.tobytes().rstrip(b"\0").decode() for row in names]
 
     def most_alike(self, text: str) -> int:
         """Return the largest number of ranks of one node that give the same text; "" does not count. Collective."""
-        digest = hashlib.sha256(text.encode()).digest() if text else bytes(32)
-        mine = np.frombuffer(digest[:8], np.int64).copy()
+        mine = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int64).copy()
         theirs = np.empty(self.node.size, np.int64)
         self.node.Allgather(mine, theirs)
-        most = np.zeros(1, np.int64)
-        self.comm.Allreduce(np.array([np.count_nonzero(theirs == mine) if text else 0], np.int64), most, MPI.MAX)
-        return int(most[0])
+        alike = np.count_nonzero(theirs == mine) if text else 0
+        return int(self.spread(np.array([float(alike)]))[0, 2])
 
     def check_memory(self, need: int, advice: str) -> None:
         """Raise `UserError` on every rank where the ranks of a node together need more shared memory than it has; the sentence ends with `advice`.

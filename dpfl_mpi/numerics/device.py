@@ -11,13 +11,7 @@ from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 
 
 def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
-    """Return this rank's device: its local rank modulo the GPUs seen, set before anything else touches CUDA.
-
-    Args:
-        wanted: "auto", "cpu" or "cuda".
-        precision: "float32", "tf32" or "bf16".
-        local_rank: this rank's number on its node.
-    """
+    """Return this rank's device, by --device and --precision: its local rank modulo the GPUs seen, set before anything else touches CUDA."""
     # cuBLAS is deterministic only with a workspace of its own
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     available = torch.cuda.is_available() if wanted != "cpu" else False

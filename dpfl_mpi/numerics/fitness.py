@@ -34,11 +34,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def check_module(name: str, module: Any, shape: tuple[int, ...], dtype: str, classes: int, head: str) -> None:
-    """Check that a module on the CPU is a model for samples of this shape and dtype.
-
-    Raises:
-        UserError: it is not; the sentence says what is allowed.
-    """
+    """Raise `UserError` where a module on the CPU is no model for samples of this shape and dtype; the sentence says what is allowed."""
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {name}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
     refuse_statistics(module)

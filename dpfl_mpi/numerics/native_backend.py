@@ -34,11 +34,7 @@ class NativeBackend(Backend):
     """A `Backend` whose steps and scores are computed in C."""
 
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, form: str = ""):
-        """Compute in the widest form that this processor can run, or in the one that is named.
-
-        Raises:
-            UserError: the kernels were not built, do not know this model, or not this form.
-        """
+        """Compute in the widest form that this processor can run, or in the one that is named; what cannot be had is a `UserError`."""
         super().__init__(ensemble, clients, sgd, at_once=1)
         if ensemble.dtype != "uint8":
             raise UserError(

@@ -244,12 +244,8 @@ def counts_fit_into_an_int(world, monkeypatch):
         owner = place(np.arange(n) + 1, world.size)
         order = np.concatenate([ids_of(owner, np.arange(n) + 1, r) for r in range(world.size)])
         each, mine = np.bincount(owner, minlength=world.size).tolist(), order[owner[order] == world.rank]
-        for table in (
-            np.arange(n * 6.0).reshape(n, 2, 3),
-            np.arange(n, dtype=np.int16),
-            np.zeros((n, 0)),
-            np.eye(n) > 0,
-        ):
+        tables = np.arange(n * 6.0).reshape(n, 2, 3), np.arange(n, dtype=np.int16), np.zeros((n, 0)), np.eye(n) > 0
+        for table in tables:
             size = table[0].nbytes
             for name, everywhere in (("Gatherv", False), ("Allgatherv", True)):
                 comm.seen.clear()
@@ -261,12 +257,8 @@ def counts_fit_into_an_int(world, monkeypatch):
                 here = [(name, len(mine), size), *([(name, each, size)] if everywhere or world.root else [])]
                 assert comm.seen == (here if size else [])
     monkeypatch.setattr(comm_module, "PIECE", 7)
-    sent = {
-        "a": np.arange(8),
-        "b": np.arange(21, dtype=np.uint8),
-        "none": np.zeros((3, 0)),
-        "c": np.float32([[1.5, 2]]),
-    }
+    sent = {"a": np.arange(8), "b": np.arange(21, dtype=np.uint8), "none": np.zeros((3, 0))}
+    sent["c"] = np.float32([[1.5, 2]])
     comm.seen.clear()
     got = counted.share(lambda: sent if world.root else {})
     assert all(np.array_equal(got[name], values) and got[name].dtype == values.dtype for name, values in sent.items())

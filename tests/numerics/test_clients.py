@@ -31,12 +31,8 @@ def test_a_stream_depends_on_its_key_alone():
     first = streams.stream(1, streams.ORDER, 2, 3).random(4)
     streams.stream(1, streams.ORDER, 2, 4).random(1000)
     assert np.array_equal(first, streams.stream(1, streams.ORDER, 2, 3).random(4))
-    for key in (
-        (0, streams.ORDER, 2, 3),
-        (1, streams.AUGMENT, 2, 3),
-        (1, streams.ORDER, 3, 3),
-        (1, streams.ORDER, 2, 2),
-    ):
+    others = (0, streams.ORDER, 2, 3), (1, streams.AUGMENT, 2, 3), (1, streams.ORDER, 3, 3), (1, streams.ORDER, 2, 2)
+    for key in others:
         assert not np.array_equal(first, streams.stream(*key).random(4))
     purposes = [streams.INIT, streams.ORDER, streams.AUGMENT, streams.CANDIDATES, streams.COIN]
     assert purposes == [1, 2, 3, 4, 5]  # part of every result's numbers: a purpose never changes its number
@@ -52,9 +48,8 @@ def test_a_stream_is_numpys_philox():
 def seen(fed, i, epochs, first):
     """The batches of local client i from its local epoch `first` on, as (x, y, weight)."""
     done = np.full(len(fed.ids), first)
-    return [
-        (b.x[0], b.y[0], b.weight[0]) for b in fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
-    ]
+    batches = fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
+    return [(batch.x[0], batch.y[0], batch.weight[0]) for batch in batches]
 
 
 def test_every_sample_once_an_epoch(plain):
@@ -93,21 +88,18 @@ def test_samples_are_the_partitions(plain, digits_file):
 
     with h5py.File(digits_file) as file:
         stored = {part: (file[f"{part}/images"][:], file[f"{part}/labels"][:]) for part in ("train", "test")}
+    held = plain.clients
     for i, k in enumerate(plain.ids):
-        n, v, t = (int(a[i]) for a in (plain.clients.n_train, plain.clients.n_val, plain.clients.n_test))
-        a, b = int(plain.clients.start[i]), int(plain.clients.scored[i])
-        for x, y, rows, part in (
-            (plain.clients.x[a : a + n], plain.clients.y[a : a + n], plain.partition.of("train", k), "train"),
-            (plain.clients.score_x[b : b + v], plain.clients.score_y[b : b + v], plain.partition.of("val", k), "train"),
-            (
-                plain.clients.score_x[b + v : b + v + t],
-                plain.clients.score_y[b + v : b + v + t],
-                plain.partition.of("test", k),
-                "test",
-            ),
+        n, v, t = (int(a[i]) for a in (held.n_train, held.n_val, held.n_test))
+        a, b = int(held.start[i]), int(held.scored[i])
+        for x, y, mine, part, side in (
+            (held.x, held.y, slice(a, a + n), "train", "train"),
+            (held.score_x, held.score_y, slice(b, b + v), "val", "train"),
+            (held.score_x, held.score_y, slice(b + v, b + v + t), "test", "test"),
         ):
-            assert np.array_equal(x.numpy(), stored[part][0][rows])
-            assert np.array_equal(y.numpy(), stored[part][1][rows])
+            rows = plain.partition.of(part, k)
+            assert np.array_equal(x[mine].numpy(), stored[side][0][rows])
+            assert np.array_equal(y[mine].numpy(), stored[side][1][rows])
 
 
 def crop_and_flip(image, dy, dx, flip):

@@ -167,23 +167,28 @@ def test_a_library_of_another_source_is_refused(tmp_path):
         native.load(tmp_path / "_lanes.so")
 
 
-def test_arrays_that_would_be_misread_are_refused():
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
+        (
+            lambda n, w: n.native.images(np.zeros((40, 6, 6, 1), np.uint8), n.labels),
+            "images of 6 rows; the model reads 8",
+        ),
+        (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
+        (
+            lambda n, w: n.native.gradient(w, w, n.images, numbers([0]), np.array([[9], [0], [0]], np.uint8)),
+            "a crop beyond the border of 8",
+        ),
+        (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
+        (lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], n.images, numbers([0])), "without gaps"),
+        (lambda n, w: n.native.gradient(w.double(), w, n.images, numbers([0])), "float64"),
+    ],
+)
+def test_arrays_that_would_be_misread_are_refused(call, sentence):
     net = make("mlp")
-    w = net.row.clone()
-    with pytest.raises(ValueError, match="an image that is not among the 40"):
-        net.native.score(w[None], net.images, numbers([0, 40]))
-    with pytest.raises(ValueError, match="images of 6 rows; the model reads 8"):
-        net.native.images(np.zeros((40, 6, 6, 1), np.uint8), net.labels)
-    with pytest.raises(ValueError, match="a label that is not among the 10"):
-        net.native.images(net.pixels, net.labels + 1)
-    with pytest.raises(ValueError, match="a crop beyond the border of 8"):
-        net.native.gradient(w, w.clone(), net.images, numbers([0]), np.array([[9], [0], [0]], np.uint8))
-    with pytest.raises(ValueError, match="int64"):
-        net.native.score(w[None], net.images, np.array([0]))
-    with pytest.raises(ValueError, match="without gaps"):
-        net.native.gradient(w, torch.zeros(len(w), 2)[:, 0], net.images, numbers([0]))
-    with pytest.raises(ValueError, match="float64"):
-        net.native.gradient(w.double(), w, net.images, numbers([0]))
+    with pytest.raises(ValueError, match=sentence):
+        call(net, net.row.clone())
 
 
 @pytest.mark.slow
@@ -197,28 +202,18 @@ def test_sanitizers(tmp_path):
     poison = "  if (p) __asan_poison_memory_region((char *)p + (bytes + 7) / 8 * 8, k->size - (int64_t)((char *)p - memory) - (bytes + 7) / 8 * 8);\n"
     poisoned = source.replace(carve, carve.replace("* 64;", "* 64 + 64;") + poison)
     (tmp_path / "lanes.c").write_text("#include <sanitizer/asan_interface.h>\n" + poisoned)
-    flags = [
-        "-std=gnu11",
-        "-O1",
-        "-g",
-        "-ffp-contract=off",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=undefined",
-    ]
+    flags = ["-std=gnu11", "-O1", "-g", "-ffp-contract=off"]
+    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     said = []
     for form in FORMS:
         width = native.FORMS[form]
         command = ["gcc", *flags, f"-DFORM={width}", *setup_py().FORMS[width], f"-I{tmp_path}"]
-        program = tmp_path / form
-        made = subprocess.run(
-            [*command, str(ROOT / "tests/numerics/lanes_entries.c"), "-o", str(program), "-lm"],
-            capture_output=True,
-            text=True,
-        )
+        command += [str(ROOT / "tests/numerics/lanes_entries.c"), "-o", str(tmp_path / form), "-lm"]
+        made = subprocess.run(command, capture_output=True, text=True)
         if "cannot find -lasan" in made.stderr:
             pytest.skip("gcc has no sanitizers here")
         assert made.returncode == 0, made.stderr
-        ran = subprocess.run([str(program)], capture_output=True, text=True)
+        ran = subprocess.run([str(tmp_path / form)], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         said.append(ran.stdout)
     assert len(set(said)) == 1 and "nan" not in said[0]
