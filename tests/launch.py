@@ -79,6 +79,13 @@ def federation(fields: dict[str, object], **job: object):
     return parts.fed
 
 
+def validation(fed, k: int):
+    """Return client k's validation images of the digits, normalised, channels first, and their labels."""
+    first = int(fed.clients.scored[fed.row_of[k]])
+    rows = slice(first, first + int(fed.clients.n_val[fed.row_of[k]]))
+    return ((fed.clients.score_x[rows].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2), fed.clients.score_y[rows]
+
+
 def differences(a: Path, b: Path) -> list[str]:
     """Return the names of what two results do not have alike, but for seconds and what computed them."""
     from dpfl_mpi.results import Result

@@ -166,47 +166,46 @@ def check_state(name: str, state: Any, parts: Any, before: State | None = None, 
         UserError: it breaks the contract; the sentence says where. Not collective: it may be wrong on some ranks only.
     """
     who = f"{'round' if parts.round else 'init'} of the method {name}"
-    groups = ("client", "shared")
-    if not (isinstance(state, dict) and set(state) == set(groups) and all(isinstance(state[g], dict) for g in groups)):
-        got = (
-            f"a dict of {', '.join(map(str, state)) or 'nothing'}" if isinstance(state, dict) else type(state).__name__
-        )
-        raise UserError(f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts')
-    for group in groups:
-        gone = sorted(set(before[group] if before else ()) - set(state[group]))
-        odd = next((key for key in state[group] if not (isinstance(key, str) and key and "/" not in key)), None)
-        if gone:
-            raise UserError(
-                f'{who} returned no state["{group}"]["{gone[0]}"], which it was given; every round returns all keys of init'
-            )
-        if odd is not None:
-            raise UserError(f'{who} returned state["{group}"][{odd!r}]; a key is a text without /')
-    for key, value in state["client"].items():
-        shape = tuple(getattr(value, "shape", ()))
-        if not (held(value) and shape[:1] == (len(parts.ids),)):
-            got = f"of shape {shape}" if held(value) else kind(value)
-            raise UserError(
-                f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {len(parts.ids)} rows, '
-                "one per client of this rank"
-            )
-    for key, value in state["shared"].items():
-        graph = isinstance(value, CollaborationGraph)
-        if key in ("omega", "chosen") and not (graph and value.n == parts.n):
-            got = f"a graph of {value.n} clients" if graph else kind(value)
-            raise UserError(
-                f'state["shared"]["{key}"] after {who} is {got}; it must be a CollaborationGraph of {parts.n} clients'
-            )
-        if graph and budgeted and key in ("omega", "chosen"):
-            parts.members.check_budget(value, f'state["shared"]["{key}"] after {who}')
-        if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str)):
-            raise UserError(
-                f'state["shared"]["{key}"] after {who} is {kind(value)}, which a checkpoint cannot hold; allowed are a tensor or array '
-                f"of {', '.join(HELD)}, a CollaborationGraph, a number, a text and None"
-            )
+    if said := mistake(who, state, len(parts.ids), parts.n, before):
+        raise UserError(said)
+    for key in ("omega", "chosen"):
+        if budgeted and key in state["shared"]:
+            parts.members.check_budget(state["shared"][key], f'state["shared"]["{key}"] after {who}')
     if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][parts.members.active[parts.ids]]).any():
         raise UserError(
             f"{who} has scored no models; it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
         )
+
+
+def mistake(who: str, state: Any, k: int, n: int, before: State | None) -> str:
+    """Return what is wrong with the form of a state of k of n clients, a sentence; "" where nothing is."""
+    whole = isinstance(state, dict) and set(state) == {"client", "shared"}
+    if not (whole and all(isinstance(values, dict) for values in state.values())):
+        got = (
+            f"a dict of {', '.join(map(str, state)) or 'nothing'}" if isinstance(state, dict) else type(state).__name__
+        )
+        return f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts'
+    for group, values in state.items():
+        if gone := sorted(set(before[group] if before else ()) - set(values)):
+            return f'{who} returned no state["{group}"]["{gone[0]}"], which it was given; every round returns all keys of init'
+        if odd := [key for key in values if not (isinstance(key, str) and key and "/" not in key)]:
+            return f'{who} returned state["{group}"][{odd[0]!r}]; a key is a text without /'
+    for key, value in state["client"].items():
+        shape = tuple(getattr(value, "shape", ()))
+        if not (held(value) and shape[:1] == (k,)):
+            got = f"of shape {shape}" if held(value) else kind(value)
+            return f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {k} rows, one per client of this rank'
+    for key, value in state["shared"].items():
+        graph, what = isinstance(value, CollaborationGraph), f'state["shared"]["{key}"] after {who}'
+        if key in ("omega", "chosen") and not (graph and value.n == n):
+            got = f"a graph of {value.n} clients" if graph else kind(value)
+            return f"{what} is {got}; it must be a CollaborationGraph of {n} clients"
+        if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str)):
+            return (
+                f"{what} is {kind(value)}, which a checkpoint cannot hold; allowed are a tensor or array of {', '.join(HELD)}, "
+                "a CollaborationGraph, a number, a text and None"
+            )
+    return ""
 
 
 def held(value: Any) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import starts
 import torch
-from launch import differences, federation, mpirun, run_here
+from launch import differences, federation, mpirun, run_here, validation
 from starts import cut_after
 from torch.nn.functional import cross_entropy
 
@@ -49,8 +49,7 @@ def test_the_search_and_the_choice_of_the_round_see_different_images():
             val = fed.partition.of("val", k)
             first, cut = int(fed.clients.scored[i]), int(fed.clients.n_search[i])
             assert cut == int(0.4 * len(val) + 0.5) < len(val)
-            x = ((fed.clients.score_x[first : first + len(val)].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
-            y = fed.clients.score_y[first : first + len(val)]
+            x, y = validation(fed, k)
             logits = module(x).detach()
             assert abs(cross_entropy(logits[:cut], y[:cut]).item() - loss[i]) < 1e-5
             right = (logits[cut:].argmax(1) == y[cut:]).double().mean().item()

@@ -8,7 +8,7 @@ import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launch import federation
+from launch import federation, validation
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
@@ -57,10 +57,7 @@ def rows_of(fed, seed, scale=0.3, spread=1.0):
 
 def reward_of(fed, k):
     """R of client k by a plain module: the twin of `Scoring.reward`."""
-    i = int(fed.row_of[k])
-    first, n = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
-    x = ((fed.clients.score_x[first : first + n].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
-    y, module = fed.clients.score_y[first : first + n], mlp.build((8, 8, 1), 10)
+    (x, y), module = validation(fed, k), mlp.build((8, 8, 1), 10)
 
     @torch.no_grad()
     def R(w):

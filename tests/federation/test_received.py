@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from launch import federation, mpirun, run_here, run_mpi
+from launch import differences, federation, mpirun, run_here
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
@@ -58,12 +58,15 @@ def method(tmp_path):
 def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
     """The same bits on one rank, on two, on more than there are clients, and in passes of a narrow window."""
     fields = FIELDS | {"method": method(TRAINED_ON)}
-    alone, put = run_here(tmp_path / "1.h5", fields), {}
-    for ranks, job in ((2, {}), (2, {"window_gb": 3.7e-5}), (7, {})):
-        with Result(alone) as a, Result(run_mpi(ranks, tmp_path / f"{ranks}{len(job)}.h5", fields, **job)) as b:
-            assert Result.differences(a, b) == []
-            put[ranks, len(job)] = int(b["traffic/bytes_rma"].sum())
-    assert put[2, 1] > put[2, 0]  # a sender that two clients of a rank want is sent to it in more than one pass
+    jobs = [{"quiet": True, "out": str(tmp_path / f"{name}.h5")} for name in ("two", "narrow", "seven")]
+    jobs[1]["window_gb"] = 3.7e-5
+    (tmp_path / "runs.json").write_text(json.dumps([[fields, jobs[0], 2], [fields, jobs[1], 2], [fields, jobs[2]]]))
+    done = mpirun(7, "-m", "mpi4py", "tests/many.py", tmp_path / "runs.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    alone = run_here(tmp_path / "alone.h5", fields)
+    assert [differences(alone, job["out"]) for job in jobs] == [[], [], []]
+    two, narrow = (int(Result(job["out"])["traffic/bytes_rma"].sum()) for job in jobs[:2])
+    assert narrow > two  # a sender that two clients of a rank want is sent to it in more than one pass
 
 
 def test_what_is_averaged_is_what_was_sent():
@@ -109,25 +112,25 @@ from dpfl_mpi.mpi import placement, window
 from dpfl_mpi.mpi.world import World
 slots, init = [], window.Inbox.__init__
 window.Inbox.__init__ = lambda box, *a, **how: (slots.append(int(a[2])), init(box, *a, **how))[1]
-placement.MOST_ROWS = int(sys.argv[3])
-train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
+placement.MOST_ROWS = int(sys.argv[2])
+for fields, job in json.loads(sys.argv[1]):
+    train.train(Run(**fields).resolve(), Job(**job), World(MPI.COMM_WORLD))
 os.write(1, (json.dumps(slots) + "\\n").encode())
 """
 
 
-@pytest.mark.parametrize("name", ["pfedgraph", "cobo"])
-def test_every_row_comes_in_passes_of_one_window(name, tmp_path):
-    """At most MOST_ROWS rows at a time, through a window that is made once; order and numbers are those of one pass."""
-    fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": name}
-    alone = run_here(tmp_path / "1.h5", fields)
-    for ranks, every in ((3, 2), (2, 256)):
-        job = {"out": str(tmp_path / f"{ranks}.h5"), "quiet": True}
-        done = mpirun(ranks, "-c", IN_PASSES, json.dumps(fields), json.dumps(job), every)
-        assert (done.returncode, done.stderr) == (0, "")
-        slots = [json.loads(line) for line in done.stdout.splitlines()]
-        assert sorted(slots) == ([[2]] * 3 if every == 2 else [[3], [4]])
-        with Result(alone) as a, Result(job["out"]) as b:
-            assert Result.differences(a, b) == []
+@pytest.mark.parametrize(("ranks", "most", "slots"), [(3, 2, [[2, 2]] * 3), (2, 256, [[3, 3], [4, 4]])])
+def test_every_row_comes_in_passes_of_one_window(ranks, most, slots, tmp_path):
+    """At most MOST_ROWS rows at a time, through a window that each run makes once; order and numbers are those of one pass."""
+    runs = []
+    for name in ("pfedgraph", "cobo"):
+        fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": name}
+        runs.append((fields, {"out": str(tmp_path / f"{name}.h5"), "quiet": True}))
+    done = mpirun(ranks, "-c", IN_PASSES, json.dumps(runs), most)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(json.loads(line) for line in done.stdout.splitlines()) == slots
+    for fields, job in runs:
+        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), job["out"]) == []
 
 
 AS_ON_A_GPU = """
@@ -152,8 +155,7 @@ def test_rows_that_are_kept_on_a_gpu_are_put_from_the_host(method, tmp_path):
     job = {"out": str(tmp_path / "2.h5"), "quiet": True}
     done = mpirun(2, "-c", AS_ON_A_GPU, json.dumps(fields), json.dumps(job))
     assert (done.returncode, done.stderr) == (0, "")
-    with Result(run_here(tmp_path / "1.h5", fields)) as a, Result(job["out"]) as b:
-        assert Result.differences(a, b) == []
+    assert differences(run_here(tmp_path / "1.h5", fields), job["out"]) == []
 
 
 def test_kept_rows_are_copies():

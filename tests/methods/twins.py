@@ -8,7 +8,7 @@ import importlib
 
 import numpy as np
 import torch
-from launch import federation
+from launch import federation, validation
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
@@ -62,9 +62,7 @@ class Twin:
             i = int(fed.row_of[k])
             rows = slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
             self.data.append((self.image(fed.clients.x[rows]), fed.clients.y[rows]))
-            first = int(fed.clients.scored[i])
-            rows = slice(first, first + int(fed.clients.n_val[i]))
-            self.val.append((self.image(fed.clients.score_x[rows]), fed.clients.score_y[rows]))
+            self.val.append(validation(fed, k))
         assert len({len(y) for _, y in self.data}) > 1, "ragged"
 
     @staticmethod
@@ -129,22 +127,17 @@ def twin_local(tw, o):
         yield w
 
 
-def twin_fedavg(tw, o):
+def twin_fedavg(tw, o, extra=lambda w: None):
+    """`extra(w)`: a term of the clients' loss."""
     w = tw.start
     yield [w] * N
     for t in range(ROUNDS):
-        w = tw.mean([tw.local(k, w, t * TAU) for k in range(N)])
+        w = tw.mean([tw.local(k, w, t * TAU, extra=extra(w)) for k in range(N)])
         yield [w] * N
 
 
 def twin_fedprox(tw, o):
-    w = tw.start
-    yield [w] * N
-    for t in range(ROUNDS):
-        w = tw.mean(
-            [tw.local(k, w, t * TAU, extra=lambda v, w=w: o["mu"] / 2 * (v - w).square().sum()) for k in range(N)]
-        )
-        yield [w] * N
+    return twin_fedavg(tw, o, lambda w: lambda v: o["mu"] / 2 * (v - w).square().sum())
 
 
 def twin_ditto(tw, o):
