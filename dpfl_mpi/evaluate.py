@@ -40,18 +40,14 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
     model = network_of(result, source).to(device)
     pool = "test" if part == "test" else "train"
     out = np.empty(len(rows))
-    held: tuple[np.ndarray, np.ndarray] | None = None
     for k, chosen in enumerate(rows):
         fill(model, result, k)
-        if held is None or held[0] is not chosen:  # with --on all every client has the same rows: read once
-            held = chosen, source.images(pool, chosen)
-        right = 0
-        for start in range(0, len(chosen), CHUNK):
-            with torch.no_grad():
-                logits = model(torch.from_numpy(held[1][start : start + CHUNK]).to(device))
-            predicted = logits.argmax(1).cpu().numpy()
-            right += int((predicted == source.labels[pool][chosen[start : start + CHUNK]]).sum())
-        out[k] = right / max(len(chosen), 1)
+        if k == 0 or chosen is not rows[k - 1]:  # with --on all every client has the same rows: read once
+            images = torch.from_numpy(source.images(pool, chosen))
+        with torch.no_grad():
+            found = torch.cat([model(part.to(device)).argmax(1).cpu() for part in images.split(CHUNK)])
+        right = found.numpy() == source.labels[pool][chosen]
+        out[k] = right.sum() / max(len(chosen), 1)
     return out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +14,9 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.scores import METRICS
-from dpfl_mpi.results.summary import KEPT, curves, outcome, texts
+from dpfl_mpi.results.summary import KEPT, curves, folded, outcome, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
-
-WIDTH = 80  # of a terminal; tables and paths are as wide as they are
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -27,19 +24,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     cells = [[str(c) for c in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
-
-
-def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
-    """Return a text in lines of the terminal's width, each after `indent`, the first one after `first`."""
-    lines = textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines.replace(KEPT, " ")
 
 
 def settings(run: Run) -> str:

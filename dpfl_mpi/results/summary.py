@@ -13,6 +13,7 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results.result import Result
 from dpfl_mpi.results.schema import PHASES
 
+WIDTH = 80  # of a terminal; tables and paths are as wide as they are
 KEPT = "\xa0"  # a blank at which no line ends
 DIGITS = {
     "test accuracy, %": 2,
@@ -108,9 +109,18 @@ def summary(path: Path) -> str:
     return "\n".join(lines)
 
 
+def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
+    """Return a text in lines of the terminal's width, each after `indent`, the first one after `first`."""
+    before = indent if first is None else first
+    lines = textwrap.wrap(
+        text, WIDTH, initial_indent=before, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace(KEPT, " ")
+
+
 def entry(name: str, text: str) -> str:
     """Return a name and a text beside it, in as many lines as it takes."""
-    return textwrap.fill(text, 80, initial_indent=f"  {name:<21}", subsequent_indent=" " * 23).replace(KEPT, " ")
+    return folded(text, " " * 23, f"  {name:<21}")
 
 
 def accuracy(test: np.ndarray, before: float) -> list[str]:

@@ -73,7 +73,7 @@ class Models:
 
         from dpfl_mpi.federation.limits import flipped
         from dpfl_mpi.models import make
-        from dpfl_mpi.numerics.backend import SGD, Backend
+        from dpfl_mpi.numerics.backend import Backend, optimiser
         from dpfl_mpi.numerics.clients import Clients
         from dpfl_mpi.numerics.ensemble import Ensemble
         from dpfl_mpi.numerics.native import computes
@@ -95,11 +95,10 @@ class Models:
         ordered, n_search = search_first(run, source.labels["train"], partition)
         ids = np.arange(self.n)
         clients = Clients(source, ordered, ids, run.seed, run.augment, ensemble, flipped(run), n_search)
-        sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
-        self.backend: Any = Backend(ensemble, clients, sgd, 1)
+        self.backend: Any = Backend(ensemble, clients, optimiser(run), 1)
         if computes(module) and source.dtype == "uint8":
             try:
-                self.backend = NativeBackend(ensemble, clients, sgd)
+                self.backend = NativeBackend(ensemble, clients, optimiser(run))
             except UserError as error:
                 print(f"warning: PyTorch computes, several times slower: {error}", file=sys.stderr)
         self.rows = ensemble.zeros(self.n)
