@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         partition = deal(run, source)
         print(about(run, source, partition, time.perf_counter() - start))
         if own.save:
-            save(partition, own.save, run, source)
+            save(partition, own.save, run, source.sha256)
             print(f"saved to {own.save}: run on it with --partition file:{own.save}")
         ensemble = ensemble_of(run, source)
         plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)

@@ -1,10 +1,9 @@
 """Stage a data set once: `python -m dpfl_mpi.prepare cifar10` writes one checked HDF5 file that every run then reads.
 
-Layout: `/train/images` uint8 [M,H,W,C], `/train/labels` [M] and, for data with clients of their own, `/train/clients` int32 [M]; the same
-under `/test`; `/client_names`. Attributes: format, dataset, class_names, mean, std (per channel, of pixels scaled to 0..1), note, options,
-source (what it was made from), code (that read it, of one's own) and sha256 of the content. Format 2 has float32 [M,H,W,C] or [M,F], or int32
-[M,L] in the place of images, with `vocabulary`, one more than the largest token. Format 3 is the same of anyone's own data: its sha256 is over
-class_names, mean and std as well. Where these have more than 1,000 entries, they are arrays of that name.
+Layout: `/train/images` uint8 or float32 [M,H,W,C], float32 [M,F] or int32 [M,L], `/train/labels` [M] and, for data with clients of their own,
+`/train/clients` int32 [M]; the same under `/test`; `/class_names`, `/client_names`, `/mean` and `/std` (per channel, of uint8 scaled to 0..1).
+Attributes: format, dataset, vocabulary (one more than the largest token, or 0), note, options, source (what it was made from), code (that read it,
+of one's own), own (whether the data are anyone's own) and sha256 of the arrays, of one's own data also of class_names, mean, std and vocabulary.
 """
 
 from __future__ import annotations
@@ -14,36 +13,25 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
-import numpy as np
-
-from dpfl_mpi.data.source import FORMATS, KINDS, MOST_LISTED, Arrays, digest, made_by
+from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, made_by
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.job import FILE_NAME, file_name
-from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, reason, remove_leftovers, replacing, temporary
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, open_regular, sha256
-
-STORED = {
-    "dataset": "none",
-    "options": "{}",
-    "source": "",
-    "source_stat": "",
-    "code": "",
-}  # attributes, and what those of old files are
+from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha256
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, write the file, return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    out = None
     try:
         own = [name for name in arguments[:1] if is_path(name) or ":" in name or name in names("dataset")]
         for name in own:
@@ -51,13 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
             if not hasattr(find("dataset", name), "read"):
                 raise UserError(f"{name} needs no file: it has no read(source); run it with --dataset {name}")
         args = vars(parser(own).parse_args(arguments))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    module = find("dataset", args["dataset"])
-    options = {f.name: args[f.name] for f in dataclasses.fields(module.Options)} if hasattr(module, "Options") else {}
-    out = args["out"] or default_out(module, options)
-    try:
+        module = find("dataset", args["dataset"])
+        options = {f.name: args[f.name] for f in options_of(module)}
+        out = args["out"] or default_out(module, options)
         print(prepare(args["dataset"], args["source"], out, options, args["force"]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,6 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: this machine has not enough memory for the whole data set; use a larger one", file=sys.stderr)
         return 2
     return 0
+
+
+def options_of(module: ModuleType) -> Sequence[dataclasses.Field[Any]]:
+    """Return the fields of a data set's `Options`."""
+    return dataclasses.fields(module.Options) if hasattr(module, "Options") else ()
 
 
 def parser(own: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -88,24 +77,20 @@ def parser(own: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub.add_argument("--source", type=Path, help=f"{module.SOURCE} ({missing})")
         sub.add_argument("--out", type=Path, help=f"file to write (default {module.DATA})")
         sub.add_argument("--force", action="store_true", help="write the file anew although it is there")
-        if hasattr(module, "Options"):
-            hints = get_type_hints(module.Options)
-            for f in dataclasses.fields(module.Options):
-                allowed = get_args(hints[f.name]) or None
-                kind = str if allowed else hints[f.name]
-                text = f"{f.metadata['help']} (default {f.default})"
-                sub.add_argument(f"--{f.name}", type=kind, choices=allowed, default=f.default, help=text)
+        for f in options_of(module):
+            kind = get_type_hints(module.Options)[f.name]
+            allowed = get_args(kind) or None
+            text = f"{f.metadata['help']} (default {f.default})"
+            sub.add_argument(
+                f"--{f.name}", type=str if allowed else kind, choices=allowed, default=f.default, help=text
+            )
     return out
 
 
-def default_out(module: ModuleType, options: dict[str, Any]) -> Path:
+def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
     """Return the data set's own path; other options than the default ones are part of the name, so that no variant replaces another."""
     path = Path(module.DATA)
-    odd = [
-        str(options[f.name])
-        for f in (dataclasses.fields(module.Options) if options else ())
-        if options[f.name] != f.default
-    ]
+    odd = [str(options[f.name]) for f in options_of(module) if options[f.name] != f.default]
     return path.with_name("-".join([path.stem, *odd]) + path.suffix)
 
 
@@ -124,38 +109,28 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
     check_apart(out, source)
     remove_leftovers(out)
+    made = {"dataset": short(dataset), "options": json.dumps(options, sort_keys=True)}
+    made |= {"code": admitted("dataset", dataset), "source": fingerprint(source, module)}
     if out.exists() and not force:
-        return f"{already(out, dataset, source, options)} (--force writes it anew)"
+        return f"{already(out, dataset, made)} (--force writes it anew)"
     check_writable(out)
-    if source is None:
-        source = download(module, out.parent / "downloads")
-        origin = fingerprint(None, module)
-    else:
-        origin = fingerprint(source, module)
-    if not source.is_dir():
-        open_regular(source).close()  # a pipe or a device has no end
+    source = source or download(module, out.parent / "downloads")
     arrays = made_by(dataset, "read", source, **options)
     for text in (*arrays.class_names, *arrays.client_names, arrays.note):
         if "\0" in text or not encodable(text):
             raise UserError(f"{source} holds the name {text!r}, which is not text in UTF-8; rename it")
-    extra = {"options": json.dumps(options, sort_keys=True), "code": admitted("dataset", dataset), **origin}
-    content = write(arrays, short(dataset), out, extra, getattr(module, "OWN_DATA", False))
-    return f"{summary(out, arrays)}, sha256 {content[:12]}"
-
-
-def summary(out: Path, arrays: Arrays) -> str:
-    """Return a sentence about a file just written."""
+    content = write(arrays, short(dataset), out, made, getattr(module, "OWN_DATA", False))
     clients = f", {len(arrays.client_names)} clients" if arrays.client_names else ""
     x = arrays.train_images
-    size = "x".join(map(str, x.shape[1:]))
-    samples = f"{KINDS['uint8']} of {size}" if x.ndim == 4 else f"samples of {size} {KINDS[str(x.dtype)]}"
+    size, kind = "x".join(map(str, x.shape[1:])), KINDS[str(x.dtype)]
+    samples = f"images of {size}" if x.ndim == 4 else f"samples of {size} {kind}"
     return (
         f"{out}: {len(arrays.train_labels)} training and {len(arrays.test_labels)} test {samples}, {len(arrays.class_names)} classes"
-        f"{clients}, {out.stat().st_size / 1e6:.0f} MB"
+        f"{clients}, {out.stat().st_size / 1e6:.0f} MB, sha256 {content[:12]}"
     )
 
 
-def already(out: Path, dataset: str, source: Path | None, options: dict[str, Any]) -> str:
+def already(out: Path, dataset: str, made: Mapping[str, str]) -> str:
     """Return a sentence that says the file is there, made from this very source.
 
     Raises:
@@ -164,46 +139,36 @@ def already(out: Path, dataset: str, source: Path | None, options: dict[str, Any
     other = "choose another --out, or overwrite it with --force"
     try:
         with Hdf5(out, "a readable file of dpfl_mpi") as file:
-            if file.attribute("format", str, default="none") not in FORMATS:
+            if file.attribute("format", str, default="") != FORMAT:
                 raise UserError(f"--out is {out}, which is not a file of dpfl_mpi; {other}")
-            attrs = {name: file.attribute(name, str, default=default) for name, default in STORED.items()}
+            held = {name: file.attribute(name, str, default="") for name in made}
             train, test = (len(file.dataset(f"{part}/labels", "iu", (None,))) for part in ("train", "test"))
-            options_then = json.loads(attrs["options"])
-    except (Unreadable, ValueError, RecursionError):
+    except Unreadable:
         raise UserError(f"--out is {out}, which is not a readable file of dpfl_mpi; {other}") from None
-    if attrs["dataset"] != short(dataset):
-        raise UserError(f"--out is {out}, which holds {attrs['dataset']}; {other}")
-    if options_then != options:
-        raise UserError(f"--out is {out}, which was made with the options {attrs['options']}; {other}")
-    if attrs["code"] not in ("", admitted("dataset", dataset)):
-        raise UserError(f"--out is {out}, which was made by {dataset} before it was edited; {other}")
-    stat = "" if source is None else stat_of(source)
-    if stat != attrs["source_stat"] or source is None:
-        mine = fingerprint(source, find("dataset", dataset))["source"]
-        if mine != attrs["source"]:
-            raise UserError(f"--out is {out}, which was made from another source; {other}")
+    sentences = {
+        "dataset": f"holds {held['dataset']}",
+        "options": f"was made with the options {held['options']}",
+        "code": f"was made by {dataset} before it was edited",
+        "source": "was made from another source",
+    }
+    for name, sentence in sentences.items():
+        if held[name] != made[name]:
+            raise UserError(f"--out is {out}, which {sentence}; {other}")
     return f"{out} is there already: {train} training and {test} test samples, made from the same source"
 
 
-def fingerprint(source: Path | None, module: ModuleType) -> dict[str, str]:
-    """Return what names a source: the publisher's checksum, else the SHA-256 of a file, or of all names, sizes and times of a folder.
-
-    `source_stat` (size and time, no path) saves hashing a file again.
-    """
+def fingerprint(source: Path | None, module: ModuleType) -> str:
+    """Return what names a source: the publisher's checksum, the SHA-256 of a file, or of all names, sizes and times of a folder."""
     if source is None:
-        return {"source": str(module.DOWNLOAD[1])}
-    if source.is_dir():
-        return {"source": f"folder:{stat_of(source)}", "source_stat": stat_of(source)}
-    return {"source": f"sha256:{sha256(source)}", "source_stat": stat_of(source)}
-
-
-def stat_of(source: Path) -> str:
-    """Return a hash of size and time of a file, or of the name, size and time of every file of a folder."""
+        return str(module.DOWNLOAD[1])
+    if not source.is_dir():
+        return f"sha256:{sha256(source)}"
     sha = hashlib.sha256()
-    for path in sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]:
-        name = path.relative_to(source).as_posix() if source.is_dir() else ""
-        sha.update(f"{name}:{path.stat().st_size}:{path.stat().st_mtime_ns};".encode("utf-8", "surrogateescape"))
-    return sha.hexdigest()
+    for path in sorted(p for p in source.rglob("*") if p.is_file()):
+        stat = path.stat()
+        about = f"{path.relative_to(source).as_posix()}:{stat.st_size}:{stat.st_mtime_ns};"
+        sha.update(about.encode("utf-8", "surrogateescape"))
+    return f"folder:{sha.hexdigest()}"
 
 
 def download(module: ModuleType, folder: Path) -> Path:
@@ -215,18 +180,12 @@ def download(module: ModuleType, folder: Path) -> Path:
 
     url, checksum, size = module.DOWNLOAD
     archive = folder / url.rsplit("/", 1)[-1]
-    if archive.is_file() and pooch.file_hash(str(archive), "md5") == checksum.removeprefix("md5:"):
-        return archive
-    pooch.get_logger().setLevel(logging.WARNING)
-    partial = temporary(archive)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(archive)
+    if not archive.exists():
         print(f"downloading {url}, {size / 1e6:.0f} MB", file=sys.stderr)
-        got = pooch.retrieve(
-            url, checksum, fname=archive.name, path=partial, downloader=pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
-        )  # fmt: skip
-        os.replace(got, archive)
+    pooch.get_logger().setLevel(logging.WARNING)
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
+    try:
+        return Path(pooch.retrieve(url, checksum, archive.name, folder, downloader=downloader))
     except (requests.RequestException, ConnectionError, TimeoutError) as error:
         raise UserError(
             f"{url} cannot be reached ({type(error).__name__}); compute nodes often have no network: run this on the login node, or "
@@ -238,9 +197,6 @@ def download(module: ModuleType, folder: Path) -> Path:
         ) from None
     except OSError as error:
         raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return archive
 
 
 class Tried(Exception):
@@ -253,7 +209,7 @@ def check_writable(out: Path) -> None:
         raise Tried
 
 
-def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None = None, own: bool = False) -> str:
+def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:
     """Write the prepared file, of one's `own` data or a publisher's, under a temporary name, read it back, then rename it; return its SHA-256.
 
     A killed run leaves no half a file under the real name.
@@ -261,48 +217,24 @@ def write(arrays: Arrays, dataset: str, out: Path, extra: dict[str, str] | None 
     import h5py
 
     content = digest(arrays, own)
-    kind = "uint8" if len(arrays.class_names) <= 256 else "uint16"
+    kinds = {"labels": "uint8" if len(arrays.class_names) <= 256 else "uint16", "clients": "int32"}
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
         with new_hdf5(part, libver="earliest") as file:
-            for name in ("train", "test"):
-                file.create_dataset(f"{name}/images", data=getattr(arrays, f"{name}_images"))
-                file.create_dataset(f"{name}/labels", data=getattr(arrays, f"{name}_labels").astype(kind))
-                clients = getattr(arrays, f"{name}_clients")
-                if clients is not None:
-                    file.create_dataset(f"{name}/clients", data=clients.astype("int32"))
-            if arrays.client_names:
-                file.create_dataset("client_names", data=list(arrays.client_names), dtype=h5py.string_dtype())
-            facts: dict[str, Any] = {name: list(getattr(arrays, name)) for name in ("class_names", "mean", "std")}
-            for name in [name for name, values in facts.items() if len(values) > MOST_LISTED]:
-                of = h5py.string_dtype() if name == "class_names" else "float64"
-                file.create_dataset(name, data=facts.pop(name), dtype=of)
-            file.attrs.update(
-                format=FORMATS[2 if own else int(arrays.train_images.dtype != np.uint8)],
-                **({"vocabulary": arrays.vocabulary} if arrays.vocabulary else {}),
-                dataset=dataset,
-                sha256=content,
-                **facts,
-                note=arrays.note,
-                **(extra or {}),
-            )
-        if digest(read_back(part, arrays), own) != content:
+            for name, values in arrays.stored().items():
+                kind = kinds.get(name.split("/")[1], values.dtype)
+                file.create_dataset(name, data=values.astype(kind, copy=False))
+            for name in ("class_names", "client_names"):
+                if texts := getattr(arrays, name):
+                    file.create_dataset(name, data=list(texts), dtype=h5py.string_dtype())
+            for name in ("mean", "std"):
+                file.create_dataset(name, data=getattr(arrays, name), dtype="float64")
+            file.attrs.update({"dataset": dataset} | dict(made or {}), format=FORMAT, sha256=content, own=own)
+            file.attrs.update(note=arrays.note, vocabulary=arrays.vocabulary)
+        if content_sha256(part) != content:
             raise UserError(
                 f"--out is {out}; what was written does not read back the same: is the disk full or failing?"
             )
     return content
-
-
-def read_back(path: Path, arrays: Arrays) -> Arrays:
-    """Return what a file just written holds."""
-    import h5py
-
-    with h5py.File(path, "r", locking=False) as file:
-        got = {
-            f"{part}_{name}": file[part][name][:] if name == "images" else file[part][name][:].astype(np.int64)
-            for part in ("train", "test")
-            for name in file[part]
-        }
-    return dataclasses.replace(arrays, **got)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Axes: M samples, H W C image, F numbers of a vector, L tokens of a text.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
@@ -34,76 +36,64 @@ def arrays_of(
     Raises:
         UserError: an array has another length or type, or a value is out of its range.
     """
-    samples = samples_of(where, "x", np.asarray(x))
-    labels, names = labels_of(where, "y", aligned(where, "y", y, len(samples)))
-    owners: np.ndarray | None = None
-    clients: tuple[str, ...] = ()
-    if client is not None:
-        owners, clients = owners_of(where, aligned(where, "client", client, len(samples)))
+    samples = samples_of(where, np.asarray(x))
+    labels, names = numbered(where, "y", y, len(samples))
+    if len(names) < 2:
+        raise UserError(f"{where}: y holds one class, {names[0]}; at least 2 are needed")
+    if len(names) > CLASSES:
+        raise UserError(f"{where}: y holds {len(names)} different labels; allowed are at most {CLASSES} classes")
+    owners, clients = (None, ()) if client is None else numbered(where, "client", client, len(samples))
     if test is None:
-        test = a_fifth(labels if owners is None else owners)
-        test &= np.isin(labels, labels[~test])  # a class of one client's fifth alone stays to train
+        flags = a_fifth(labels if owners is None else owners)
+        flags &= np.isin(labels, labels[~flags])  # a class of one client's fifth alone stays to train
     else:
-        test = flags_of(where, aligned(where, "test", test, len(samples)))
-    if not test.any() or test.all():
-        raise UserError(f"{where} has {(~test).sum()} training and {test.sum()} test samples; both are needed")
-    unseen = np.setdiff1d(labels[test], labels[~test])
+        flags = flags_of(where, aligned(where, "test", test, len(samples)))
+    if not flags.any() or flags.all():
+        raise UserError(f"{where} has {(~flags).sum()} training and {flags.sum()} test samples; both are needed")
+    unseen = np.setdiff1d(labels[flags], labels[~flags])
     if len(unseen):
         raise UserError(f"{where}: the test labels hold {names[unseen[0]]}, which no training label is")
-    mean, std = moments(samples[~test])
-    return Arrays(
-        samples[~test], labels[~test], samples[test], labels[test], names, mean, std,
-        None if owners is None else owners[~test],
-        None if owners is None else owners[test],
-        clients, note,
-    )  # fmt: skip
+    parts = [(samples[part], labels[part], None if owners is None else owners[part]) for part in (~flags, flags)]
+    (x_train, y_train, train_clients), (x_test, y_test, test_clients) = parts
+    mean, std = moments(x_train)
+    return Arrays(x_train, y_train, x_test, y_test, names, mean, std, train_clients, test_clients, clients, note)
 
 
-def samples_of(where: str, name: str, x: np.ndarray) -> np.ndarray:
+def samples_of(where: str, x: np.ndarray) -> np.ndarray:
     """Return samples as a data set holds them: images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, tokens int32 `[M, L]`.
 
     Floats of images that are all n / 255 are kept as the n, uint8: the same numbers in a quarter of the space. Bytes `[M, F]` are images of 1xF.
     """
+    where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
-        raise UserError(
-            f"{where}: {name} is {x.shape}; allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty"
-        )
+        raise UserError(f"{where} is {x.shape}; allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty")
     if x.ndim == 4 and channels_first(*x.shape[1:]):
         raise UserError(
-            f"{where}: {name} is {x.shape}, which looks like channels first; images are [M, H, W, C]: save {name}.transpose(0, 2, 3, 1)"
+            f"{where} is {x.shape}, which looks like channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)"
         )
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
-    if x.dtype == np.uint8:
-        return x.reshape(image)
     if x.dtype.kind in "fb":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise UserError(
-                f"{where}: {name} holds a value that is missing, infinite or beyond float32; allowed are finite numbers"
+                f"{where} holds a value that is missing, infinite or beyond float32; allowed are finite numbers"
             )
         if x.ndim == 2:
             return x
         levels = np.rint(x * 255)
-        if x.min() >= 0 and x.max() <= 1 and np.abs(x * 255 - levels).max() < 1e-3:
-            return levels.astype(np.uint8).reshape(image)
-        return x.reshape(image)
+        whole = x.min() >= 0 and x.max() <= 1 and np.abs(x * 255 - levels).max() < 1e-3
+        return (levels.astype(np.uint8) if whole else x).reshape(image)
     if x.dtype.kind not in "iu":
         raise UserError(
-            f"{where}: {name} is {x.dtype}; allowed are uint8 (images), floats (images, vectors) and whole numbers (tokens)"
+            f"{where} is {x.dtype}; allowed are uint8 (images), floats (images, vectors) and whole numbers (tokens)"
         )
-    low, high = int(x.min()), int(x.max())
-    if x.ndim == 2 and low >= 0 and high < 2**31:
-        return x.astype(np.int32)
-    if x.ndim == 2:
-        raise UserError(
-            f"{where}: {name} goes from {low} to {high}; whole numbers are tokens from 0 to 2147483647: save other numbers as floats"
-        )
-    if low >= 0 and high < 256:
-        return x.astype(np.uint8).reshape(image)
-    raise UserError(
-        f"{where}: {name} goes from {low} to {high}; whole numbers of an image are 0 to 255: save other numbers as floats"
-    )
+    tokens = x.ndim == 2 and x.dtype != np.uint8
+    low, high, most = int(x.min()), int(x.max()), 2**31 - 1 if tokens else 255
+    if low < 0 or high > most:
+        what = "whole numbers are tokens from" if tokens else "whole numbers of an image are"
+        raise UserError(f"{where} goes from {low} to {high}; {what} 0 to {most}: save other numbers as floats")
+    return x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)
 
 
 def channels_first(h: int, w: int, c: int) -> bool:
@@ -111,34 +101,22 @@ def channels_first(h: int, w: int, c: int) -> bool:
     return c > 4 and (h == 3 or (h == 1 and w == c))
 
 
-def labels_of(where: str, name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels int64 `[M]` from 0 to C - 1, and the names of the classes: all values that occur, numbers by size, names by alphabet."""
-    if y.dtype.kind == "f":
-        if not np.isfinite(y).all():
+def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return which of all values that occur each one is, int64 `[M]` from 0, and their names: numbers by size, texts by alphabet."""
+    values = aligned(where, name, values, length)
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            what = "label that is missing or infinite; allowed are whole numbers or names, one for every sample"
+            other = "value that is missing or infinite; allowed are numbers or names"
+            raise UserError(f"{where}: {name} holds a {what if name == 'y' else other}")
+        if (values == np.rint(values)).all():
+            values = values.astype(np.int64)
+        elif name == "y":
             raise UserError(
-                f"{where}: {name} holds a label that is missing or infinite; allowed are whole numbers or names, one for every sample"
+                f"{where}: y holds fractions; labels are classes, numbers or names (regression is not supported: put the values into classes)"
             )
-        if not (y == np.rint(y)).all():
-            raise UserError(
-                f"{where}: {name} holds fractions; labels are classes, numbers or names (regression is not supported: put the values into classes)"
-            )
-        y = y.astype(np.int64)
-    labels, classes = numbered(y)
-    if len(classes) < 2:
-        raise UserError(f"{where}: {name} holds one class, {classes[0]}; at least 2 are needed")
-    if len(classes) > CLASSES:
-        raise UserError(f"{where}: {name} holds {len(classes)} different labels; allowed are at most {CLASSES} classes")
-    return labels, classes
-
-
-def owners_of(where: str, client: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the client of every sample, int64 `[M]` from 0, and the names of the clients: numbers by size, names by alphabet."""
-    if client.dtype.kind == "f":
-        if not np.isfinite(client).all():
-            raise UserError(f"{where}: client holds a value that is missing or infinite; allowed are numbers or names")
-        if (client == np.rint(client)).all():
-            client = client.astype(np.int64)
-    return numbered(client)
+    names, which = np.unique(values, return_inverse=True)
+    return which.reshape(-1).astype(np.int64), tuple(map(text, names))
 
 
 def flags_of(where: str, test: np.ndarray) -> np.ndarray:
@@ -149,12 +127,6 @@ def flags_of(where: str, test: np.ndarray) -> np.ndarray:
             f"{where}: test holds {text(odd[0])}; allowed are true and false, or 0 and 1: 1 is the test part"
         )
     return test.astype(bool)
-
-
-def numbered(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return which of all values that occur each one is, int64 `[M]` from 0, and their names: numbers by size, texts by alphabet."""
-    names, which = np.unique(values, return_inverse=True)
-    return which.reshape(-1).astype(np.int64), tuple(map(text, names))
 
 
 def text(value: np.generic) -> str:
@@ -169,6 +141,8 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
         raise UserError(
             f"{where}: {name} is {values.dtype} of {values.shape}; one number or name per sample is needed, ({length},)"
         )
+    if values.dtype.kind == "U" and values.astype("U").view(np.uint32).max(initial=0) > sys.maxunicode:
+        raise UserError(f"{where}: {name} holds a text that is damaged")  # Python would fail on it
     return values
 
 

@@ -6,7 +6,7 @@ The recipes are those of the authors' published pipeline where the paper names o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ WORK = 200_000_000  # numbers in all those draws: what is refused is refused wit
 def deal(run: Resolved, source: Source) -> Partition:
     """Return the partition of a resolved Run over its data: drawn, or read from a file that was made for the same data."""
     if run.partition.path:
-        partition = from_file(run, source)
+        partition = from_file(run, source.labels, source.classes, source.sha256)
     else:
         partition = make(run, source.labels, source.classes, source.clients)
     return replace(partition, of_data=owners(partition, source.clients))
@@ -51,26 +51,22 @@ def make(
         )
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []
-    if run.partition.kind == "dirichlet":
-        pools = dirichlet(y, run, classes, rng)
-    elif run.partition.kind == "pathological":
-        pools = pathological(y, run, classes, rng)
+    if run.partition.kind == "natural":
+        pools, tests = natural(run, labels, classes, clients or {}, rng)
     elif run.partition.kind == "fedrep":
         pools, tests = fedrep(y, run, classes, rng)
-    elif run.partition.kind == "motivation":
-        pools = motivation(y, classes, rng)
     else:
-        pools, tests = natural(run, labels, classes, clients or {}, rng)
+        pools = {"dirichlet": dirichlet, "pathological": pathological, "motivation": motivation}[run.partition.kind](
+            y, run, classes, rng
+        )
     counts = np.array([np.bincount(y[pool], minlength=classes) for pool in pools])
     for k, pool in enumerate(pools):
         if len(pool) < 2:
             raise UserError(
                 f"--partition: client {k} would hold {len(pool)} samples; at least 2 are needed (one to train, one to validate): fewer --clients"
             )
-    if run.partition.kind in ("dirichlet", "pathological"):
-        tests = deal_test(counts, labels["test"], rng)
-    elif run.partition.kind == "motivation":
-        tests = share_test(counts, labels["test"], rng)
+    if not tests:
+        tests = (share_test if run.partition.kind == "motivation" else deal_test)(counts, labels["test"], rng)
     for k, test in enumerate(tests):
         if len(test) == 0:
             raise UserError(
@@ -80,6 +76,11 @@ def make(
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
     return assemble(parts, counts, weights(run.dataset, parts), run.partition.kind == "fedrep")
+
+
+def by_class(y: np.ndarray, classes: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield the samples of each class in a random order."""
+    return (rng.permutation(np.flatnonzero(y == c)) for c in range(classes))
 
 
 def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -105,19 +106,13 @@ def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generat
             held += slices[:, c]
         return slices, held
 
-    slices = accept(
-        propose,
-        least,
-        min(PROPOSALS // (10 * classes), max(1, WORK // (n * classes))),
-        max(1, 200_000 // (n * classes)),
-        "--min_samples",
-        "a client",
-    )
-    pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
-    for c in range(classes):
-        for k, part in enumerate(np.split(rng.permutation(np.flatnonzero(y == c)), np.cumsum(slices[c])[:-1])):
-            pieces[k].append(part)
-    return [rng.permutation(np.concatenate(p)) for p in pieces]
+    limit = min(PROPOSALS // (10 * classes), max(1, WORK // (n * classes)))
+    slices = accept(propose, least, limit, 200_000 // (n * classes), "--min_samples", "a client")
+    pieces = [
+        np.split(samples, np.cumsum(sizes)[:-1])
+        for samples, sizes in zip(by_class(y, classes, rng), slices, strict=True)
+    ]
+    return [rng.permutation(np.concatenate(mine)) for mine in zip(*pieces, strict=True)]
 
 
 def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -126,35 +121,35 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Gene
     A class's draw is repeated until each of its holders has `min_per_class` samples of it.
     """
     n, least = run.clients, run.min_per_class
-    if run.classes_per_client > classes:
-        raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
+    check_held(run, classes)
     holds = np.array([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
     for c in range(classes):
         holders = np.flatnonzero((holds == c).any(1))
         samples = np.flatnonzero(y == c)
-        if len(holders) == 0:
+        k, m = len(holders), len(samples)
+        if k == 0:
             continue  # with few clients a class may have no holder: its samples are not used
-        if least * len(holders) > len(samples):
+        if least * k > m:
             raise UserError(
-                f"--min_per_class is {least}; class {c} has {len(samples)} samples for {len(holders)} holders, so at most {len(samples) // len(holders)} each"
+                f"--min_per_class is {least}; class {c} has {m} samples for {k} holders, so at most {m // k} each"
             )
 
-        def propose(batch: int, k: int = len(holders), m: int = len(samples)) -> tuple[np.ndarray, np.ndarray]:
+        def propose(batch: int, k: int = k, m: int = m) -> tuple[np.ndarray, np.ndarray]:
             slices = cut(rng.dirichlet(np.full(k, run.dirichlet_alpha), batch), m)
             return slices, slices
 
-        slices = accept(
-            propose,
-            least,
-            min(PROPOSALS, WORK // len(holders)),
-            max(1, 1_000_000 // len(holders)),
-            "--min_per_class",
-            f"a holder of class {c}",
-        )
-        for k, part in zip(holders, np.split(rng.permutation(samples), np.cumsum(slices)[:-1]), strict=True):
-            pieces[k].append(part)
+        limit = min(PROPOSALS, WORK // k)
+        slices = accept(propose, least, limit, 1_000_000 // k, "--min_per_class", f"a holder of class {c}")
+        for holder, part in zip(holders, np.split(rng.permutation(samples), np.cumsum(slices)[:-1]), strict=True):
+            pieces[holder].append(part)
     return [rng.permutation(np.concatenate(p)) for p in pieces]
+
+
+def check_held(run: Resolved, classes: int) -> None:
+    """Raise `UserError` where a client should hold more classes than the data have."""
+    if run.classes_per_client > classes:
+        raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
 
 
 def natural(
@@ -211,9 +206,8 @@ def fedrep(
     (its cursor is reset for each user): one user's test samples are then others' training samples. Without, they take consecutive slices.
     """
     n, held = run.clients, run.classes_per_client
-    if held > classes:
-        raise UserError(f"--classes_per_client is {held}; the data have {classes} classes")
-    lists = [rng.permutation(np.flatnonzero(y == c)) for c in range(classes)]
+    check_held(run, classes)
+    lists = list(by_class(y, classes, rng))
     a_class = np.floor((rng.lognormal(4, 1, n) + 100) / held).astype(np.int64)
     taken = np.zeros(classes, np.int64)
     pools, tests = [], []
@@ -244,9 +238,9 @@ MOTIVATION = (
 )  # samples of a class
 
 
-def motivation(y: np.ndarray, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return the pools of the paper's three-client example (its appendix A): clients 2 and 3 share two classes each with client 1."""
-    of = [rng.permutation(np.flatnonzero(y == c)) for c in range(classes)]
+    of = list(by_class(y, classes, rng))
     for c in range(10):
         need, there = sum(held.get(c, 0) for held in MOTIVATION), len(of[c]) if c < classes else 0
         if there < need:
@@ -265,7 +259,7 @@ def motivation(y: np.ndarray, classes: int, rng: np.random.Generator) -> list[np
 
 def share_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Return for each client as many test samples as keep its class shares; clients may share samples: three disjoint sets would be small."""
-    of = [rng.permutation(np.flatnonzero(y_test == c)) for c in range(counts.shape[1])]
+    of = list(by_class(y_test, counts.shape[1], rng))
     there = np.array([len(samples) for samples in of])
     tests = []
     for held in counts:
@@ -292,7 +286,7 @@ def accept(
     """
     tried, best, size, reach, seen = 0, -1, 16, 0, 0
     while tried < limit:
-        size = min(size * 4, batch, limit - tried)
+        size = min(size * 4, max(1, batch), limit - tried)
         slices, held = propose(size)
         smallest = held.min(1)
         good = np.flatnonzero(smallest >= least)
@@ -318,8 +312,7 @@ def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
     """Return each client's test samples: of every class the client's share of that class's training pool; disjoint, the whole test set used."""
     n, classes = counts.shape
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
-    for c in range(classes):
-        samples = rng.permutation(np.flatnonzero(y_test == c))
+    for c, samples in enumerate(by_class(y_test, classes, rng)):
         held = counts[:, c].sum()
         if held == 0:
             continue

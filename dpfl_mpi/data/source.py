@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.stored import load
+from dpfl_mpi.data.partition_file import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import failing_as, find, short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
-LARGEST = 2**16  # pixels of a side
 AT_ONCE = 4096  # images
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
-# of prepared files: of images in uint8; of any samples; and of anyone's own, whose hash is over names and normalisation, too
-FORMATS = ("dpfl_mpi data 1", "dpfl_mpi data 2", "dpfl_mpi data 3")
-MOST_LISTED = 1000  # entries of a list that is an attribute: HDF5 gives one 64 KiB
+FORMAT = "dpfl_mpi data 1"  # of prepared files
+MOST_LISTED = 1000  # entries of a list that is an attribute of a result: HDF5 gives one 64 KiB
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # what samples are, by their dtype
+ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of images, vectors, tokens
+# the arrays of a prepared file, in the order of its hash
+ARRAYS = ("train/images", "train/labels", "test/images", "test/labels", "train/clients", "test/clients")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Arrays:
         if self.train_images.dtype != np.int32:
             return 0
         return 1 + max(int(x.max(initial=0)) for x in (self.train_images, self.test_images))
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """Return the arrays that there are by their names in a prepared file."""
+        held = {name: getattr(self, name.replace("/", "_")) for name in ARRAYS}
+        return {name: values for name, values in held.items() if values is not None}
 
 
 @dataclass(frozen=True)
@@ -94,43 +101,40 @@ def check(arrays: object, where: str) -> Arrays:
         raise UserError(
             f"{where} returned a {type(arrays).__name__}; it must return Arrays, as arrays_of(x, y) of dpfl_mpi.data.own makes them"
         )
-    x, classes = arrays.train_images, len(arrays.class_names)
+    x, classes, clients = arrays.train_images, len(arrays.class_names), len(arrays.client_names)
+    if (arrays.train_clients is None) != (arrays.test_clients is None):
+        raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
     for part in ("train", "test"):
-        images, labels = getattr(arrays, f"{part}_images"), getattr(arrays, f"{part}_labels")
-        if (
-            str(images.dtype) not in ("uint8", "float32", "int32")
-            or images.ndim not in (2, 4)
-            or images.shape[1:] != x.shape[1:]
-        ):
+        images, labels, owners = (getattr(arrays, f"{part}_{name}") for name in ("images", "labels", "clients"))
+        shape, kind = images.shape[1:], (images.ndim, str(images.dtype))
+        if kind not in ALLOWED or (shape, images.dtype) != (x.shape[1:], x.dtype) or 0 in shape:
             raise UserError(
                 f"{where}: {part}_images are {images.dtype} {list(images.shape)}; allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or "
                 "int32 [M, L], of one shape in both parts"
             )
-        if (images.ndim, str(images.dtype)) in ((4, "int32"), (2, "uint8")):
-            raise UserError(
-                f"{where}: {part}_images are {images.dtype} {list(images.shape)}; images have 4 axes, vectors and tokens 2"
-            )
-        if images.dtype == np.float32 and not np.isfinite(images).all():
+        if isinstance(images, np.ndarray) and images.dtype == np.float32 and not np.isfinite(images).all():
             raise UserError(f"{where}: {part}_images hold a number that is missing or infinite")
-        if (
-            labels.shape != (len(images),)
-            or labels.dtype != np.int64
-            or (len(labels) and not (labels.min() >= 0 and labels.max() < classes))
-        ):
+        if not indices(labels, len(images), classes):
             raise UserError(
                 f"{where}: {part}_labels must be int64 [{len(images)}], from 0 to {classes - 1}: class_names has {classes} names"
             )
-        owners = getattr(arrays, f"{part}_clients")
-        if owners is not None and (owners.shape != labels.shape or owners.dtype != np.int64):
-            raise UserError(f"{where}: {part}_clients must be int64 [{len(labels)}], one client per sample")
-    if (arrays.train_clients is None) != (arrays.test_clients is None):
-        raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
+        if owners is not None and not indices(owners, len(labels), clients):
+            raise UserError(
+                f"{where}: {part}_clients must be int64 [{len(labels)}], from 0 to {clients - 1}: client_names has {clients} names"
+            )
     wanted = 0 if x.dtype == np.int32 else x.shape[-1]
-    if len(arrays.mean) != wanted or len(arrays.std) != wanted or not all(s > 0 for s in arrays.std):
+    numbers = len(arrays.mean) == len(arrays.std) == wanted and np.isfinite([arrays.mean, arrays.std]).all()
+    if not numbers or min(arrays.std, default=1) <= 0:
         raise UserError(
             f"{where}: mean and std must have {wanted} numbers each, std above 0: one per channel of an image or number of a vector"
         )
     return arrays
+
+
+def indices(values: np.ndarray, length: int, below: int) -> bool:
+    """Return whether these are so many indices from 0 to below a bound, int64."""
+    whole = values.shape == (length,) and values.dtype == np.int64
+    return bool(whole and values.min(initial=0) >= 0 and values.max(initial=-1) < below)
 
 
 def made_by(dataset: str, function: str, *arguments: Any, **options: Any) -> Arrays:
@@ -180,12 +184,8 @@ def unread_clients(run: Resolved, source: Source) -> str:
     Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
     """
     module = find("dataset", run.dataset)
-    if not (
-        source.clients
-        and hasattr(module, "load")
-        and run.partition.kind == "pathological"
-        and "partition" not in module.SAID
-    ):
+    asked = run.partition.kind != "pathological" or "partition" in module.SAID
+    if asked or not source.clients or not hasattr(module, "load"):
         return ""
     return (
         f"the data name the client of each sample, which --partition {run.partition} does not read; --partition natural does, "
@@ -212,24 +212,25 @@ def pooled(source: Source) -> Source:
     return replace(source, labels={"train": whole, "test": whole}, images=images, clients={})
 
 
-def in_memory(arrays: Arrays) -> Source:
-    """Return arrays as a `Source`."""
-    parts = {"train": arrays.train_images, "test": arrays.test_images}
+def in_memory(arrays: Arrays, **known: Any) -> Source:
+    """Return arrays as a `Source`; of arrays that are still in a file, `known` are the fields that the file says."""
+    held = arrays.stored()
+    known = known or {
+        "sha256": digest(arrays),
+        "vocabulary": arrays.vocabulary,
+        "images": lambda part, rows: held[f"{part}/images"][rows],
+    }
     return Source(
         shape=arrays.train_images.shape[1:],
         classes=len(arrays.class_names),
         mean=arrays.mean,
         std=arrays.std,
-        labels={"train": arrays.train_labels, "test": arrays.test_labels},
-        sha256=digest(arrays),
-        images=lambda part, rows: parts[part][rows],
-        clients={}
-        if arrays.train_clients is None or arrays.test_clients is None
-        else {"train": arrays.train_clients, "test": arrays.test_clients},
+        labels={part: held[f"{part}/labels"] for part in ("train", "test")},
+        clients={part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held},
         class_names=arrays.class_names,
         note=arrays.note,
         dtype=str(arrays.train_images.dtype),
-        vocabulary=arrays.vocabulary,
+        **known,
     )
 
 
@@ -245,11 +246,8 @@ def in_file(path: Path, name: str, dataset: str = "") -> Source:
     one = f"prepare one with {prepare_command(dataset)}"
     try:
         with Hdf5(path, "an HDF5 file") as file:
-            made, of = (
-                file.attribute("format", str, default="nothing"),
-                file.attribute("dataset", str, default="nothing"),
-            )
-            if made not in FORMATS:
+            of = file.attribute("dataset", str, default="nothing")
+            if file.attribute("format", str, default="") != FORMAT:
                 raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {one}")
             if of != name:
                 raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
@@ -259,59 +257,27 @@ def in_file(path: Path, name: str, dataset: str = "") -> Source:
 
 
 def read_source(path: Path, file: Hdf5) -> Source:
-    """Return a prepared file as a `Source`: every label and client is in its range, every image is there."""
-    names = described(file, "class_names")
-    clients = len(file.texts("client_names")) if "client_names" in file else 0
-    stored = file.dataset("train/images", "iuf")
-    axes, dtype = len(stored.shape), str(stored.dtype)
-    if (axes, dtype) not in ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32")):
-        raise file.damaged("train/images", f"is {dtype} of {axes} axes")
-    side = range(1, LARGEST)
-    shape = file.dataset("train/images", "iuf", (None, side, side, range(1, 65)) if axes == 4 else (None, side)).shape[
-        1:
-    ]
-    numbers = 0 if dtype == "int32" else shape[-1]  # that are normalised
-    labels, own = {}, {}
-    for part in ("train", "test"):
-        images = file.dataset(f"{part}/images", "iuf", (None, *shape))
-        if images.dtype != stored.dtype:
-            raise file.damaged(f"{part}/images", f"is of type {images.dtype}")
-        m = images.shape[0]
-        labels[part] = file.array(f"{part}/labels", "iu", (m,), 0, len(names) - 1).astype(np.int64)
-        if f"{part}/clients" in file:
-            own[part] = file.array(f"{part}/clients", "iu", (m,), 0, clients - 1).astype(np.int64)
-    with file.reading("mean and std"):
-        mean, std = (np.array(described(file, n), np.float64) for n in ("mean", "std"))
-        if not (
-            mean.shape == std.shape == (numbers,)
-            and np.isfinite(mean).all()
-            and np.isfinite(std).all()
-            and (std > 0).all()
-        ):
-            raise ValueError
-    return Source(
-        shape=tuple(int(n) for n in shape),
-        classes=len(names),
-        mean=tuple(mean),
-        std=tuple(std),
-        labels=labels,
-        sha256=file.attribute("sha256", str),
-        images=lambda part, rows: read_rows(path, part, rows),
-        clients=own if len(own) == 2 else {},
-        class_names=names,
-        note=file.attribute("note", str, default=""),
-        path=path,
-        dtype=dtype,
-        vocabulary=file.attribute("vocabulary", int, default=0),
+    """Return a prepared file as a `Source`: it keeps the contract of `check`, and every image is there."""
+    held: dict[str, Any] = {}
+    for name in (name for name in ARRAYS if name in file or not name.endswith("clients")):
+        images = name.endswith("images")
+        held[name] = file.dataset(name, "iuf") if images else file.array(name, "iu", (None,)).astype(np.int64)
+    arrays = Arrays(
+        **{name.replace("/", "_"): values for name, values in held.items()},
+        class_names=tuple(file.texts("class_names")),
+        mean=tuple(file.array("mean", "f", (None,)).tolist()),
+        std=tuple(file.array("std", "f", (None,)).tolist()),
+        client_names=tuple(file.texts("client_names")) if "client_names" in file else (),
+        note=file.attribute("note", str),
     )
-
-
-def described(file: Hdf5, name: str) -> tuple[Any, ...]:
-    """Return class_names, mean or std of a prepared file: an attribute, or where they are many, an array of that name."""
-    if name not in file:
-        values = file.attribute(name, tuple)
-        return tuple(map(str, values)) if name == "class_names" else values
-    return tuple(file.texts(name) if name == "class_names" else file.array(name, "f", (None,)).tolist())
+    check(arrays, f"--data is {path}, which is damaged")
+    return in_memory(
+        arrays,
+        sha256=file.attribute("sha256", str),
+        vocabulary=file.attribute("vocabulary", int),
+        images=functools.partial(read_rows, path),
+        path=path,
+    )
 
 
 def verify(source: Source) -> None:
@@ -332,26 +298,30 @@ def verify(source: Source) -> None:
 
 
 def content_sha256(path: Path) -> str:
-    """Return the SHA-256 of what a prepared file holds, as `digest` has it, reading `AT_ONCE` images at a time."""
-    sha = hashlib.sha256()
+    """Return the SHA-256 of what a prepared file holds, as `digest` has it."""
     with Hdf5(path, "an HDF5 file") as file:
-        names = [f"{part}/{kind}" for part in ("train", "test") for kind in ("images", "labels")]
-        for name in names + [f"{part}/clients" for part in ("train", "test") if f"{part}/clients" in file]:
-            stored = file.dataset(name, "iuf")
-            sha.update(str(stored.shape).encode())
-            with file.reading(name):
-                for first in range(0, len(stored), AT_ONCE):
-                    some = stored[first : first + AT_ONCE]
-                    sha.update(np.ascontiguousarray(some if name.endswith("images") else some.astype(np.int64)).data)
-        if file.attribute("format", str, default="") == FORMATS[2]:
-            facts, mean, std = (described(file, name) for name in ("class_names", "mean", "std"))
-            sha.update(description(facts, mean, std, file.attribute("vocabulary", int, default=0)))
+        about = read_source(path, file) if file.attribute("own", bool) else None
+        with file.reading("its content"):
+            return hashed((file.dataset(name, "iuf") for name in ARRAYS if name in file), about)
+
+
+def digest(arrays: Arrays, own: bool = False) -> str:
+    """Return the SHA-256 that names the content of a data set; of one's `own` data also class names and normalisation, which nothing else names."""
+    return hashed(arrays.stored().values(), arrays if own else None)
+
+
+def hashed(stored: Iterable[Any], about: Arrays | Source | None) -> str:
+    """Return the SHA-256 of arrays, in memory or in a file, and of what says how samples and labels are read, reading `AT_ONCE` images at a time."""
+    sha = hashlib.sha256()
+    for values in stored:
+        sha.update(str(values.shape).encode())
+        for first in range(0, len(values), AT_ONCE):
+            some = values[first : first + AT_ONCE]
+            sha.update(np.ascontiguousarray(some if some.ndim > 1 else some.astype(np.int64)).data)
+    if about:
+        normal = (list(map(float, values)) for values in (about.mean, about.std))
+        sha.update(json.dumps([list(about.class_names), *normal, about.vocabulary]).encode())
     return sha.hexdigest()
-
-
-def description(class_names: Sequence[str], mean: Sequence[float], std: Sequence[float], vocabulary: int) -> bytes:
-    """Return as text what says how samples and labels are read, for a hash."""
-    return json.dumps([list(class_names), *(list(map(float, values)) for values in (mean, std)), vocabulary]).encode()
 
 
 def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
@@ -364,27 +334,10 @@ def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *stored.shape[1:]), stored.dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        low = 0
-        gaps = np.append(np.flatnonzero(np.diff(ascending) > GAP) + 1, len(rows))
+        ends = (np.diff(ascending) > GAP) | (np.diff(ascending // AT_ONCE) > 0)
         with file.reading(f"{part}/images"):
-            while low < len(rows):
-                start = ascending[low]
-                high = min(np.searchsorted(ascending, start + AT_ONCE), gaps[np.searchsorted(gaps, low, "right")])
-                out[order[low:high]] = stored[start : ascending[high - 1] + 1][ascending[low:high] - start]
-                low = high
+            for piece in np.split(np.arange(len(rows)), np.flatnonzero(ends) + 1):
+                mine = ascending[piece]
+                if len(mine):
+                    out[order[piece]] = stored[mine[0] : mine[-1] + 1][mine - mine[0]]
     return out
-
-
-def digest(arrays: Arrays, own: bool = False) -> str:
-    """Return the SHA-256 that names the content of a data set; of one's `own` data also class names and normalisation, which nothing else names."""
-    sha = hashlib.sha256()
-    clients = (arrays.train_clients, arrays.test_clients)
-    for part in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels, *clients):
-        if part is None:
-            continue
-        sha.update(str(part.shape).encode())
-        if part.size:
-            sha.update(np.ascontiguousarray(part).data)
-    if own:
-        sha.update(description(arrays.class_names, arrays.mean, arrays.std, arrays.vocabulary))
-    return sha.hexdigest()

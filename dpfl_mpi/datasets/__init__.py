@@ -65,7 +65,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
         raise UserError(f"PAPER of the data set {name} has {unknown[0]}; allowed are {', '.join(SMALL)}")
     kinds = types(Run)
     for f in (f for f in fields(Run) if f.name in settings):
-        if not fits(settings[f.name], kinds[f.name], f.metadata):
+        if settings[f.name] is None or not fits(settings[f.name], kinds[f.name], f.metadata):
             raise UserError(
                 f"PAPER of the data set {name} has {f.name} {settings[f.name]!r}; allowed {allowed(f, kinds[f.name])}"
             )

@@ -15,13 +15,10 @@ import numpy as np
 
 from dpfl_mpi.data.own import aligned, arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets import SMALL
 from dpfl_mpi.datasets._files import entries, npy
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import memory, open_regular
 
-PAPER = SMALL
-DATA = "data/arrays.h5"
 OWN_DATA = True
 SOURCE = "an npz file with x, y and optionally client, test (or x_test, y_test, client_test)"
 NO_DOWNLOAD = "these are your own arrays: name them with --source PATH"

@@ -18,7 +18,6 @@ PAPER = {
 }  # fmt: skip
 # its first graph is that of its third round: 15 epochs, then 97 rounds, 500 epochs in all
 AUTHORS_CODE = {"weight_decay": 1e-4, "lr_decay": 0.998, "tau_init": 15, "rounds": 97, "batch_size": 32}
-DATA = "data/cifar10.h5"
 SOURCE = "cifar-10-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
 DOWNLOAD = (
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",

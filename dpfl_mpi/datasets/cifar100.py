@@ -15,7 +15,6 @@ from dpfl_mpi.settings import option
 
 # not in the paper: with 100 classes of 500 images, ten classes per client leave about ten holders of fifty images each
 PAPER = CIFAR10 | {"classes_per_client": 10, "min_per_class": 2}
-DATA = "data/cifar100.h5"
 SOURCE = "cifar-100-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
 DOWNLOAD = (
     "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",

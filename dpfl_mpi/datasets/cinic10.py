@@ -17,7 +17,6 @@ from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 
 PAPER = CIFAR10 | {"clients": 200, "rounds": 48}
 AUTHORS_CODE = CIFAR10_CODE | {"rounds": 47, "batch_size": 16}
-DATA = "data/cinic10.h5"
 SOURCE = "CINIC-10.tar.gz, or a folder {train,valid,test}/CLASS/*.png"
 DOWNLOAD = (
     "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",

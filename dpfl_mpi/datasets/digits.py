@@ -11,7 +11,6 @@ PAPER = {  # not in the paper: chosen so that collaboration shows within a minut
     "model": "mlp", "rounds": 20, "tau_init": 10, "tau_train": 5, "budget": 8,
     "lr": 0.01, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "augment": False,
 }  # fmt: skip
-DATA = None
 
 
 def load() -> Arrays:

@@ -26,7 +26,6 @@ PAPER = {
     "lr": 0.001, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 10, "augment": False,
 }  # fmt: skip
 AUTHORS_CODE = {"partition": "fedrep", "tau_init": 6, "rounds": 47, "weight_decay": 1e-4, "lr_decay": 0.998}
-DATA = "data/femnist.h5"
 WEIGHTS = "train"
 SOURCE = "LEAF's folder data/femnist/data, or an archive of it, with {train,test}/*.json; or NIST's by_class, folder or archive"
 NO_DOWNLOAD = (

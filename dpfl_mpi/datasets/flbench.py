@@ -13,13 +13,11 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets import SMALL
 from dpfl_mpi.datasets._files import entries, npy
 from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
 
-PAPER = SMALL | {"partition": "natural", "min_samples": 3}
-DATA = "data/flbench.h5"
+PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
 SOURCE = "FL-bench's folder of a data set, such as data/femnist, or an archive of it, with data.npy, targets.npy and partition.pkl"
 NO_DOWNLOAD = "FL-bench makes these files: run its generate_data.py, and name data/femnist, say, with --source PATH"

@@ -6,11 +6,8 @@ from pathlib import Path
 
 from dpfl_mpi.data.own import moments
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets import SMALL
 from dpfl_mpi.datasets._files import image_splits
 
-PAPER = SMALL
-DATA = "data/image_folder.h5"
 OWN_DATA = True
 SOURCE = "a folder {train,test}/CLASS/*.png, or a tar or zip archive of one"
 NO_DOWNLOAD = "these are your own images: name them with --source PATH"

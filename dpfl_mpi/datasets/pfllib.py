@@ -14,13 +14,11 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets import SMALL
 from dpfl_mpi.datasets._files import TOTAL, entries, npy
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import refused_as
 
-PAPER = SMALL | {"partition": "natural", "min_samples": 3}
-DATA = "data/pfllib.h5"
+PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
 SOURCE = "PFLlib's folder of a data set, such as dataset/MNIST, or an archive of it, with {train,test}/K.npz"
 NO_DOWNLOAD = (

@@ -145,7 +145,7 @@ def test_saved_partition_is_the_same_partition(tmp_path, kind):
     source = letters() if kind == "fedrep" else writers(run, tmp_path, each=100, labels=10)
     source = dataclasses.replace(source, classes=10)
     dealt = deal(run, source)
-    save(dealt, tmp_path / "p.json", run, source)
+    save(dealt, tmp_path / "p.json", run, source.sha256)
     again = Run(dataset="femnist", partition=f"file:{tmp_path / 'p.json'}").resolve()
     assert again.clients == 5 and again.slug().startswith("femnist-file-dpfl-")
     read = deal(again, source)
@@ -164,7 +164,7 @@ def edited(tmp_path, edit):
     run = fedrep(clients=3)
     source = letters()
     path = tmp_path / "p.json"
-    save(deal(run, source), path, run, source)
+    save(deal(run, source), path, run, source.sha256)
     data = json.loads(path.read_text())
     text = edit(data)
     path.write_text(text if isinstance(text, str) else json.dumps(data))

@@ -237,10 +237,10 @@ def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("name, values, words", [
-    ("train/labels", np.full(480, 9, np.uint8), "train/labels has values beyond 0 to 3"),
+    ("train/labels", np.full(480, 9, np.uint8), "train_labels must be int64 [480], from 0 to 3"),
     ("train/labels", np.zeros(480), "train/labels is of type float64"),
-    ("train/labels", np.zeros(9, np.uint8), "train/labels has the shape (9,), not (480)"),
-    ("test/images", np.zeros((160, 9, 8, 1), np.uint8), "test/images has the shape (160, 9, 8, 1)"),
+    ("train/labels", np.zeros(9, np.uint8), "train_labels must be int64 [480], from 0 to 3"),
+    ("test/images", np.zeros((160, 9, 8, 1), np.uint8), "test_images are uint8 [160, 9, 8, 1]"),
 ])  # fmt: skip
 def test_data_out_of_their_range(tmp_path, name, values, words):
     path = tmp_path / "d.h5"
