@@ -21,6 +21,7 @@ from dpfl_mpi.data.source import in_file, open_source, read_rows
 from dpfl_mpi.datasets import arrays as own
 from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
 from dpfl_mpi.settings import Run
 
@@ -108,7 +109,7 @@ def test_cifar100_binary(tmp_path, monkeypatch, labels):
         cifar100.read(tmp_path / "images", "coarse")
     assert out.train_labels.max() == (99 if labels == "fine" else 19) and out.class_names[3] == "n3"
     assert out.train_images.shape == (200, 32, 32, 3) and len(out.class_names) == out.train_labels.max() + 1
-    assert default_out(cifar100, {"labels": labels}).name == (
+    assert default_out(find("dataset", "cifar100"), {"labels": labels}).name == (
         "cifar100.h5" if labels == "fine" else "cifar100-coarse.h5"
     )
 
