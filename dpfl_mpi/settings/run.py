@@ -244,8 +244,7 @@ class Resolved(Run):
     def __post_init__(self) -> None:
         """Parse what is written as a text: of a Run that was stored, or told by root, without the content of its files."""
         for name, parse in PARSED.items():
-            value = getattr(self, name)
-            if not isinstance(value, Text):
+            if not isinstance(value := getattr(self, name), Text | None):
                 object.__setattr__(self, name, parse(value))
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
@@ -286,7 +285,7 @@ PARSED: dict[str, Any] = {
     "budget": Budget.parse,
     "omega_period": period,
     "reach": Reach.parse,
-    "available": Available.parse,
+    "available": Available,
     "attack": Attack.parse,
     "drift": Drift.parse,
 }
@@ -359,11 +358,11 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
         UserError: a text, or a file, is not what it should be; the sentence says what is allowed.
     """
     n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
-    out = dict(filled) | {name: parse(filled[name]) for name, parse in PARSED.items()}
+    out = dict(filled) | {n: parse(filled[n]) for n, parse in PARSED.items() if filled[n] is not None}
     out["budget"] = out["budget"].resolved(n, filled["budget_counts_self"], "budget" not in gone)
     out["reach"] = out["reach"] and out["reach"].resolved(n, "reach" not in gone)
     out["available"] = out["available"] and out["available"].resolved(n, rounds, "available" not in gone)
-    out["drift"] = Drift.parse(out["drift"], rounds)
+    out["drift"] = out["drift"] and Drift.parse(out["drift"], rounds)
     if out["attack"] and flips > 0:
         raise UserError(
             f"--attack is {out['attack']} and --flip_share is {flips:g}; both draw the same clients: use one of them"

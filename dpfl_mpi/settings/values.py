@@ -1,7 +1,7 @@
 """Settings that are written as a short text, each parsed once into a frozen value; `str(value)` is the text of the flag and of the key.
 
-`parse` reads the text alone. `resolved` fills in what depends on the Run, and reads the file that the text names. A text names a file only where
-it is written as a path: `file:PATH`, or with a slash or a suffix such as `.txt`.
+`parse` reads the text alone. `resolved` fills in what depends on the Run, and reads the file that the text names. Both raise `UserError` with what is
+allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as `.txt`.
 
 Axes: N clients, T rounds, E edges.
 """
@@ -94,11 +94,7 @@ class Budget(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Return the budget that a text or number says.
-
-        Raises:
-            UserError: it says none; the sentence has what is allowed.
-        """
+        """Return the budget that a text or number says."""
         text = str(value).strip()
         if text in NEVER:
             return cls("inf", "inf")
@@ -168,14 +164,8 @@ class Reach(Text):
     edges: Any = field(default=None, compare=False, repr=False)  # of a file, int64 [E, 2]: receiver, sender
 
     @classmethod
-    def parse(cls, value: Any) -> Reach | None:
-        """Return the reach that a text says, None where there is no limit.
-
-        Raises:
-            UserError: it says none; the sentence has what is allowed.
-        """
-        if value is None:
-            return None
+    def parse(cls, value: Any) -> Reach:
+        """Return the reach that a text says."""
         text = str(value)
         kind, _, rest = text.partition(":")
         if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
@@ -184,7 +174,7 @@ class Reach(Text):
             return cls(text, kind, sites=int(rest))
         if kind == "groups" and re.fullmatch(r"\d{1,18}([,;]\d{1,18})*", rest):
             return cls(text, kind, groups=tuple(tuple(map(int, g.split(","))) for g in rest.split(";")))
-        if kind not in ("geometric", "sites", "groups") and file_of(text):
+        if file_of(text):
             return cls(text, "file")
         raise cls.refused(text, "S", "N - 1")
 
@@ -216,17 +206,8 @@ class Available(Text):
 
     table: Any = field(default=None, compare=False, repr=False)  # [T or more, N] of 0 and 1
 
-    @classmethod
-    def parse(cls, value: Any) -> Available | None:
-        """Return it, None where everyone can, always."""
-        return None if value is None else cls(str(value))
-
     def resolved(self, clients: int, rounds: int, read: bool) -> Available:
-        """Return it with what its file holds.
-
-        Raises:
-            UserError: not T lines of N zeros and ones, or a round in which nobody is there.
-        """
+        """Return it with what its file holds."""
         if not read:
             return self
         path = self.text.removeprefix("file:")
@@ -257,13 +238,7 @@ class Attack(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Attack | None:
-        """Return KIND:SHARE as a value, None where no client lies.
-
-        Raises:
-            UserError: it is something else.
-        """
-        if value is None:
-            return None
+        """Return KIND:SHARE as a value, None where no client lies."""
         kind, _, share = str(value).partition(":")
         if kind not in ATTACKS or not re.fullmatch(SHARE, share) or float(share) > 1:
             raise UserError(
@@ -286,13 +261,7 @@ class Drift(Text):
 
     @classmethod
     def parse(cls, value: Any, rounds: int | None = None) -> Drift | None:
-        """Return SHARE:ROUND as a value, None where no client drifts.
-
-        Raises:
-            UserError: it is something else, or beyond the Run's `rounds` where they are given.
-        """
-        if value is None:
-            return None
+        """Return SHARE:ROUND as a value, None where no client drifts."""
         found = re.fullmatch(rf"{SHARE}:(\d{{1,18}})", str(value))
         last = math.inf if rounds is None else rounds
         if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= last:
@@ -312,11 +281,7 @@ class Dealing(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Return the partition that a text says.
-
-        Raises:
-            UserError: there is no such recipe, and it names no file.
-        """
+        """Return the partition that a text says."""
         text = str(value)
         if text in PARTITIONS:
             return cls(text, text)
@@ -334,11 +299,7 @@ class Every(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Return `--checkpoint_every` as a value.
-
-        Raises:
-            UserError: it is neither rounds nor a time.
-        """
+        """Return `--checkpoint_every` as a value."""
         text = str(value).strip()
         if found := re.fullmatch(r"(\d{1,9}\.?\d{0,9})\s*(s|min|h)", text):
             return cls(text, "seconds", float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]])
@@ -352,11 +313,7 @@ class Every(Text):
 
 
 def period(value: Any) -> float:
-    """Return --omega_period as a number of rounds, inf for never.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Return --omega_period as a number of rounds, inf for never."""
     text = str(value).strip()
     if text in NEVER:
         return math.inf

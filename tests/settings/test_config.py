@@ -1,6 +1,7 @@
 """Run and Job: defaults, budgets, the name of a result, the command line and YAML."""
 
 import dataclasses
+import hashlib
 import json
 from typing import Literal
 
@@ -68,6 +69,18 @@ def test_budget_refused(budget):
         UserError, match=r"--budget is .*; allowed is a whole number of at least 1, a share .* 0\.1N, or inf"
     ):
         budget_name(budget, 100, True)
+
+
+def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bare = {"budget": "inf", "reach": "sites:4", "partition": "dirichlet"}
+    before = Run(**bare).resolve().key()
+    for name in (*bare.values(), "2.txt"):
+        (tmp_path / name).write_text("2 " * 32)
+    assert Run(**bare).resolve().key() == before
+    named = [Run(budget=text).resolve() for text in ("file:inf", "./inf", "2.txt", str(tmp_path / "2.txt"))]
+    assert {run.key()["budget"] for run in named} == {hashlib.sha256(b"2 " * 32).hexdigest()}
+    assert [str(run.budget) for run in named[:3]] == ["file:inf", "./inf", "2.txt"]
 
 
 @given(st.integers(1, 1000), st.integers(1, 100))
