@@ -26,42 +26,29 @@ BEST = {  # test accuracy of the best models, by method and seed
 COUNTS = np.array([[6, 0, 0], [0, 5, 0], [4, 1, 0], [0, 0, 8]])
 
 
+START = {"time": "2025-05-03T12:00:00+0000", "ranks": 2, "hosts": ["a"], "device": "cpu", "cpu": "c", "commit": ""}
+
+
 def make(
     path, method="dpfl", seed=42, clients=4, flipped=None, best=None, graphs=None, finished=True, sha="d", **fields
 ):
     """Write the result and return its path."""
-    budget = {} if method == "local" else {"budget": fields.pop("budget", 3)}
-    run = Run(
-        dataset="digits", classes_per_client=3, method=method, clients=clients, rounds=2, seed=seed, **budget, **fields
-    ).resolve()
-    graphs = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
+    fields |= {"dataset": "digits", "classes_per_client": 3, "method": method, "clients": clients, "seed": seed}
+    run = Run(rounds=2, **({} if method == "local" else {"budget": 3}) | fields).resolve()
+    graphs = [
+        CollaborationGraph.from_lists(g) for g in graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
+    ]
     best = np.array(best if best is not None else BEST[method, seed][:clients])
     meta = {"data_sha256": sha, "partition_sha256": f"p{seed}", "parameters": 10, "class_names": "[]"}
-    start = {
-        "time": "2025-05-03T12:00:00+0000",
-        "ranks": 2,
-        "hosts": ["a"],
-        "device": "cpu",
-        "cpu": "c",
-        "commit": "",
-        "versions": {},
-    }
-    recorder = Recorder(path, run, meta, start)
-    full = np.ones(clients)
-    recorder.write(
-        {
-            "client/p": full / clients,
-            "client/budget": 3 * full.astype(int),
-            "client/class_counts": COUNTS[:clients],
-            **{f"client/n_{part}": n * full.astype(int) for part, n in (("train", 10), ("val", 2), ("test", 5))},
-        }
-    )
-    if flipped is not None and "client/flipped" not in recorder.file:
-        recorder.file["client/flipped"] = np.array(flipped)
-    omega = CollaborationGraph.from_lists(graphs[0])
+    recorder = Recorder(path, run, meta, START)
+    full, ones = np.ones(clients), np.ones(clients, int)
+    recorder.write({"client/p": full / clients, "client/budget": 3 * ones, "client/class_counts": COUNTS[:clients]})
+    recorder.write({f"client/n_{part}": n * ones for part, n in (("train", 10), ("val", 2), ("test", 5))})
+    if flipped is not None:
+        recorder.write({"client/flipped": np.array(flipped)})
+    omega = graphs[0]
     recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
-    for t, lists in enumerate(graphs):
-        graph = CollaborationGraph.from_lists(lists)
+    for t, graph in enumerate(graphs):
         recorder.append({"round/number": t, "round/epochs": 10 + 5 * t, "round/gradient_steps": 100 * t})
         recorder.append({f"round/{n}": full * (0.5 - 0.1 * t) for n in ("train_loss", "val_loss", "test_loss")})
         recorder.append({f"round/{n}": best - 0.1 * (2 - t) for n in ("val_acc", "test_acc")})
@@ -69,25 +56,13 @@ def make(
         cases = np.zeros((clients, 4), np.int32)
         cases[0] = CASES[t] if method == "dpfl" else 0
         recorder.append({"graph/cases": cases, "graph/evaluations": 2 * cases.sum(1)})
-        recorder.append(
-            {
-                "traffic/models_received": (graph.degrees() * (2 if t == 0 else 1)).astype(np.int32),
-                "traffic/bytes_rma": np.int64(2**20 * (t + 1)),
-                "traffic/bytes_collective": np.int64(2**19),
-            }
-        )
+        recorder.append({"traffic/models_received": (graph.degrees() * (2 if t == 0 else 1)).astype(np.int32)})
+        recorder.append({"traffic/bytes_rma": np.int64(2**20 * (t + 1)), "traffic/bytes_collective": np.int64(2**19)})
         for i, phase in enumerate(("train", "exchange", "wait", "graph", "evaluate", "write")):
             recorder.append({f"seconds/{phase}": np.array([0.5, 0.75, 1.0]) * (i + 1)})
         recorder.flush(t, float(best.mean()))
-    recorder.write(
-        {
-            "best/round": 2 * full.astype(np.int32),
-            "best/val_acc": best,
-            "best/test_acc": best,
-            "last/test_acc": best,
-            "client/diverged_round": -full.astype(int),
-        }
-    )
+    recorder.write({name: best for name in ("best/val_acc", "best/test_acc", "last/test_acc")})
+    recorder.write({"best/round": 2 * full.astype(np.int32), "client/diverged_round": -ones})
     recorder.close("finished" if finished else "running")
     return path
 

@@ -1,4 +1,4 @@
-"""The results file: `schema` says what it holds, `recorder` writes it, `result` reads it, `scores`, `outcome` and `summary` sum it up."""
+"""The results file: `schema` says what it holds, `recorder` writes it, `result` reads it, `summary` tells it in a few figures and lines."""
 
 from dpfl_mpi.results.result import Result
 
