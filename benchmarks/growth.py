@@ -94,8 +94,9 @@ def fits(points: list[dict[str, Any]]) -> str:
 
 def draw(points: list[dict[str, Any]], out: Path) -> list[Path]:
     """Draw seconds per round by phase and memory of all ranks over N, log-log with a line of slope 1, and return the files written."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "analysis"))
-    from _common import COLOURS, GREY, STYLE, TEXT, plt
+    import matplotlib.pyplot as plt
+
+    from dpfl_mpi.figures.style import COLOURS, GREY, STYLE, TEXT
 
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.4))

@@ -1,57 +1,53 @@
 """Write the numbers of finished results as CSV files that git can keep: `python reproduction/collect.py --results results`.
 
-A folder per setting (data and partition), four files in each, floats as short as they can be without losing a bit:
+A folder per setting (data and partition), files in each, floats as short as they can be without losing a bit:
 
     runs.csv      a line per Run: its row in the tables, seed, flags, what it cost, what computed it, hashes of data and partition
     clients.csv   a line per Run and client: test accuracy of its best model by validation, that model's round, p_k, sizes
     curves.csv    a line per Run and round: means over clients
     graphs.csv    a line per client of the graphs of seed 42: Omega, half way, and the last; classes from the most frequent on
 
-`run` in every file is the end of the result's name, eight hex digits of its key. What is there of other Runs stays.
+The folder `controls`, of the Runs of controls.py, has the measures of each Run's Omega and last graph as graphs.csv, and costs.csv (accuracy of the best
+models so far, and what they took), newcomers.csv and agreement.csv (of Omegas with one another). `run` in every file is the end of the result's
+name, eight hex digits of its key. What is there of other Runs stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
-
-from _common import accuracy, has_graph
-
 import numpy as np
 import pandas as pd
-from _find import found
-from _names import setting
-from _tables import row_name
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures import frames, omega
+from dpfl_mpi.figures.command import found
+from dpfl_mpi.figures.controls_table import backdoor, liar_shares, newcomers
+from dpfl_mpi.figures.names import method_name, row_name, setting, slug
+from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.sweep.wanted import runs_of
 
+HERE = Path(__file__).resolve().parent
+CONTROLS = HERE / "controls.py"
 TABLES = (
-    "accuracy_table",
-    "tau_init_table",
-    "ggc_period_table",
-    "random_graph",
-    "label_flip",
-    "motivation",
-    "pareto",
-    "writers",
-    "tried",
+    *(HERE.parent / "analysis" / f"{name}_table.py" for name in ("accuracy", "tau_init", "ggc_period")),
+    *(HERE.parent / "analysis" / f"{name}.py" for name in ("random_graph", "label_flip", "motivation", "pareto")),
+    *(HERE / name for name in ("writers.py", "tried.py")),
+    CONTROLS,
 )
 DRAWN = 42  # the seed of which graphs are stored
-ROUND = ("train_loss", "val_loss", "val_acc", "test_acc")
-# beside method and budget
+KEYS = ["row", "seed", "run", "t", "client", "round"]  # to sort by
+CASES = ("adding_gained", "removing_gained", "neither_gained", "both_gained")  # in the order of graph.CASES
+# what a row names beside method and budget; of the controls, which have one budget, beside the method
 VARIED = (
     "tau_init",
     "ggc_period",
@@ -62,11 +58,7 @@ VARIED = (
     "budget_counts_self",
     "reach",
 )
-
-
-def folder_of(run: Run) -> str:
-    """Return the folder of a Run's setting, such as "cifar-10-patho-3"."""
-    return re.sub(r"[^a-z0-9]+", "-", setting(run).lower()).strip("-")
+CONTROLLED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
 
 
 def row_of(run: Run, standard: Run) -> str:
@@ -81,124 +73,108 @@ def row_of(run: Run, standard: Run) -> str:
     return ", ".join([row_name(run), *extra])
 
 
-def spent_in(result: Result, phase: str) -> float:
-    """Return the core seconds of a phase over all rounds: the mean over ranks, times ranks."""
-    return float(result[f"seconds/{phase}"][:, 1].sum()) * result.starts()[-1]["ranks"]
-
-
-def cost(result: Result) -> float:
-    """Return the core hours of a result's rounds."""
-    return sum(spent_in(result, phase) for phase in PHASES) / 3600
-
-
-def candidates(result: Result) -> dict[str, int]:
-    """Return how many candidates of all greedy searches gained by being added, removed, neither or both, by name; of no search nothing."""
-    if "graph/cases" not in result:
-        return {}
-    counts = result["graph/cases"].sum((0, 1))  # in the order of graph.CASES
-    return dict(
-        zip(("adding_gained", "removing_gained", "neither_gained", "both_gained"), map(int, counts), strict=True)
-    )
+def control_row(run: Run, method: str) -> str:
+    """Return the name of a control's row: the method, "+FT", and what the control changes in the Run as it was asked for."""
+    words = [(run.options or {})["variant"]] if run.method == "replay" else []
+    words += ["DPFL's degrees"] if run.method == "random_graph" and run.graphs else []
+    words += [f"{name} {getattr(run, name)}" for name in CONTROLLED if getattr(run, name) != getattr(Run(), name)]
+    words += ["same clients"] if run.partition_seed not in (None, run.seed) else []
+    return ", ".join([method, *words])
 
 
 def about(run: Run, result: Result) -> dict[str, Any]:
     """Return a Run's line of runs.csv."""
-    starts, meta, held = result.starts(), result.file["meta"].attrs, result.run
-    last = starts[-1]
+    held, last = result.run, result.starts()[-1]
+    usual = Run(dataset=held.dataset, partition=str(held.partition), method=held.method).resolve(held.contents)
+    cases = result["graph/cases"].sum((0, 1)) if "graph/cases" in result else []
+    core = {phase: float(result[f"seconds/{phase}"][:, 1].sum()) * last["ranks"] for phase in PHASES}  # mean over ranks
+    steps = result["finetune/gradient_steps" if held.finetune_epochs else "round/gradient_steps"]
     return {
-        "row": row_of(
-            held, Run(dataset=held.dataset, partition=held.partition, method=held.method).resolve(held.contents)
-        ),
+        "row": row_of(held, usual),
         "seed": held.seed,
         "flags": " ".join(to_flags(changed(run))),
         "name": held.slug(),
-        "test_acc": np.nanmean(accuracy(result)),
+        "test_acc": np.nanmean(frames.accuracy(result)),
         "epochs": int(result["round/epochs"][-1]) + held.finetune_epochs,
-        "gradient_steps": int(
-            result["finetune/gradient_steps" if held.finetune_epochs else "round/gradient_steps"][-1]
-        ),
+        "gradient_steps": int(steps[-1]),
         "models_received": int(result["traffic/models_received"].sum()),
         "evaluations": int(result["graph/evaluations"].sum()) if "graph/evaluations" in result else 0,
-        **candidates(result),
-        "core_hours": round(cost(result), 3),
-        "starts": len(starts),
-        "ranks": last["ranks"],
-        "device": last["device"],
+        **dict(zip(CASES, map(int, cases), strict=False)),
+        "core_hours": round(sum(core.values()) / 3600, 3),
+        "starts": len(result.starts()),
+        **{name: last[name] for name in ("ranks", "device")},
         "kernels": last.get("kernels", "torch"),
-        "cpu": last["cpu"],
-        "commit": last["commit"],
+        **{name: last[name] for name in ("cpu", "commit")},
         **{name: last["versions"].get(name, "") for name in ("dpfl_mpi", "python", "torch", "numpy", "h5py")},
-        "data_sha256": meta["data_sha256"],
-        "partition_sha256": meta["partition_sha256"],
-        **{f"{phase}_seconds": round(spent_in(result, phase)) for phase in ("train", "graph", "evaluate")},
+        **{name: result.fact(name) for name in ("data_sha256", "partition_sha256")},
+        **{f"{phase}_seconds": round(core[phase]) for phase in ("train", "graph", "evaluate")},
         "megabytes": round(result.path.stat().st_size / 1e6, 1),
     }
 
 
-def clients(result: Result) -> pd.DataFrame:
-    """Return the lines of clients.csv; clients with flipped labels, liars and newcomers have no accuracy."""
-    return pd.DataFrame(
-        {
-            "client": np.arange(len(result["client/p"])),
-            "test_acc": accuracy(result),
-            "val_acc": result["best/val_acc"],
-            "round": result["best/round"],
-            "p": result["client/p"],
-            **{part: result[f"client/n_{part}"] for part in ("train", "val", "test")},
-        }
-    )
-
-
-def curves(result: Result) -> pd.DataFrame:
-    """Return the lines of curves.csv: means over the clients that averages are over."""
-    means = {name: pd.DataFrame(result[f"round/{name}"][:, result.benign]).mean(axis=1).round(6) for name in ROUND}
-    out = pd.DataFrame({"round": result["round/number"], "epochs": result["round/epochs"], **means})
-    return out.dropna(subset=["test_acc"])  # most baselines score nothing before round 1
+def control(run: Run, result: Result) -> dict[str, Any]:
+    """Return a control's line of runs.csv."""
+    spent = frames.costs(result).drop(columns=["point", "accuracy"])
+    found = dict(zip(("liars", "liars_chosen"), liar_shares(result), strict=True))
+    found |= dict(zip(("backdoor", "backdoor_unmarked"), backdoor(result), strict=True))
+    if len(came := newcomers(result)):
+        each = result["newcomers/test_acc"][:, result["client/newcomers"].astype(bool)]
+        found |= {f"newcomers_{epochs}": value for epochs, value in zip((0, 1, 5), came, strict=True)}
+        found |= {f"newcomers_{epochs}_half": interval([row])[1] for epochs, row in zip((0, 1, 5), each, strict=True)}
+    if run.patience:
+        found["stopped"] = float((result["client/stopped_round"] >= 0).mean())
+    named = {"row": control_row(run, method_name(result.run)), "method": run.method, "rounds": run.rounds}
+    costs = {f"{name}_per_client": round(float(np.nanmax(values)), 1) for name, values in spent.items()}
+    return about(run, result) | named | costs | found
 
 
 def graphs(result: Result) -> pd.DataFrame:
     """Return the lines of graphs.csv: round t, and whom each client receives from; of a Run with another seed, or without a graph, none."""
-    if result.run.seed != DRAWN or not has_graph(result):
+    if result.run.seed != DRAWN or not len(result["graph/chosen/senders"]):
         return pd.DataFrame(columns=["t", "client", "classes", "collaborators"])
-    counts = result["client/class_counts"]
-    ranked = np.argsort(-counts, axis=1, kind="stable")
-    classes = [listed(c for c in of_client if held[c]) for of_client, held in zip(ranked, counts, strict=True)]
-    rounds = sorted({0, result.last_round // 2, result.last_round})
+    classes = frames.ranked_classes(result)
     return pd.DataFrame(
-        {"t": t, "client": k, "classes": classes[k], "collaborators": listed(np.flatnonzero(chosen))}
-        for t in rounds
+        {"t": t, "client": k, "classes": classes[k], "collaborators": frames.listed(np.flatnonzero(chosen))}
+        for t in sorted({0, result.last_round // 2, result.last_round})
         for k, chosen in enumerate(result.graph(t))
     )
 
 
-def listed(numbers: Iterable[int]) -> str:
-    """Return numbers as "3 5 7"."""
-    return " ".join(map(str, numbers))
+def measures(result: Result) -> pd.DataFrame:
+    """Return the lines of the controls' graphs.csv: the measures of Omega, and of the last round's graph."""
+    rounds = (0, result.last_round) if len(result["graph/chosen/senders"]) else ()
+    degree = [len(result.chosen(t).senders) / len(result["client/p"]) for t in rounds]
+    each = [omega.of_round(result, t) | {"z": omega.z_of_round(result, t, 50)} for t in rounds]
+    return pd.DataFrame([{"round": t, "degree": d, **e} for t, d, e in zip(rounds, degree, each, strict=True)]).round(6)
 
 
-FILES: dict[str, Callable[[Run, Result], pd.DataFrame]] = {
-    "runs": lambda run, result: pd.DataFrame([about(run, result)]),
-    "clients": lambda _, result: clients(result),
-    "curves": lambda _, result: curves(result),
-    "graphs": lambda _, result: graphs(result),
-}
+def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.DataFrame]:
+    """Return a Run's lines of each file."""
+    each = {
+        "runs": pd.DataFrame([control(run, result) if controls else about(run, result)]),
+        "clients": frames.clients(result).drop(columns="classes"),
+        "curves": frames.curves(result)
+        .round(6)
+        .dropna(subset=["test_acc"]),  # most baselines score nothing before round 1
+        "graphs": measures(result) if controls else graphs(result),
+    }
+    if controls:
+        each |= {"costs": frames.costs(result).round(4), "newcomers": frames.newcomers(result)}
+    for frame in each.values():
+        frame.insert(0, "run", result.run.slug()[-8:])
+    return each
 
 
-def pairs(names: list[str], results: Path) -> Iterator[tuple[Run, Result]]:
-    """Yield every Run of the tables that has a finished result, once."""
-    seen = set()
-    for name in names:
-        for run in importlib.import_module(name).RUNS:
-            try:
-                path = found(run, results)
-            except UserError as error:
-                print(f"not here: {error}", file=sys.stderr)
-                continue
-            if path and path not in seen:
-                seen.add(path)
-                with Result(path) as result:
-                    if result.finished:
-                        yield run, result
+def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
+    """Yield every Run of a file that has a finished result, and its path; say which have none."""
+    for run in runs_of(file):
+        try:
+            path = found(run, results)
+        except UserError as error:
+            print(f"not here: {error}", file=sys.stderr)
+            continue
+        if path and Result(path).finished:
+            yield run, path
 
 
 def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
@@ -217,8 +193,8 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
         same = old.reset_index().merge(runs[["row", "seed", "epochs", "run"]], on=["row", "seed", "epochs"])
         gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, frames in files.items():
-        if lines := [frame for frame in frames if len(frame)]:
+    for name, each in files.items():
+        if lines := [frame for frame in each if len(frame)]:
             merge(folder / f"{name}.csv", pd.concat(lines), gone)
     print(f"{folder}: {len(runs)} Runs" + (f", in place of {', '.join(sorted(gone))}" if gone else ""))
 
@@ -228,28 +204,40 @@ def merge(path: Path, new: pd.DataFrame, gone: Iterable[str] = ()) -> None:
     if path.exists():
         old = pd.read_csv(path, dtype=dict.fromkeys(("run", "classes", "collaborators"), str))
         new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
-    keys = [
-        c for c in ("row", "seed", "run", "t", "client", "round") if c in new and not (c == "round" and "client" in new)
-    ]
+    keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
     new.sort_values(keys, kind="stable").to_csv(path, index=False)
 
 
 def main() -> None:
     """Write the CSV files and print how many Runs each folder has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", default=list(TABLES), metavar="TABLE", help="files of analysis/ [all]")
+    parser.add_argument("tables", nargs="*", type=Path, default=TABLES, metavar="FILE", help="files with RUNS [all]")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR")
     args = parser.parse_args()
-    lines: dict[str, dict[str, list[pd.DataFrame]]] = {}
-    for run, result in pairs([Path(t).stem for t in args.tables], args.results):
-        files = lines.setdefault(folder_of(result.run), {name: [] for name in FILES})
-        tag = result.run.slug()[-8:]
-        for name, frame in ((name, lines_of(run, result)) for name, lines_of in FILES.items()):
-            frame.insert(0, "run", tag)
-            files[name].append(frame)
-    for folder, files in lines.items():
+    folders: dict[str, dict[str, list[pd.DataFrame]]] = {}
+    seen, repeated = set(), []
+    for file in args.tables:
+        controls = file.name == CONTROLS.name
+        for run, path in finished(file, args.results):
+            folder = "controls" if controls else slug(setting(Result(path).run))
+            if (folder, path) in seen:
+                continue
+            seen.add((folder, path))
+            with Result(path) as result:
+                for name, frame in lines_of(run, result, controls).items():
+                    folders.setdefault(folder, {}).setdefault(name, []).append(frame)
+                repeated += (
+                    [path]
+                    if controls and control_row(run, method_name(result.run)) in ("DPFL", "DPFL, same clients")
+                    else []
+                )
+    for folder, files in folders.items():
         write(args.out / folder, files)
+    if "controls" in folders:
+        of = frames.of_results([Result(path) for path in repeated])
+        same = omega.agreement(of.runs.assign(row="DPFL"), of.results, 50)
+        same.to_csv(args.out / "controls" / "agreement.csv", index=False)
 
 
 if __name__ == "__main__":

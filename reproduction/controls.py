@@ -1,40 +1,14 @@
-"""What the controls found on CIFAR-10: `python -m dpfl_mpi.sweep reproduction/controls.py` computes the Runs, this file collects their numbers.
+"""What the controls are tried on: `python -m dpfl_mpi.sweep reproduction/controls.py`, called twice, then `python reproduction/collect.py`.
 
 All Runs are the paper's CIFAR-10 Patho(3), N = 100, B_c = 0.1N, but shorter. Comparisons over three partitions have 20 rounds, of DPFL 110 local epochs.
 Lies, newcomers and drift, on one partition, have 6 rounds, of DPFL 40 epochs. Methods with a server train none before round 1, so ten epochs less.
-Replayed graphs need the result that they replay, so the sweep is called twice.
-
-    runs.csv       a line per Run: its name in the tables, flags, costs, and what the controls measure
-    clients.csv    a line per Run and client, as for Table 1
-    curves.csv     a line per Run and round: means over benign clients
-    costs.csv      a line per Run and round: accuracy of the best models so far, and what they took per client
-    graphs.csv     the measures of every Run's Omega and of its last graph; agreement.csv: of Omegas with one another
+Replayed graphs need the result that they replay, which the first call computes.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parent)]
-
-from _common import has_graph
-
-import numpy as np
-import pandas as pd
-from _find import found
-from _names import method_name
-from _tables import interval
-from collect import about, clients, curves, write
-from controls_table import backdoor, liar_shares, newcomers
-from omega import agreement, of_round, overlap, z_score
-from pareto import curves as costs
-
-from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.values import ATTACKS
 
@@ -93,113 +67,3 @@ MOVED = [
     long("dpfl", patience=5),
 ]
 RUNS = [*COMPARED, *MORE, *ATTACKED, *LATER, *MOVED, *SAME_CLIENTS]
-
-VARIED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
-
-
-def row_of(run: Run) -> str:
-    """Return the name of a row: the method, "+FT", and what the control changes."""
-    words = [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(Run(), name)]
-    if run.method == "replay":
-        words.insert(0, (run.options or {})["variant"])
-    if run.method == "random_graph" and run.graphs:
-        words.insert(0, "DPFL's degrees")
-    if run in SAME_CLIENTS:
-        words.append("same clients")
-    return ", ".join([method_name(run), *words])
-
-
-def line_of(run: Run, result: Result) -> dict[str, Any]:
-    """Return a Run's line of runs.csv."""
-    liars, chosen = liar_shares(result)
-    opened, unmarked = backdoor(result)
-    spent = {
-        f"{name}_per_client": round(float(np.nanmax(values)), 1)
-        for name, values in costs(result).items()
-        if name != "accuracy"
-    }
-    came = {f"newcomers_{epochs}": value for epochs, value in zip((0, 1, 5), newcomers(result), strict=False)}
-    if came:
-        each = result["newcomers/test_acc"][:, result["client/newcomers"].astype(bool)]
-        came |= {f"newcomers_{epochs}_half": interval([row])[1] for epochs, row in zip((0, 1, 5), each, strict=True)}
-    stopped = {"stopped": float((result["client/stopped_round"] >= 0).mean())} if run.patience else {}
-    lies = {"liars": liars, "liars_chosen": chosen, "backdoor": opened, "backdoor_unmarked": unmarked}
-    return (
-        about(run, result)
-        | {"row": row_of(run), "method": run.method, "rounds": run.rounds}
-        | spent
-        | lies
-        | came
-        | stopped
-    )
-
-
-def cost_lines(result: Result) -> pd.DataFrame:
-    """Return the lines of costs.csv; what is fine-tuned goes on after the last round."""
-    frame = pd.DataFrame(costs(result)).round(4)
-    frame.insert(0, "point", np.arange(len(frame)))
-    return frame
-
-
-def newcomer_lines(result: Result) -> pd.DataFrame:
-    """Return the lines of newcomers.csv: the accuracy of each client that came later, after each number of epochs of its own."""
-    clients = np.flatnonzero(result["client/newcomers"])
-    parts = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, clients], strict=True)
-    return pd.concat(pd.DataFrame({"client": clients, "epochs": epochs, "test_acc": each}) for epochs, each in parts)
-
-
-def graph_lines(result: Result) -> pd.DataFrame:
-    """Return the lines of graphs.csv: the measures of Omega, and of the last round's graph."""
-    common, rows = overlap(result["client/class_counts"]), []
-    for t in (0, result.last_round):
-        graph = result.chosen(t)
-        z = z_score(graph, common, 50, np.random.default_rng(0))
-        rows.append({"round": t, "degree": len(graph.senders) / graph.n, **of_round(result, t), "z": z})
-    return pd.DataFrame(rows).round(6)
-
-
-def finished(folder: Path) -> Iterator[tuple[Run, Result]]:
-    """Yield every Run that has a finished result; say which have none."""
-    for run in RUNS:
-        path = found(run, folder)
-        if path is None:
-            print(f"not here: {row_of(run)}, seed {run.seed}", file=sys.stderr)
-            continue
-        with Result(path) as result:
-            if result.finished:
-                yield run, result
-
-
-def main() -> None:
-    """Write the CSV files of the Runs that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
-    parser.add_argument("--out", type=Path, default=HERE / "controls", metavar="DIR")
-    args = parser.parse_args()
-    files: dict[str, list[pd.DataFrame]] = {}
-    for run, result in finished(args.results):
-        lines = {
-            "runs": pd.DataFrame([line_of(run, result)]),
-            "clients": clients(result),
-            "curves": curves(result),
-            "costs": cost_lines(result),
-        }
-        if has_graph(result):
-            lines["graphs"] = graph_lines(result)
-        if "newcomers/test_acc" in result:
-            lines["newcomers"] = newcomer_lines(result)
-        for name, frame in lines.items():
-            frame.insert(0, "run", result.run.slug()[-8:])
-            files.setdefault(name, []).append(frame)
-    if not files:
-        raise SystemExit(f"{args.results} has no result of these Runs")
-    write(args.out, files)
-    repeated = [path for run in (COMPARED[0], *SAME_CLIENTS) if (path := found(run, args.results))]
-    if len(repeated) > 1:
-        agreement([Result(path) for path in repeated], ["DPFL"] * len(repeated), 50).to_csv(
-            args.out / "agreement.csv", index=False
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -12,18 +12,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "analysis"), str(HERE.parent)]
-
-from _common import accuracy
-
 import numpy as np
 import pandas as pd
 
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures.frames import accuracy
 from dpfl_mpi.results import Result
+
+HERE = Path(__file__).resolve().parent
 
 
 def stored(run: str) -> tuple[pd.Series, np.ndarray]:
@@ -54,16 +52,8 @@ def main() -> None:
             f"note: these are other images than the page's (sha256 {sha[:12]}, {line['data_sha256'][:12]} there); few clients will agree",
             flush=True,
         )
-    command = [
-        "mpirun",
-        "-n",
-        str(args.ranks),
-        sys.executable,
-        "-m",
-        "dpfl_mpi",
-        *shlex.split(line["flags"]),
-        f"--results={args.results}",
-    ]
+    start = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi"]
+    command = [*start, *shlex.split(line["flags"]), f"--results={args.results}"]
     print(shlex.join(command), flush=True)
     if code := subprocess.run(command, check=False).returncode:
         raise SystemExit(code)

@@ -3,13 +3,6 @@
 Run with `python -m dpfl_mpi.sweep reproduction/writers.py`.
 """
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "analysis")]
-
-from accuracy_table import rows_on
+from dpfl_mpi.figures.accuracy_table import rows_on
 
 RUNS = rows_on({"dataset": "femnist"})

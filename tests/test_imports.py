@@ -140,21 +140,14 @@ def test_methods_run_on_the_ground_and_open_no_files():
     assert [module for module, path in methods.items() if "open(" in path.read_text()] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda p: p.name)
-def test_analysis_reads_results_only(path):
-    assert {room(module) for module in own(path)} <= {
-        "config",
-        "settings",
-        "errors",
-        "methods",
-        "outcome",
-        "plugins",
-        "results",
-        "graph",
-        "metrics",
-        "storage",  # for whole files, or none
-    }
-    assert outside(path, ["torch", "mpi4py"], "ever") == []
+def test_figures_read_results_only():
+    """Neither does `analysis/` change where modules are looked for."""
+    allowed = {"figures", "settings", "errors", "methods", "plugins", "results", "graph", "storage"}
+    figures = {module: path for module, path in FILES.items() if room(module) == "figures"}
+    assert {room(used) for path in figures.values() for used in own(path)} <= allowed
+    commands = sorted((ROOT / "analysis").glob("*.py"))
+    assert {used for path in commands for used in own(path)} == {"figures.command"}
+    assert [path.name for path in commands if "sys.path" in path.read_text()] == []
 
 
 def test_resolving_a_run_and_opening_results_loads_nothing_heavy():

@@ -51,7 +51,7 @@ def make(
     for t, graph in enumerate(graphs):
         recorder.append({"round/number": t, "round/epochs": 10 + 5 * t, "round/gradient_steps": 100 * t})
         recorder.append({f"round/{n}": full * (0.5 - 0.1 * t) for n in ("train_loss", "val_loss", "test_loss")})
-        recorder.append({f"round/{n}": best - 0.1 * (2 - t) for n in ("val_acc", "test_acc")})
+        recorder.append({f"round/{n}": best - 0.1 * (2 - t) for n in ("val_acc", "test_acc", "best_test_acc")})
         recorder.append_graph(graph)
         cases = np.zeros((clients, 4), np.int32)
         cases[0] = CASES[t] if method == "dpfl" else 0

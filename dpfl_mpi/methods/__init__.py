@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -87,6 +88,10 @@ class Method:
 
     title: str = ""  # as tables print it; the file's name where empty
     citation: str = ""  # BibTeX
+    # in figures: "#RRGGBB" (hashed from the name where empty), and the style and the marker of a curve, as matplotlib names them
+    colour: str = ""
+    line: str = "-"
+    marker: str = "o"
     # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
@@ -135,6 +140,8 @@ def load(name: str, module: ModuleType) -> Method:
     if declared.topology not in get_args(Topology):
         allowed = ", ".join(get_args(Topology))
         raise UserError(f"METHOD of the method {name} has topology={declared.topology!r}; allowed are {allowed}")
+    if declared.colour and not re.fullmatch(r"#[0-9A-Fa-f]{6}", declared.colour):
+        raise UserError(f"METHOD of the method {name} has colour={declared.colour!r}; allowed is #RRGGBB")
     for field, allowed_numbers in WHOLE.items():
         value = getattr(declared, field)
         if type(value) is not int or value not in allowed_numbers:

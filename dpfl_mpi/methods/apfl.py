@@ -15,6 +15,9 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="APFL",
+    colour="#D55E00",
+    line="--",
+    marker="v",
     topology="server",
     models=2,
     citation="""@article{deng2020apfl,

@@ -19,6 +19,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="CoBo",
+    colour="#E69F00",
+    line="-.",
     topology="server",
     every_row=12,  # two, and one per partner of the client with most of them: of thousands hardly ever more than ten
     sends_models=False,  # gradients, too

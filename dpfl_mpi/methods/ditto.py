@@ -12,6 +12,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="Ditto",
+    colour="#E69F00",
+    marker="<",
     elementwise=True,
     topology="server",
     models=2,

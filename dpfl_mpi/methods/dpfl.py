@@ -6,6 +6,8 @@ from dpfl_mpi.methods import Federation, Method, State
 
 METHOD = Method(
     title="DPFL",
+    colour="#0072B2",
+    marker="X",
     elementwise=True,
     topology="graph",
     searches=True,

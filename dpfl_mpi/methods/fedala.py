@@ -20,6 +20,8 @@ LOSSES = 10  # whose spread says that W_i has converged
 
 METHOD = Method(
     title="FedALA",
+    colour="#009E73",
+    line="-.",
     elementwise=True,
     topology="server",
     citation="""@inproceedings{zhang2023fedala,

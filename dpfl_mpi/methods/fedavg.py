@@ -9,6 +9,8 @@ from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 
 METHOD = Method(
     title="FedAvg",
+    colour="#009E73",
+    marker="s",
     elementwise=True,
     topology="server",
     citation="""@inproceedings{mcmahan2017fedavg,

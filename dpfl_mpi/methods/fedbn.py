@@ -12,6 +12,8 @@ from dpfl_mpi.methods import Federation, Method, State, fedavg
 
 METHOD = Method(
     title="FedBN",
+    colour="#56B4E9",
+    line="-.",
     elementwise=True,
     topology="server",
     citation="""@inproceedings{li2021fedbn,

@@ -13,6 +13,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="FedPer",
+    colour="#56B4E9",
+    line="--",
     elementwise=True,
     topology="server",
     citation="""@article{arivazhagan2019fedper,

@@ -12,6 +12,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="FedProx",
+    colour="#CC79A7",
+    marker="D",
     elementwise=True,
     topology="server",
     citation="""@inproceedings{li2020fedprox,

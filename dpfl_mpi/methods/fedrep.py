@@ -14,6 +14,9 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="FedRep",
+    colour="#009E73",
+    line="--",
+    marker=">",
     elementwise=True,
     topology="server",
     citation="""@inproceedings{collins2021fedrep,

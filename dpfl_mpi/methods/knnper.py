@@ -17,6 +17,9 @@ AT_ONCE = 64  # images whose differences to the memory are held at once: 107 MB 
 
 METHOD = Method(
     title="kNN-Per",
+    colour="#E69F00",
+    line="--",
+    marker="p",
     topology="server",
     finetunes=False,  # more than the row is scored
     citation="""@inproceedings{marfoq2022knnper,

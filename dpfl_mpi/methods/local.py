@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpfl_mpi.methods import Federation, Method, State
 
-METHOD = Method(title="Local", topology="none", elementwise=True)
+METHOD = Method(title="Local", topology="none", elementwise=True, colour="#D55E00")
 
 
 def init(fed: Federation) -> State:

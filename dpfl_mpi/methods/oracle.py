@@ -11,7 +11,7 @@ import numpy as np
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, _given
 
-METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise=True)
+METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise=True, colour="#D55E00", line=":")
 
 
 def init(fed: Federation) -> State:

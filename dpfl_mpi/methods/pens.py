@@ -21,6 +21,8 @@ from dpfl_mpi.settings.values import nearest
 
 METHOD = Method(
     title="PENS",
+    colour="#CC79A7",
+    line="-.",
     elementwise=True,
     topology="graph",
     searches=False,

@@ -12,6 +12,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="PerFedAvg",
+    colour="#56B4E9",
+    marker="^",
     elementwise=True,
     topology="server",
     citation="""@inproceedings{fallah2020perfedavg,

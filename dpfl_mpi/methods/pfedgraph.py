@@ -16,6 +16,9 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="pFedGraph",
+    colour="#CC79A7",
+    line="--",
+    marker="P",
     topology="server",
     every_row=2,
     citation="""@inproceedings{ye2023pfedgraph,

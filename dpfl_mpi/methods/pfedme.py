@@ -15,6 +15,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="pFedMe",
+    colour="#D55E00",
+    line="-.",
     elementwise=True,
     topology="server",
     optimizers=("sgd",),  # and of it the rate alone, for w_i

@@ -23,7 +23,7 @@ from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.methods import Federation, State, _given
 from dpfl_mpi.settings import option
 
-METHOD = _given.method("Replay", ignores=("omega_period",), elementwise=True)
+METHOD = _given.method("Replay", ignores=("omega_period",), elementwise=True, colour="#009E73", line=":")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from dpfl_mpi.settings import option
 
 METHOD = Method(
     title="SCAFFOLD",
+    colour="#000000",
+    line="--",
     elementwise=True,
     topology="server",
     sends_models=False,  # control variates, too

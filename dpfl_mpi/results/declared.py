@@ -11,6 +11,9 @@ class Declared:
     """What a method's file declares, as far as readers ask: see the fields of these names of `methods.Method`."""
 
     title: str = ""
+    colour: str = ""
+    line: str = "-"
+    marker: str = "o"
     citation: str = ""
     topology: str = "graph"
     searches: bool = True

@@ -241,10 +241,9 @@ def test_rows_that_nobody_counts_are_told(tmp_path, capsys, counted):
     assert (warning in capsys.readouterr().err) is not counted
 
 
-def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
-    """From a folder of its own, by nothing but the path of `_common`; its numbers are checked by hand; one sentence for a wrong `draw`."""
+def test_the_figure_of_the_page_draws(tmp_path):
+    """From a folder of its own; its numbers are checked by hand; one sentence for a wrong `draw`."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "analysis"))
     for method in ("local", "fedavg"):
         run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
     file = tmp_path / "nine_in_ten.py"
@@ -263,7 +262,7 @@ def test_the_figure_of_the_page_draws(tmp_path, monkeypatch):
         assert (setting, method, seed, samples) == ("Digits Patho(5)", "Local", "42", str(local["client/n_train"][0]))
         assert float(shown) == pytest.approx(100 * local["best/test_acc"][0])
     said = drawn("local.h5")[1].splitlines()
-    assert [c.strip() for c in said[0].split("|")[1:-1]] == ["setting", "method", "nine in ten reach, %"]
+    assert [c.strip() for c in said[0].split("|")[1:-1]] == ["setting", "row", "nine in ten reach, %"]
     between = 0.6 * best[0] + 0.4 * best[1]  # of the places 0 to 4 of five clients, place 0.4
     assert said[2].split("|")[-2].strip() == f"{between:.2f}"
     for scale in (1, 2):

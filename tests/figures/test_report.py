@@ -3,19 +3,18 @@
 import json
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_result
+from drawing import draw
 
 from dpfl_mpi.results import Result
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("pandas")
 pytest.importorskip("plotly")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "analysis"))
+
+from dpfl_mpi.figures import report
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -30,12 +29,10 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
     """The path of a report on two runs, one with a graph and one without."""
-    import report
-
     folder = tmp_path_factory.mktemp("report")
     results = [Result(tiny_result.make(folder / f"{m}.h5", m)) for m in ("dpfl", "local")]
     path = folder / "report.html"
-    path.write_text(report.draw(results).html)
+    path.write_text(draw("report", results).html)
     return path
 
 
@@ -47,7 +44,7 @@ def test_the_page_holds_everything_itself(html):
 
 def test_the_numbers_in_the_page(html):
     runs = json.loads(re.search(r"const RUNS = (.*);</script>", html.read_text())[1])
-    assert [r["name"] for r in runs] == ["DPFL, B_c = 3, seed 42", "Local, seed 42"]
+    assert [r["name"] for r in runs] == ["DPFL (B_c = 0.75N), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
     assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"]["test accuracy, %"] == [50, 60, 70]
@@ -57,8 +54,6 @@ def test_the_numbers_in_the_page(html):
 
 def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
     """Searched anew in round 2, of rounds 0 to 2; never without a period."""
-    import report
-
     periods = {"inf": 3, 2: 2, 5: 3}
     results = [Result(tiny_result.make(tmp_path / f"{p}.h5", omega_period=p)) for p in periods]
     assert [report.describe(r, "")["omega_until"] for r in results] == list(periods.values())
@@ -66,30 +61,26 @@ def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
 
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
-    import report
-
     paths = [
         tiny_result.make(tmp_path / "none.h5", "dpfl", flipped=np.ones(4, bool), flip_share=0.9),
         tiny_result.make(tmp_path / "local.h5", "local"),
     ]
-    page = report.draw([Result(p) for p in paths]).html
+    page = draw("report", [Result(p) for p in paths]).html
     assert "NaN" not in page[page.index("const RUNS = ") :]
     runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
     groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
     assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
-    assert [g["name"] for g in groups] == ["Local", "DPFL, B_c = 3"]
+    assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 0.75N)"]
     assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
 
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
-    import report
-
     paths = [tiny_result.make(tmp_path / f"{m}{s}.h5", m, s) for s in (52, 42) for m in ("local", "dpfl")]
-    page = report.draw([Result(p) for p in paths]).html
+    page = draw("report", [Result(p) for p in paths]).html
     groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
-    assert [g["name"] for g in groups] == ["DPFL, B_c = 3", "Local"]
+    assert [g["name"] for g in groups] == ["DPFL (B_c = 0.75N)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
     assert groups[0]["summary"]["\u00b1 over seeds"] == 3.54 and groups[1]["summary"]["\u00b1 over seeds"] == 0
     assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
@@ -97,15 +88,13 @@ def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
     assert [r["name"] for r in runs] == [
         "Local, seed 52",
-        "DPFL, B_c = 3, seed 52",
+        "DPFL (B_c = 0.75N), seed 52",
         "Local, seed 42",
-        "DPFL, B_c = 3, seed 42",
+        "DPFL (B_c = 0.75N), seed 42",
     ]
 
 
 def test_the_force_layout_puts_friends_together():
-    import report
-
     weights = np.zeros((6, 6))
     weights[:3, :3] = weights[3:, 3:] = 1 - np.eye(3)
     order = [0, 3, 1, 4, 2, 5]  # interleaved
@@ -197,9 +186,9 @@ def test_runs_are_compared_and_chosen(browser):
     rows = (
         "[...document.querySelectorAll('#compare tbody tr')].map(r => [r.cells[0].textContent, r.cells[3].textContent])"
     )
-    assert run(browser, rows) == [["DPFL, B_c = 3", "70"], ["Local", "65"]]  # the best first
+    assert run(browser, rows) == [["DPFL (B_c = 0.75N)", "70"], ["Local", "65"]]  # the best first
     browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
-    assert run(browser, rows) == [["Local", "65"], ["DPFL, B_c = 3", "70"]]
+    assert run(browser, rows) == [["Local", "65"], ["DPFL (B_c = 0.75N)", "70"]]
     choose = "const r = document.getElementById('run'); r.value = {}; r.dispatchEvent(new Event('change'));"
     browser.execute_script(choose.format(1))
     assert run(browser, "document.getElementById('graphs').hidden") is True  # Local has no graph
@@ -211,10 +200,8 @@ def test_runs_are_compared_and_chosen(browser):
 
 @pytest.mark.browser
 def test_in_omega_is_left_out_once_it_is_searched_anew(browser, html, tmp_path):
-    import report
-
     page = tmp_path / "anew.html"
-    page.write_text(report.draw([Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))]).html)
+    page.write_text(draw("report", [Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))]).html)
     try:
         browser.get(page.as_uri())
         assert column(browser, 9) == ["-"] * 4  # the page opens at round 2

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-import sys
 from pathlib import Path
 
 import h5py
@@ -14,6 +13,7 @@ from launch import ROOT
 from dpfl_mpi import show
 from dpfl_mpi.data.source import content_sha256
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures import command
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
@@ -137,36 +137,27 @@ def test_to_change_a_field_is_to_resolve_anew():
 
 
 # figures on a laptop -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def common(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "analysis"))
-    import _common
-
-    yield _common
-    sys.modules.pop("_common", None)
-
-
 @every_file
-def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path, common):
+def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path):
     """By the name of the file, in whatever folder it lay; an edited file that is there is another Run."""
     name, mine, other = one
     fields = run_of(name, mine)
     path = starts.here(Run(**fields).resolve().path(tmp_path / "results"), fields)
     elsewhere = run_of(name, Path("data") / mine.name)
-    found, missing = common.gather([Run(**fields)], tmp_path / "results")
+    found, missing = command.gather([Run(**fields)], tmp_path / "results")
     assert [r.path for r in found] == [path] and not missing
     mine.unlink()
     for asked in (fields, elsewhere):
-        found, missing = common.gather([Run(**asked)], tmp_path / "results")
+        found, missing = command.gather([Run(**asked)], tmp_path / "results")
         assert [r.path for r in found] == [path] and not missing
-    found, missing = common.gather([Run(**(elsewhere | {"seed": 3}))], tmp_path / "results")
+    found, missing = command.gather([Run(**(elsewhere | {"seed": 3}))], tmp_path / "results")
     assert not found and "not available in this version" not in missing[0]
-    assert not common.gather([Run(**run_of(name, f"data/x{mine.name}"))], tmp_path / "results")[0]
+    assert not command.gather([Run(**run_of(name, f"data/x{mine.name}"))], tmp_path / "results")[0]
     shutil.copy(other, mine)
-    assert not common.gather([Run(**fields)], tmp_path / "results")[0]
+    assert not command.gather([Run(**fields)], tmp_path / "results")[0]
 
 
-def test_data_of_ones_own_in_their_usual_place(tmp_path, common, monkeypatch):
+def test_data_of_ones_own_in_their_usual_place(tmp_path, monkeypatch):
     """image_folder's data/image_folder.h5 counts by its content, too."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
@@ -175,11 +166,11 @@ def test_data_of_ones_own_in_their_usual_place(tmp_path, common, monkeypatch):
     path = starts.here(Run(**fields).path(), fields)
     Path("data/image_folder.h5").unlink()
     assert not Run(**fields).path().is_file()
-    found, missing = common.gather([Run(**fields)], "results")
+    found, missing = command.gather([Run(**fields)], "results")
     assert [r.path for r in found] == [path] and not missing
 
 
-def test_two_files_of_one_name_are_told_apart(folder, tmp_path, common):
+def test_two_files_of_one_name_are_told_apart(folder, tmp_path):
     """Where both are gone, neither is guessed."""
     for at in (folder, folder / "other"):
         (tmp_path / at.name).mkdir()
@@ -188,16 +179,16 @@ def test_two_files_of_one_name_are_told_apart(folder, tmp_path, common):
         fields = run_of("budget", mine)
         starts.here(Run(**fields).path(tmp_path / "results"), fields)
         mine.unlink()
-    found, missing = common.gather([Run(**run_of("budget", "budget.txt"))], tmp_path / "results")
+    found, missing = command.gather([Run(**run_of("budget", "budget.txt"))], tmp_path / "results")
     assert not found and "are of different files of one name: name the one to draw" in missing[0]
 
 
-def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, common, monkeypatch):
+def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, monkeypatch):
     """`RUNS` of analysis/, each with a result of its own beside no data file at all."""
     from dpfl_mpi.sweep.wanted import runs_of
 
     monkeypatch.chdir(tmp_path)
-    for file in sorted((ROOT / "analysis").glob("[!_]*.py")):
+    for file in sorted((ROOT / "analysis").glob("*.py")):
         try:
             runs = runs_of(file)
         except UserError:
@@ -207,7 +198,7 @@ def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, com
             path = held.path(tmp_path / "results")
             if not path.exists():
                 tiny_result.empty(path, held)
-        found, missing = common.gather(runs, tmp_path / "results")
+        found, missing = command.gather(runs, tmp_path / "results")
         assert (len(found), missing) == (len(runs), []), file.name
 
 

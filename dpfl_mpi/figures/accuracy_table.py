@@ -1,0 +1,172 @@
+"""Table: test accuracy of every method on every data set, with what is behind the mean.
+
+The first table is the paper's Table 1. A table for each data set follows: the spread over clients, the difference to Local client by client on
+the same partition, the clients that are below their own Local, the worst decile, and the last round beside the best by validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.figures import paper as published
+from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import fields
+from dpfl_mpi.figures.tables import (
+    Parts,
+    cell,
+    deviation,
+    interval,
+    latex,
+    markdown,
+    means,
+    number,
+    paired,
+    printed,
+    unbeaten,
+)
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.scores import METRICS
+from dpfl_mpi.results.summary import epochs
+from dpfl_mpi.settings import Run
+
+SETTINGS = (
+    {"dataset": "cifar10", "partition": "dirichlet", "dirichlet_alpha": 0.1},
+    {"dataset": "cifar10"},
+    {"dataset": "cinic10", "partition": "dirichlet", "dirichlet_alpha": 0.1},
+    {"dataset": "cinic10"},
+    {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-j.h5"},  # what the paper's numbers come from
+)
+TUNED = {"finetune_epochs": 10}  # 2 tau_train
+ROWS: tuple[dict[str, Any], ...] = (
+    {"method": "local"},
+    {"method": "fedavg"},
+    {"method": "fedavg"} | TUNED,
+    {"method": "fedprox"},
+    {"method": "fedprox"} | TUNED,
+    *({"method": method} for method in ("apfl", "perfedavg", "ditto", "fedrep", "knnper", "pfedgraph")),
+    *({"method": "dpfl", "budget": budget} for budget in published.BUDGETS),
+)
+FEMNIST_TUNING = {"finetune_epochs": 4}  # its tau_train is 2
+
+
+def rows_on(data: dict[str, Any]) -> list[Run]:
+    """Return the Runs of all rows on this data, for every seed."""
+    tuning = FEMNIST_TUNING if data["dataset"] == "femnist" else {}
+    return [
+        Run(**data | row | (tuning if "finetune_epochs" in row else {}), seed=seed) for row in ROWS for seed in SEEDS
+    ]
+
+
+RUNS = [run for data in SETTINGS for run in rows_on(data)]
+OPTIONS = PAPER | {
+    "score": {"choices": tuple(METRICS), "default": "accuracy", "help": "what is scored (default: accuracy)"}
+}
+
+
+def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
+    """Return one line per setting and row: accuracies (or `score`) in percent, differences in points, means over the seeds."""
+    name, column = ("clients", "test_acc") if score == "accuracy" else ("scores", score)
+    first = {(r.setting, r.row): r.run for r in frames.rows.itertuples()}
+    results = {str(r.path): r for r in frames.results}
+    out = []
+    for where, here in frames.rows.groupby("setting", sort=False):
+        lines = frames.of(name, where)
+        alone = {row: results[first[where, row]] for row in here[here["method"] == "local"]["row"]}
+        for line, bold in zip(here.itertuples(), unbeaten(lines, list(here["row"]), column), strict=True):
+            mine = lines[lines["row"] == line.row].dropna(subset=[column])
+            each = [100 * part.to_numpy() for _, part in mine.groupby("run")[column]]  # in which somebody was scored
+            values = means(lines, line.row, column)
+            group = frames.runs[(frames.runs["setting"] == where) & (frames.runs["row"] == line.row)]
+            last = [a for a in (results[run].scored("last/test_acc") for run in group["run"]) if len(a)]
+            difference = to_local(lines, line.row, results[line.run], alone, column) if line.row not in alone else []
+            gain, half = interval(difference) if difference else (np.nan, np.nan)
+            theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
+            out.append(
+                {
+                    "setting": where,
+                    "method": line.row,
+                    "mean": values.mean(),
+                    "std": deviation(values),
+                    "n": len(values),
+                    "bold": bold,
+                    "client_std": mean_of([a.std() for a in each]),
+                    "vs_local": gain,
+                    "vs_local_half_interval": half,
+                    "below_local_percent": 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan,
+                    "worst_decile": mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in each]),
+                    "last_round": mean_of([a.mean() for a in last]),
+                    "epochs": line.epochs,
+                    "finished": group["finished"].all(),
+                    "paper": " ± ".join(theirs or ()),
+                    "cell": cell(values),
+                }
+            )
+    return pd.DataFrame(out)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean, nan of nothing."""
+    return float(np.mean(values)) if values else float("nan")
+
+
+def to_local(lines: pd.DataFrame, row: str, result: Result, alone: dict[str, Result], score: str) -> Parts:
+    """Return a row minus Local client by client, of several rows of Local the one that is most alike."""
+    near = sorted(alone, key=lambda local: unlike(result, alone[local]))
+    return next((found for local in near if (found := paired(lines, row, local, score))), [])
+
+
+def unlike(a: Result, b: Result) -> tuple[int, int]:
+    """Return how far two Runs are from differing in their methods alone: settings that both read and have otherwise, then local epochs."""
+    own = {"method", "options", "budget", "rounds", "finetune_epochs"} | {*a.method.unread} | {*b.method.unread}
+    mine, theirs = fields(a), fields(b)
+    return sum(mine[name] != theirs.get(name) for name in mine if name not in own), abs(epochs(a) - epochs(b))
+
+
+def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:
+    """Return the tables."""
+    data = measure(frames, score)
+    settings = list(dict.fromkeys(data["setting"]))
+    shown = [
+        printed(r.cell if r.finished else f"{r.cell}, not finished", r.bold, r.paper if paper else "")
+        for r in data.itertuples()
+    ]
+    table = data.assign(cell=shown).pivot(index="method", columns="setting", values="cell").fillna("-")
+    table = table.loc[data["method"].unique(), settings].reset_index()
+    parts = [
+        markdown(table),
+        f"\nTest {METRICS[score]}, %: mean over clients of their best model by validation; mean ± standard deviation over seeds (ddof 1; number of seeds)."
+        "\nBold: what the best of its column does not beat (the 95 % interval of the paired difference reaches 0; only runs on common partitions are compared)."
+        + ("\nIn brackets: the paper's Table 1." if paper else ""),
+    ]
+    for where in settings:
+        part = data[data["setting"] == where]
+        gain = [
+            "-" if np.isnan(r.vs_local) else f"{r.vs_local:+.2f} ± {number(r.vs_local_half_interval)}"
+            for r in part.itertuples()
+        ]
+        details = {
+            "method": part["method"],
+            METRICS[score]: part["mean"].map(number),
+            "std over clients": part["client_std"].map(number),
+            "vs Local": gain,
+            "below own Local, %": part["below_local_percent"].map(lambda v: number(v, ".0f")),
+            "worst decile": part["worst_decile"].map(number),
+            "last round" if score == "accuracy" else "last round, accuracy": part["last_round"].map(number),
+            "epochs": part["epochs"].map(str),
+        }
+        parts.append(f"\n{where}\n\n{markdown(pd.DataFrame(details))}")
+        by = [f"{e} ({', '.join(same)})" for e, same in part.groupby("epochs")["method"]]
+        if len(by) > 1:
+            parts.append(f"\nNote: local epochs differ: {'; '.join(by)}.")
+        if not part["finished"].all():
+            parts.append(f"\nNote: not finished: {', '.join(part[~part['finished']]['method'])}.")
+    parts.append(
+        "\nvs Local: difference client by client on the same partition, points, with its 95 % interval: over partitions, of one partition over its clients."
+        " Of several Local the one whose settings and epochs are nearest."
+    )
+    return Drawing(data.drop(columns="cell"), text="\n".join(parts), latex=latex(table))

@@ -1,0 +1,246 @@
+"""What `python analysis/NAME.py` does: it finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.figures.frames import of_results
+from dpfl_mpi.figures.style import STYLE
+from dpfl_mpi.plugins import find, short
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import NUMERICS, Run
+from dpfl_mpi.settings.fields import as_dict, changed, to_flags
+from dpfl_mpi.settings.files import no_data
+from dpfl_mpi.settings.values import is_file
+from dpfl_mpi.storage.files import replacing
+
+LISTED = 5  # of Runs that cannot be had for one reason so many are named, and more are counted
+SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
+PANELS = 12  # results that a figure with a panel for each draws: two pages of a paper
+PAPER = {"paper": {"action": "store_true", "help": "add the paper's figures in brackets"}}
+
+
+@dataclasses.dataclass
+class Drawing:
+    """What `draw` makes: the numbers, and a figure or a text that shows them."""
+
+    data: pd.DataFrame  # every number that is shown, one row per entity; written as CSV
+    figure: Figure | None = None
+    text: str = ""  # printed; of a table the markdown, which is written too
+    latex: str = ""
+    html: str = ""
+
+
+# -- which results ------------------------------------------------------------------------------------------------------------------------
+
+
+def command(run: Run, ranks: int = 8) -> str:
+    """Return the command line that computes a Run."""
+    return shlex.join(["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
+
+
+def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
+    """Return the results that are there, and sentences on the Runs that are not: how each is computed, or why some cannot be."""
+    runs = list(runs)
+    results, missing = [], []
+    reasons: dict[str, list[Run]] = {}
+    for run in runs:
+        try:
+            path = found(run, folder)
+            if not path:
+                check_data(run)
+        except UserError as error:
+            reasons.setdefault(str(error), []).append(run)
+            continue
+        if path:
+            results.append(Result(path))
+        else:
+            missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results={folder}"))
+    for why, some in reasons.items():
+        if len(some) > LISTED:
+            missing.append(f"not available here: {len(some)} of {len(runs)} Runs ({why})")
+        else:
+            missing += [f"not available here: {command(run)} ({why})" for run in some]
+    return results, missing
+
+
+def found(run: Run, folder: str | Path) -> Path | None:
+    """Return the file in a folder that holds the result of a Run, None where there is none.
+
+    A laptop that has only results does not have the files that a Run names: there the one result counts that is of files of these names.
+
+    Raises:
+        UserError: there can be no such result, or there are several.
+    """
+    reason = None
+    try:
+        if (path := run.path(folder)).is_file():
+            return path
+    except UserError as error:
+        reason = error
+    paths = []
+    for path in sorted(Path(folder).glob(f"{short(run.dataset)}-*-{short(run.method)}-*-s{run.seed}-*.h5")):
+        with contextlib.suppress(UserError), Result(path) as result:
+            paths += [path] if answers(result, run) else []
+    if len(paths) > 1:
+        raise UserError(f"{' and '.join(map(str, paths))} are of different files of one name: name the one to draw")
+    if reason and not paths:
+        raise reason
+    return paths[0] if paths else None
+
+
+def check_data(run: Run) -> None:
+    """Raise `UserError` where the data file of a Run is not there: nothing here computes the Run."""
+    run = run.resolve()
+    if run.data and not is_file(run.data):
+        raise no_data(run.dataset, run.data)
+
+
+def answers(result: Result, run: Run) -> bool:
+    """Return whether a result is that of a Run of which some files are not here: these count by their names.
+
+    Raises:
+        UserError: the Run cannot be resolved.
+    """
+    mine, asked = as_dict(result.run), as_dict(run)
+    asked["data"] = asked["data"] or find("dataset", run.dataset).DATA
+    gone = {
+        name: held for name, held in result.run.contents.items() if not is_file(str(asked[name]).removeprefix("file:"))
+    }
+    if not gone or any(Path(str(asked[name])).name != Path(str(mine[name])).name for name in gone):
+        return False
+    if "partition" in gone:
+        asked["clients"] = asked["clients"] or mine["clients"]
+    today = Run(**asked).resolve(gone)
+    return today.key() == result.key and result.fact("numerics") == str(NUMERICS)
+
+
+def few(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the lines of `runs` that a figure with a panel per result draws, and a sentence on what it leaves out, or none.
+
+    Up to `PANELS` are all drawn; of more the first seed of each row, and no more than `PANELS`.
+    """
+    if len(runs) <= PANELS:
+        return runs, []
+    kept = runs.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"])
+    kept = runs.loc[runs.index.intersection(kept.index)][:PANELS]
+    return kept, [f"{len(kept)} of {len(runs)} results are drawn, a seed of each Run; name the files to draw others"]
+
+
+def has_rounds(result: Result) -> bool:
+    """Return whether a result has a recorded round, and say so on stderr where it has none, or not all."""
+    done = result.last_round
+    if done < 0:
+        print(f"{result.path}: no round is recorded yet", file=sys.stderr)
+    elif not result.finished:
+        print(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is", file=sys.stderr)
+    return done >= 0
+
+
+# -- the command --------------------------------------------------------------------------------------------------------------------------
+
+
+def main(
+    name: str,
+    doc: str | None,
+    runs: Sequence[Run],
+    draw: Callable[..., Drawing],
+    options: Mapping[str, dict[str, Any]] | None = None,
+) -> NoReturn:
+    """Read the results that are there, draw them, write the files, print their paths, and end the process: with code 2 on a mistake.
+
+    Args:
+        name: file name of what is written, without folder and ending.
+        draw: takes the `Frames` of the results.
+        options: further flags by name, as keywords of `argparse.add_argument`; `draw` gets them as keywords.
+    """
+    exit_with(lambda: drawn(name, doc, runs, draw, options or {}))
+
+
+def shipped(name: str, caller: str) -> list[Run]:
+    """Return the `RUNS` of a figure of this folder; where its caller is the program that was started, do what `main` does."""
+    figure = importlib.import_module(f"dpfl_mpi.figures.{name}")
+    if caller == "__main__":
+        main(name, figure.__doc__, figure.RUNS, figure.draw, getattr(figure, "OPTIONS", None))
+    return list(figure.RUNS)
+
+
+def drawn(
+    name: str, doc: str | None, runs: Sequence[Run], draw: Callable[..., Drawing], options: Mapping[str, dict[str, Any]]
+) -> int:
+    """Do the work of `main` and return the exit code."""
+    width = shutil.get_terminal_size().columns - 2
+    texts = [part if "    " in part else textwrap.fill(part, width) for part in (doc or "").strip().split("\n\n")]
+    how = argparse.RawDescriptionHelpFormatter  # paragraphs, and lists as they are
+    parser = argparse.ArgumentParser(description="\n\n".join(texts), formatter_class=how)
+    parser.add_argument("files", nargs="*", metavar="RESULT", help="result files to draw, instead of RUNS of this file")
+    parser.add_argument("--results", default="results", metavar="DIR", help="folder of the results (default: results)")
+    parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")
+    for flag, keywords in options.items():
+        parser.add_argument(f"--{flag}", **keywords)
+    args = parser.parse_args()
+    try:
+        results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
+        for line in missing:
+            print(line, file=sys.stderr)
+        if any(line.startswith("missing: ") for line in missing):
+            print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
+        results = [r for r in results if has_rounds(r)]
+        if not results:
+            raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
+        with plt.rc_context(STYLE):
+            drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
+            if not isinstance(drawing, Drawing):
+                raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
+            paths = save(drawing, name, Path(args.out))
+        print(*filter(None, (drawing.text, *paths)), sep="\n")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def write_line(text: str, path: Path) -> None:
+    """Write a text and the end of its line."""
+    path.write_text(text + "\n")
+
+
+def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
+    """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
+    figure, texts = (
+        drawing.figure,
+        {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html},
+    )
+    writers: dict[str, Callable[[Path], object]] = {}
+    if figure:
+        writers["pdf"] = lambda new: figure.savefig(new, format="pdf", metadata={"CreationDate": None})
+        writers["png"] = lambda new: figure.savefig(new, format="png")
+    writers["csv"] = lambda new: drawing.data.to_csv(new, index=False, float_format="%.10g")
+    writers |= {ending: partial(write_line, text) for ending, text in texts.items() if text}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for ending, write in writers.items():
+            with replacing(out / f"{name}.{ending}") as new:
+                write(new)
+    except OSError as error:
+        raise UserError(f"--out is {out}, where nothing can be written: {error.strerror or error}") from None
+    finally:
+        if figure:
+            plt.close(figure)
+    return [out / f"{name}.{ending}" for ending in writers]

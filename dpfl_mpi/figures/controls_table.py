@@ -1,0 +1,114 @@
+"""What the controls of a run found: who overfits what he selects on, who listens to liars, what newcomers get, what early stopping saves.
+
+One row per Run, as in the accuracy table. The gap is validation minus test accuracy of each client's best model, in points, with its 95 % interval,
+over partitions or the clients of one (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom
+benign clients chose in rounds 1 to T. Backdoor: marked test images of other classes that benign clients' best models take for class 0, and in brackets
+the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import named, repetitions
+from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.values import ATTACKS
+
+METHODS = ("dpfl", "pairwise", "random_graph", "fedavg")
+RUNS = (
+    [Run(dataset="cifar10", method=m, search_share=share) for m in METHODS for share in (1.0, 0.5)]
+    + [Run(dataset="cifar10", method=m, attack=f"{kind}:0.2") for m in METHODS for kind in ATTACKS]
+    + [Run(dataset="cifar10", method=m, newcomers=0.1) for m in METHODS]
+    + [Run(dataset="cifar10", method=m, patience=10) for m in METHODS]
+)
+
+
+def gaps(lines: pd.DataFrame) -> Parts:
+    """Return validation minus test accuracy of every client's best model, points, for each partition; `lines` are one row's of `clients`."""
+    points = 100 * (lines["val_acc"] - lines["test_acc"])
+    out = []
+    for _, part in points.groupby(lines["partition"], sort=False):
+        mean = part.groupby(lines["client"]).agg(lambda each: each.mean(skipna=False)).dropna().to_numpy()
+        out.append(mean)
+    return out
+
+
+def liar_shares(result: Result) -> tuple[float, float]:
+    """Return the share of liars among all clients, and among those whom benign clients chose in rounds 1 to T; nan where there is none."""
+    if "client/liars" not in result:
+        return float("nan"), float("nan")
+    met = result.met_liars()
+    return float(result["client/liars"].mean()), float(met.mean()) if len(met) else float("nan")
+
+
+def backdoor(result: Result) -> tuple[float, float]:
+    """Return the mean over benign clients of how often other classes are taken for class 0, with the mark and without; nan where there is no backdoor."""
+    if "attack/success" not in result:
+        return float("nan"), float("nan")
+    others = result["best/confusion"][:, 1:]  # true class by predicted class
+    count = others.sum((1, 2))
+    clean = np.divide(others[:, :, 0].sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
+    here = result.benign & np.isfinite(result["attack/success"])
+    pair = (result["attack/success"][here], clean[here])
+    return (float(pair[0].mean()), float(pair[1].mean())) if here.any() else (float("nan"),) * 2
+
+
+def newcomers(result: Result) -> np.ndarray:
+    """Return the mean accuracy of newcomers after each number of epochs of their own; nothing where there are none."""
+    return np.nanmean(result["newcomers/test_acc"], 1) if "newcomers/test_acc" in result else np.zeros(0)
+
+
+def percent(value: float) -> str:
+    """Return a share as a text in percent, a dash for nan."""
+    return "-" if np.isnan(value) else f"{100 * value:.1f}"
+
+
+def draw(frames: Frames) -> Drawing:
+    """Return the table."""
+    rows, lines = [], []
+    for where, name, group in named(repetitions(frames.results)):
+        clients = frames.of("clients", where, name)
+        mean, half = interval(gaps(clients))
+        all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
+        opened, unmarked = np.mean([backdoor(r) for r in group], 0)
+        came = np.mean([newcomers(r) for r in group], 0)
+        stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]
+        row = {
+            "setting": where,
+            "method": name,
+            "n": len(group),
+            "accuracy": float(means(clients, name).mean()),
+            "gap": mean,
+            "gap_half": half,
+            "liars": all_liars,
+            "liars_chosen": chosen,
+            "backdoor": opened,
+            "backdoor_unmarked": unmarked,
+            **{f"newcomers_{i}": float(value) for i, value in enumerate(came)},
+            "stopped": float(np.mean(stopped)) if stopped else float("nan"),
+            "steps": float(np.mean([r["round/gradient_steps"][r.last_round] / r.run.clients for r in group])),
+            "models": float(np.mean([r["traffic/models_received"].sum(0).mean() for r in group])),
+        }
+        rows.append(row)
+        lines.append(
+            {
+                "setting": where,
+                "method": name,
+                "accuracy": f"{row['accuracy']:.2f} ({len(group)})",
+                "validation - test": f"{mean:+.2f} ± {half:.2f}",
+                "liars, % chosen of all": "-" if np.isnan(all_liars) else f"{percent(chosen)} of {percent(all_liars)}",
+                "backdoor, %": "-" if np.isnan(opened) else f"{percent(opened)} ({percent(unmarked)})",
+                "newcomers, %": " / ".join(map(percent, came)) or "-",
+                "stopped, %": percent(row["stopped"]),
+                "steps": f"{row['steps']:.0f}",
+                "models": f"{row['models']:.0f}",
+            }
+        )
+    table = pd.DataFrame(lines)
+    used = [c for c in table.columns if c in ("setting", "method") or (table[c] != "-").any()]
+    return Drawing(pd.DataFrame(rows), text=markdown(table[used]), latex=latex(table[used]))

@@ -1,0 +1,277 @@
+"""Results, and the CSV files of `reproduction/`, as the same data frames: two readers, `of_results` and `of_folder`.
+
+    runs        a line per Run: run, setting, row (its name in tables), seed, partition; method, budget, colour and more, see `of_results`
+    rows        the first line of `runs` of each setting and row, in the order of tables
+    [clients]   a line per Run and client: test_acc of its best model by validation, val_acc, its round, p, sizes train, val, test, classes
+    [curves]    a line per Run and round: means over clients, epochs, and models_epochs, those of all of a client's models
+    [graphs]    a line per Run and recorded graph: t, and graph, a function that reads it
+    [costs]     a line per Run and point of its curve: accuracy of the best models so far, percent, and what they took
+    [measures]  a line per Run, of Omega and the last graph: homophily and the like (of CSV files; `omega` measures results)
+    [newcomers] a line per Run, newcomer and number of its epochs: its accuracy
+
+Averages leave out clients with flipped labels, liars and newcomers; such a client's test_acc is nan. Scores are from 0 to 1 but where it says percent.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures import paper
+from dpfl_mpi.figures.names import budget_order, named, omega_until, rank, repetitions, setting, slug
+from dpfl_mpi.figures.style import look
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Method
+from dpfl_mpi.plugins import find, short
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.declared import Declared
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.results.scores import METRICS
+from dpfl_mpi.results.summary import epochs
+
+WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins
+TEXTS = dict.fromkeys(("run", "flags", "classes", "collaborators"), str)  # lists of numbers; a single one is none
+SETTINGS = (*paper.COLUMNS, "FEMNIST natural", "CIFAR-10 motivation")  # the names of folders
+
+
+class Frames:
+    """Data frames of Runs, read when they are asked for; `results` are the results that they are of, none of CSV files."""
+
+    def __init__(self, runs: pd.DataFrame, lines: Callable[[str], pd.DataFrame], results: Sequence[Result] = ()):
+        self.runs, self.lines, self.results = runs, lines, list(results)
+        self.rows = runs.drop_duplicates(["setting", "row"], ignore_index=True)
+        self._read: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """Return a frame by its name."""
+        if name not in self._read:
+            self._read[name] = self.runs[WHO].merge(self.lines(name), on="run")
+        return self._read[name]
+
+    def of(self, name: str, setting: str, row: str | None = None) -> pd.DataFrame:
+        """Return the lines of a frame that are of a setting, and of a row of it."""
+        lines = self[name]
+        return lines[(lines["setting"] == setting) & (True if row is None else lines["row"] == row)]
+
+    def singles(self, results: Sequence[Result]) -> pd.DataFrame:
+        """Return a line of `runs` for each of the results, of a Run that is there twice two."""
+        at = {key: i for i, key in enumerate(zip(self.runs["key"], self.runs["partition"], strict=True))}
+        lines = self.runs.iloc[[at[str(r.key), partition_of(r)] for r in results]]
+        return lines.assign(run=[str(r.path) for r in results]).reset_index(drop=True)
+
+    def where(self, condition: Any) -> Frames:
+        """Return the frames of the Runs for which `condition`, a column of booleans beside `runs`, is true."""
+        return Frames(self.runs[condition].reset_index(drop=True), self.lines, self.results)
+
+
+# -- of results ---------------------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
+    """Return each client's test accuracy, or another of `METRICS`, 0 to 1, `[N]`: that of its best model by validation, fine-tuned where it tunes."""
+    return np.where(result.benign, result.score(metric), np.nan)
+
+
+def ranked_classes(result: Result) -> list[str]:
+    """Return each client's classes, the most frequent first, as "3 5 7"."""
+    counts = result["client/class_counts"]
+    ranked = np.argsort(-counts, axis=1, kind="stable")
+    return [listed(c for c in mine if held[c]) for mine, held in zip(ranked, counts, strict=True)]
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers as "3 5 7"."""
+    return " ".join(map(str, numbers))
+
+
+def clients(result: Result) -> pd.DataFrame:
+    """Return the lines of `clients`."""
+    best = {"test_acc": accuracy(result), "val_acc": result["best/val_acc"], "round": result["best/round"]}
+    sizes = {part: result[f"client/n_{part}"] for part in ("train", "val", "test")}
+    out = {"client": np.arange(len(result["client/p"])), **best, "p": result["client/p"], **sizes}
+    return pd.DataFrame(out | {"classes": ranked_classes(result)})
+
+
+def scores(result: Result) -> pd.DataFrame:
+    """Return the lines of `scores`: every one of `METRICS`, by client."""
+    out = {"client": np.arange(len(result["client/p"]))}
+    return pd.DataFrame(out | {metric: accuracy(result, metric) for metric in METRICS})
+
+
+def curves(result: Result) -> pd.DataFrame:
+    """Return the lines of `curves`."""
+    rounds = slice(0, result.last_round + 1)
+    measures = ("train_loss", "val_loss", "val_acc", "test_acc")
+    out = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
+    return pd.DataFrame(out | {name: result.mean(f"round/{name}") for name in measures})
+
+
+def graphs(result: Result) -> pd.DataFrame:
+    """Return the lines of `graphs`: none where no client ever chose. A method that chooses in each round alone has no Omega."""
+    if not len(result["graph/chosen/senders"]):
+        return pd.DataFrame({"t": np.zeros(0, int), "graph": np.zeros(0, object)})
+    first = int(not len(result.chosen(0).senders) and result.last_round > 0)
+    rounds = range(first, result.last_round + 1)
+    return pd.DataFrame({"t": rounds, "graph": [functools.partial(result.chosen, t) for t in rounds]})
+
+
+def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
+    """Return the test accuracy of each client's best model by validation so far, from its scores `[T, N]`; of equal ones the latest, or the earliest."""
+    out, best, now = np.empty_like(test), np.full(val.shape[1], np.nan), np.full(val.shape[1], np.nan)
+    for t in range(len(val)):
+        better = np.isnan(best) & np.isfinite(val[t]) | (val[t] > best) | (latest & (val[t] == best))
+        best, now = np.where(better, val[t], best), np.where(better, test[t], now)
+        out[t] = now
+    return out
+
+
+def costs(result: Result) -> pd.DataFrame:
+    """Return the lines of `costs`: up to each round, and each tuning epoch behind them, which has no models and no known seconds."""
+    rounds, benign = slice(0, result.last_round + 1), result.benign
+    train = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
+    out = {
+        "accuracy": 100 * np.nanmean(result["round/best_test_acc"][rounds, benign], 1),
+        "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
+        "evaluations": np.cumsum(result["graph/evaluations"][rounds][:, benign].mean(1)),
+        "steps": result["round/gradient_steps"][rounds] / train,
+        "seconds": np.cumsum(sum(result[f"seconds/{phase}"][rounds, 2] for phase in PHASES)),
+    }
+    frame = pd.DataFrame(out)
+    if "finetune/val_acc" in result:
+        val, test = (result[f"finetune/{part}_acc"][1:, benign] for part in ("val", "test"))
+        accuracies = 100 * np.nanmean(best_so_far(val, test, result.run.tie == "latest"), 1)
+        more = pd.DataFrame({"accuracy": accuracies, "steps": result["finetune/gradient_steps"][1:] / train})
+        same = {name: out[name][-1] for name in ("models", "evaluations")}
+        frame = pd.concat([frame, more.assign(**same)], ignore_index=True)
+    frame.insert(0, "point", range(len(frame)))
+    return frame
+
+
+def newcomers(result: Result) -> pd.DataFrame:
+    """Return the lines of `newcomers`."""
+    who = np.flatnonzero(result["client/newcomers"]) if "newcomers/test_acc" in result else np.zeros(0, int)
+    parts = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, who], strict=True) if len(who) else ()
+    each = [pd.DataFrame({"client": who, "epochs": count, "test_acc": scored}) for count, scored in parts]
+    return pd.concat([pd.DataFrame({"client": [], "epochs": [], "test_acc": []}), *each])
+
+
+LINES = {f.__name__: f for f in (clients, scores, curves, graphs, costs, newcomers)}
+
+
+def of_results(results: Sequence[Result]) -> Frames:
+    """Return the frames of results: settings in the order of the results, rows in that of tables. A Run that is there twice counts once."""
+    groups = repetitions(results)
+    places = list(dict.fromkeys(setting(g[0].run) for g in groups))
+    groups.sort(key=lambda g: (places.index(setting(g[0].run)), *rank(g[0].run)))
+    lines, of_run = [], {}
+    for where, row, group in named(groups):
+        for r in group:
+            run, method = r.run, r.method
+            of_run[str(r.path)] = r
+            who = {"run": str(r.path), "setting": where, "row": row, "seed": run.seed}
+            who |= {"partition": partition_of(r), "key": str(r.key)}
+            what = {"method": short(run.method), "budget": str(run.budget), "order": budget_order(run)}
+            dealt = "" if run.partition_seed == run.seed else f" (partition {run.partition_seed})"
+            what |= {"omega_until": omega_until(r), "said_seed": f"seed {run.seed}{dealt}"}
+            what |= {
+                "tau_init": run.tau_init,
+                "ggc_period": run.ggc_period,
+                "epochs": epochs(r),
+                "finished": r.finished,
+            }
+            lines.append(who | what | of_method(method) | {"paper": where if run.clients == paper.CLIENTS else ""})
+    runs = pd.DataFrame(lines)
+
+    def read(name: str) -> pd.DataFrame:
+        return pd.concat([LINES[name](r).assign(run=run) for run, r in of_run.items()], ignore_index=True)
+
+    return Frames(runs, lambda name: all_models(read(name), runs), results)
+
+
+def partition_of(result: Result) -> str:
+    """Return what two results share that can be compared client by client: the data and the partition."""
+    return result.fact("data_sha256") + result.fact("partition_sha256")
+
+
+def of_method(method: Method | Declared) -> dict[str, Any]:
+    """Return the columns of `runs` that say what a method is, and how its curves look."""
+    seen = dict(zip(("colour", "line", "marker"), look(method), strict=True))
+    return {name: getattr(method, name) for name in ("topology", "searches", "models")} | seen
+
+
+def all_models(lines: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return lines with `models_epochs` where they have epochs: those of all of a client's models together (Ditto trains two)."""
+    if "epochs" not in lines or "round" not in lines:
+        return lines
+    return lines.assign(models_epochs=lines["epochs"] * lines["run"].map(runs.set_index("run")["models"]))
+
+
+# -- of CSV files -------------------------------------------------------------------------------------------------------------------------
+
+
+def of_folder(folder: Path) -> Frames:
+    """Return the frames of the CSV files of a folder, which `reproduction/collect.py` wrote of results."""
+    runs = pd.read_csv(folder / "runs.csv", dtype=TEXTS)
+    places = {row: place for place, row in enumerate(paper.TABLE_1)}
+    runs = runs.iloc[runs["row"].map(places).fillna(len(places)).argsort(kind="stable")].reset_index(drop=True)
+    where = {slug(name): name for name in SETTINGS}.get(folder.name, folder.name)
+    flags = runs["flags"].fillna("")
+    for name, usual in (("method", "dpfl"), ("tau_init", 10), ("ggc_period", 1)):
+        runs[name] = flags.str.extract(rf"--{name}=(\S+)", expand=False).fillna(str(usual)).astype(type(usual))
+    methods = [find("method", name) if name.isidentifier() else Method(title=short(name)) for name in runs["method"]]
+    told = pd.DataFrame([of_method(method) for method in methods])
+    budgets = runs["row"].str.extract(r"\(B_c = ([^)]*)\)", expand=False).fillna("")
+    order = budgets.str.removesuffix("N").replace("", "0").astype(float)
+    runs = runs.assign(setting=where, paper=where, budget=budgets, order=order, omega_until=np.inf, **told)
+    runs["said_seed"] = "seed " + runs["seed"].astype(str)
+    runs = runs.rename(columns={"partition_sha256": "partition"})
+    return Frames(runs, lambda name: all_models(lines_of(folder, name), runs))
+
+
+def lines_of(folder: Path, name: str) -> pd.DataFrame:
+    """Return one of the CSV files as the frame of its name."""
+    path = folder / f"{'graphs' if name == 'measures' else name}.csv"
+    texts = {"run": str} if name == "measures" else TEXTS
+    lines = pd.read_csv(path, dtype=texts) if path.exists() else pd.DataFrame({"run": []}, dtype=str)
+    if name == "clients" and (folder / "graphs.csv").exists():
+        held = pd.read_csv(folder / "graphs.csv", dtype=TEXTS)
+        if "t" in held:
+            return lines.merge(held[held["t"] == 0][["run", "client", "classes"]], on=["run", "client"], how="left")
+    if name == "graphs":
+        each = lines.groupby(["run", "t"]) if "collaborators" in lines else ()
+        parts = [{"run": run, "t": t, "graph": functools.partial(graph_of, part)} for (run, t), part in each]
+        return pd.DataFrame(parts, columns=["run", "t", "graph"])
+    return lines
+
+
+def graph_of(lines: pd.DataFrame) -> CollaborationGraph:
+    """Return a graph of its lines in graphs.csv."""
+    chosen = lines.sort_values("client")["collaborators"].fillna("")
+    return CollaborationGraph.from_lists([[int(k) for k in senders.split()] for senders in chosen])
+
+
+# -- graphs -------------------------------------------------------------------------------------------------------------------------------
+
+
+def with_graphs(frames: Frames) -> pd.DataFrame:
+    """Return `graphs`.
+
+    Raises:
+        UserError: no Run has a graph.
+    """
+    if not len(out := frames["graphs"]):
+        raise UserError("none of these results has a collaboration graph (their clients receive from nobody)")
+    return out
+
+
+def client_order(classes: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the clients by their most frequent class, then their second, and so on, and the most frequent of each client, both int `[N]`."""
+    held = [[int(c) for c in re.findall(r"\d+", each)] or [-1] for each in classes]
+    return np.array(sorted(range(len(held)), key=held.__getitem__)), np.array([each[0] for each in held])

@@ -1,0 +1,115 @@
+"""Who listens to clients whose labels are flipped: 40 % of the clients train on permuted labels (CIFAR-10).
+
+One row per run, with flipped clients that only train locally and with flipped clients that search too: the graph before round 1 and at the end, the
+clients grouped into benign and flipped; the share of benign clients' edges that come from flipped ones over rounds; and its distribution over the
+benign clients at the end. With --rounds the graphs of these rounds alone: "every" is every tenth, as the paper shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures.command import Drawing, few
+from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes, with_graphs
+from dpfl_mpi.figures.graph_evolution import panels, round_list, rounds_to_show, squares, when
+from dpfl_mpi.figures.names import setting
+from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, RED, TEXT, patches
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+RUNS = [Run(dataset="cifar10", budget="inf", flip_share=0.4, flipped_run_ggc=searches) for searches in (False, True)]
+OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}}
+
+
+def flipped(result: Result) -> np.ndarray:
+    """Return which clients have flipped labels, bool `[N]`."""
+    return result["client/flipped"].astype(bool)
+
+
+def shares(adjacency: np.ndarray, flip: np.ndarray) -> np.ndarray:
+    """Return for each benign client with senders the share of them that is flipped."""
+    rows = adjacency[~flip]
+    degree = rows.sum(1)
+    return np.asarray(rows[:, flip].sum(1)[degree > 0] / degree[degree > 0])
+
+
+def edge_share(adjacency: np.ndarray, flip: np.ndarray) -> float:
+    """Return the share of all benign clients' edges that come from flipped clients (0 without edges)."""
+    rows = adjacency[~flip]
+    return float(rows[:, flip].sum() / max(rows.sum(), 1))
+
+
+def chance(flip: np.ndarray) -> float:
+    """Return the share of flipped clients among those whom a benign one may choose."""
+    return float(flip.sum() / (len(flip) - 1))
+
+
+def matrix(axes: Axes, result: Result, t: int) -> None:
+    """Draw a round's graph, benign clients first, each group ordered by class; an edge has the colour of its sender's group."""
+    flip, (order, _) = flipped(result), client_order(ranked_classes(result))
+    order = np.concatenate([order[~flip[order]], order[flip[order]]])
+    cells = np.where(result.graph(t), np.where(flip, 2, 1)[None, :], 0)[np.ix_(order, order)]
+    n, benign = len(flip), int((~flip).sum())
+    names = {(benign - 1) / 2: "benign", (n + benign - 1) / 2: "flipped"}
+    squares(axes, cells, ("white", BLUE, RED, DARK), [benign - 0.5], names)
+    axes.tick_params(axis="y", labelrotation=90)
+    axes.set_title(when(t), fontsize=7)
+
+
+def name_of(result: Result) -> str:
+    """Return what the flipped clients of a run do."""
+    return "flipped clients search too" if result.run.flipped_run_ggc else "flipped clients only train"
+
+
+def draw(frames: Frames, rounds: str | None = None) -> Drawing:
+    """Return the figure: graphs and shares, or with `rounds` the graphs of these rounds."""
+    with_graphs(frames)
+    results = [r for r in frames.results if "client/flipped" in r and 0 < flipped(r).sum() < len(flipped(r))]
+    if not results:
+        raise UserError("none of these results has clients with flipped labels (--flip_share)")
+    runs, text = few(frames.singles(sorted(results, key=lambda r: r.run.flipped_run_ggc)))
+    results = [Result(path) for path in runs["run"]]
+    figure, grid = plt.subplots(len(results), 4, figsize=(TEXT, 1.95 * len(results) + 0.25), squeeze=False)
+    rows = []
+    for (first, end, over, histogram), result in zip(grid, results, strict=True):
+        flip, last, name = flipped(result), result.last_round, name_of(result)
+        matrix(first, result, 0)
+        matrix(end, result, last)
+        first.set_ylabel(name, fontsize=7)
+        line = 100 * np.array([edge_share(result.graph(t), flip) for t in range(last + 1)])
+        by_chance = 100 * chance(flip)
+        over.plot(line, color=RED)
+        over.axhline(by_chance, color=GREY, lw=0.6, ls=":")
+        over.set_ylim(0, max(by_chance, line.max()) * 1.15)
+        over.text(last, by_chance, "chance ", ha="right", va="bottom", fontsize=6, color=GREY)
+        over.set(xlabel="round", ylabel="edges from flipped, %")
+        share = 100 * shares(result.graph(last), flip)
+        histogram.hist(share, bins=np.arange(0, 101, 10), color=PALE, edgecolor=DARK, lw=0.5)
+        histogram.set(xlabel=f"collaborators flipped, %\n(round {last})", ylabel="benign clients")
+        histogram.yaxis.set_major_locator(MaxNLocator(integer=True))
+        text.append(
+            f"{setting(result.run)}, B_c = {result.run.budget}, seed {result.run.seed}, {name}: "
+            f"benign clients take {share.mean() if len(share) else 0:.1f} % of their collaborators from flipped ones in round {last} (mean over "
+            f"{len(share)} clients that have any), {line[0]:.1f} % of all their edges in Omega, {line[-1]:.1f} % in round {last}; "
+            f"by chance {by_chance:.1f} %"
+        )
+        who = {"run": result.path.stem, "flipped_run_ggc": result.run.flipped_run_ggc, "round": range(last + 1)}
+        rows.append(pd.DataFrame(who | {"edge_share_from_flipped": line / 100, "chance": by_chance / 100}))
+    if rounds is not None:
+        plt.close(figure)
+        try:
+            asked = None if rounds == "every" else round_list(rounds)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--rounds is {error}, or every") from None
+        shown = [rounds_to_show(0, r.last_round, asked, False, str(r.path)) for r in results]
+        names, columns = [name_of(r) for r in results], min(max(map(len, shown)), 6)
+        figure = panels(shown, names, columns, lambda axes, i, t: matrix(axes, results[i], t))
+    patches(figure, {"from a benign client": BLUE, "from a flipped client": RED}, "outside upper left")
+    return Drawing(pd.concat(rows, ignore_index=True), figure, "\n".join(text))

@@ -1,0 +1,79 @@
+"""Test accuracy and validation loss over local epochs: the mean over clients of every method (CIFAR-10, Patho(3))."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from dpfl_mpi.figures.accuracy_table import ROWS
+from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
+from dpfl_mpi.settings import Run
+
+RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not in row]
+MEASURES = {"round/test_acc": ("test accuracy, %", 100), "round/val_loss": ("validation loss", 1)}
+
+
+def tuning(frames: Frames, runs: pd.Series) -> pd.DataFrame:
+    """Return the test accuracy in percent of each epoch of fine-tuning, which goes on from the best models, by run, round and epoch."""
+    out = []
+    for r in (r for r in frames.results if str(r.path) in set(runs)):
+        values = 100 * np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1)
+        before = frames["curves"][frames["curves"]["run"] == str(r.path)]["models_epochs"].max()
+        at = before + r["finetune/epochs"] - r["finetune/epochs"][0]
+        rounds = r.run.rounds + np.arange(len(at))
+        out.append(pd.DataFrame({"run": str(r.path), "round": rounds, "models_epochs": at, "value": values}))
+    return pd.concat(out, ignore_index=True)
+
+
+def drawn(axes: Axes | None, lines: pd.DataFrame, measure: str, **look: Any) -> pd.DataFrame:
+    """Draw the column `value` over epochs, on no axes where another curve is the same; return it, a line per round."""
+    each = over(lines, "value")
+    each["epochs"] = lines.drop_duplicates("round").set_index("round")["models_epochs"]
+    trained = each[each["epochs"] > 0]  # the untrained models' chance level would press all curves together
+    if axes is not None:
+        curve(axes, trained["epochs"], trained["mean"], trained["std"], **look)
+    return each.reset_index()[["round", "epochs", "mean", "std"]].assign(measure=measure)
+
+
+def draw(frames: Frames) -> Drawing:
+    """Return the figure: epochs of all of a client's models on the x axis, so that methods with preprocessing or two models line up."""
+    settings = list(dict.fromkeys(frames.rows["setting"]))
+    figure, grid = plt.subplots(len(settings), 2, figsize=(TEXT, 2.2 * len(settings) + 0.4), squeeze=False)
+    kinds = frames.rows.drop_duplicates("row")
+    styles = dict(zip(kinds["row"], looks(kinds), strict=True))
+    runs = {str(r.path): r for r in frames.results}
+    rows, handles = [], {}
+    for line in frames.rows.itertuples():
+        panels, result = grid[settings.index(line.setting)], runs[line.run]
+        look = styles[line.row] | {"label": text_label(line.row)}
+        curves = frames.of("curves", line.setting, line.row)
+        untuned = result.run.untuned().key()
+        based = any(
+            runs[run].key == untuned for run in frames.rows["run"] if run != line.run
+        )  # its rounds are that curve
+        parts = []
+        for axes, (measure, (_, factor)) in zip(panels, MEASURES.items(), strict=True):
+            values = curves.assign(value=factor * curves[measure.removeprefix("round/")])
+            parts.append(drawn(None if based else axes, values, measure, **look))
+        if result.run.finetune_epochs:
+            parts.append(drawn(panels[0], tuning(frames, curves["run"]), "finetune/test_acc", **look))
+        rows += [part.assign(setting=line.setting, method=line.row) for part in parts]
+        handles[text_label(line.row)] = panels[0].lines[-1]
+    for panels, where in zip(grid, settings, strict=True):
+        for axes, (name, _) in zip(panels, MEASURES.values(), strict=True):
+            axes.set(xlabel="local epochs", ylabel=name, title=where)
+    legend(figure, handles, "outside lower center")
+    data = pd.concat(rows, ignore_index=True)
+    last = data[data["measure"] != "round/val_loss"].groupby(["setting", "method"], sort=False).tail(1)
+    text = [
+        f"{r.setting}, {r.method}: {r['mean']:.2f} % after {r.epochs} epochs (round {r['round']})"
+        for _, r in last.iterrows()
+    ]
+    return Drawing(data, figure, "\n".join(text))

@@ -1,0 +1,178 @@
+"""What Runs, data and classes are called in figures and tables, and which Runs are repetitions of one another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures import paper
+from dpfl_mpi.plugins import CODE, find, shipped, short
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.declared import declared
+from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.run import REPEATED
+
+Group = list[Result]  # the repetitions of one Run under different seeds
+DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
+
+
+def has_budget(run: Run) -> bool:
+    """Return whether a run's models move along a graph, under its budget."""
+    return declared(run).topology == "graph"
+
+
+def method_name(run: Run) -> str:
+    """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
+    return declared(run).title + ("+FT" if run.finetune_epochs else "")
+
+
+def label(run: Run) -> str:
+    """Return the method, and the budget as a number where the method has one. `named` tells Runs apart that differ in more."""
+    return method_name(run) + (f" (B_c = {run.budget})" if has_budget(run) else "")
+
+
+def row_name(run: Run) -> str:
+    """Return the name of a table's row: the method, with its budget as a share of N ("0.1N" or "inf") where it has one."""
+    if not has_budget(run):
+        return method_name(run)
+    number = str(run.budget).replace(".", "").isdigit()
+    return f"{method_name(run)} (B_c = {f'{budget_order(run) / run.clients:.3g}N' if number else run.budget})"
+
+
+def data_name(run: Run) -> str:
+    """Return the name of the data. That of one's own data ends in the start of their hash: two of them never share a column of a table."""
+    name = short(run.dataset)
+    own = getattr(run, "declared", {}).get("dataset", {}).get("data_sha256", "")
+    if not own and run.dataset in shipped("dataset") and getattr(find("dataset", run.dataset), "OWN_DATA", False):
+        name, own = Path(str(run.data)).stem, getattr(run, "contents", {}).get("data", "")
+    return f"{name} [{own[:6]}]" if own else DATASETS.get(name, name)
+
+
+def setting(run: Run) -> str:
+    """Return the name of the data and the way they are dealt, such as "CIFAR-10 Patho(3)"."""
+    dealt = {"pathological": f"Patho({run.classes_per_client})", "dirichlet": f"Dir({run.dirichlet_alpha})"}
+    return f"{data_name(run)} {dealt.get(run.partition.kind, Path(str(run.partition).removeprefix('file:')).stem)}"
+
+
+def slug(name: str) -> str:
+    """Return the folder of a setting, such as "cifar-10-patho-3"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def budget_order(run: Run) -> float:
+    """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
+    budget = str(run.budget)
+    if budget.startswith("uniform:"):
+        return float(np.mean([float(end) for end in budget.split(":")[1:]]))
+    try:
+        return float(budget)
+    except ValueError:
+        return 0.0
+
+
+def rank(run: Run) -> tuple[float, float, int]:
+    """Return where a Run stands in tables: methods as in the paper, others before DPFL, budgets descending, then +FT."""
+    title = declared(run).title
+    place = paper.METHODS.index(title) if title in paper.METHODS else len(paper.METHODS) - 1.5
+    return place, -budget_order(run), run.finetune_epochs
+
+
+def omega_until(result: Result) -> int:
+    """Return the first round whose Omega is not the recorded one, as it is searched anew (--omega_period); beyond the last where there is none."""
+    return int(min(result.run.omega_period, result.last_round + 1))
+
+
+def class_names(result: Result) -> list[str]:
+    """Return the names of the classes, or their numbers where neither the result nor the data set names them."""
+    classes = result["client/class_counts"].shape[1]
+    names: Any = list(map(str, result.listed("class_names")))
+    with contextlib.suppress(UserError):  # a data set of another version, or code of its own
+        names = names or getattr(find("dataset", result.run.dataset), "CLASSES", None)
+    return list(names) if names and len(names) == classes else [str(c) for c in range(classes)]
+
+
+def text_label(name: str) -> str:
+    """Return a row's or a curve's name for mathtext."""
+    return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", r"\infty"), name)
+
+
+# -- repetitions --------------------------------------------------------------------------------------------------------------------------
+
+
+def fields(result: Result) -> dict[str, Any]:
+    """Return what repetitions have in common: all that a Run sets but its seeds, with the content of its files, and the data."""
+    settings = as_dict(result.run) | result.run.contents
+    return {k: v for k, v in settings.items() if k not in REPEATED} | {"data_sha256": result.fact("data_sha256")}
+
+
+def repetitions(results: Iterable[Result]) -> list[Group]:
+    """Return the results grouped into repetitions, seeds ascending; a Run that is there twice counts once."""
+    groups: dict[str, dict[tuple[int, int], Result]] = {}
+    for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed)):
+        variant = json.dumps(fields(r), sort_keys=True, default=str)
+        groups.setdefault(variant, {}).setdefault((r.run.seed, r.run.partition_seed), r)
+    return [list(group.values()) for group in groups.values()]
+
+
+def named(
+    groups: Sequence[Group], name: Callable[[Run], str] = row_name, without: Sequence[str] = ()
+) -> list[tuple[str, str, Group]]:
+    """Return (setting, name, group). Where groups of a setting share a name, it says in which fields they differ.
+
+    Not in those `without`, but where files of one name have another content.
+    """
+    out = []
+    usual = {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
+    for group in groups:
+        run = group[0].run
+        alike = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]
+        values, rivals = [fields(r) for r in alike], [r.run for r in alike]
+        told = [f for f in values[0] if f not in without or content(run, f, rivals)]
+        differ = [f for f in told if len({json.dumps(v.get(f), default=str) for v in values}) > 1]
+        said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
+        words = [
+            f"{f} {value_of(group[0], f)}{content(run, f, rivals)}".removeprefix("options ")
+            for f in said
+            if getattr(run, f, "other") is not None
+        ]
+        out.append((setting(run), ", ".join(filter(None, [name(run), *words])), group))
+    return out
+
+
+def content(run: Run, field: str, rivals: Sequence[Run]) -> str:
+    """Return " [HASH]" of a field's file where the file of a rival has the same name and another content, else nothing."""
+    held = getattr(run, "contents", {}).get(field, "")
+    same = [r for r in rivals if str(getattr(r, field, None)) == str(getattr(run, field, None))]
+    several = len({getattr(r, "contents", {}).get(field) for r in same}) > 1
+    return f" [{held[:6]}]" if several and held and not held.startswith(CODE) else ""
+
+
+def value_of(result: Result, field: str) -> str:
+    """Return what a row says of a field: of code that is not shipped its name and the start of its hash, of a result its name, options as words."""
+    run = result.run
+    held: str = getattr(run, "contents", {}).get(field, "")
+    value: Any = getattr(run, field, "other")
+    if field == "data_sha256":
+        return result.fact(field)[:6]
+    if field == "options":
+        return ", ".join(f"{name} {chosen}" for name, chosen in value.items())
+    if field == "graphs" and value:
+        return f"of {Path(value).stem}"
+    return f"{short(value)} [{held[5:11]}]" if held.startswith(CODE) else str(value)
+
+
+def labels(runs: pd.DataFrame) -> list[str]:
+    """Return a name for each line of `runs` that tells it from the others: its row, the setting where there are several, the seed where rows are shared."""
+    several = runs["setting"].nunique() > 1
+    names = runs["row"] + (", " + runs["setting"] if several else "")
+    return list(names if names.is_unique else names + ", " + runs["said_seed"])

@@ -1,0 +1,175 @@
+"""Does the collaboration graph mean anything? What of it is chance, who agrees on it, and whom everybody asks.
+
+Of each round's graph, an edge being one client that averages with another:
+
+    homophily    mean over edges of what the two clients' class distributions have in common (1: the same, 0: no class), and its z-score
+                 against graphs with the same in- and out-degrees, drawn by exchanging edges (--draws of them)
+    reciprocity  share of edges whose reverse is an edge
+    asked        Gini coefficient of how often each client is chosen: 0 where all are chosen equally often, near 1 where all choose one
+    gap          1 - |second eigenvalue| of the averaging matrix: how fast repeated averaging would make all models one
+    classes      adjusted Rand index of the graph's communities (greedy modularity) against each client's most frequent class
+
+Agreement compares Omega of two runs on one partition, such as two seeds: the mean over clients of the Jaccard index of the two sets, and what
+it would be against graphs with the same degrees.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import networkx as nx
+import numpy as np
+import pandas as pd
+from scipy.special import comb
+
+from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.frames import Frames, with_graphs
+from dpfl_mpi.figures.names import repetitions
+from dpfl_mpi.figures.style import TEXT, curves, legend
+from dpfl_mpi.figures.tables import deviation, markdown, number
+from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+RUNS = [Run(dataset="cifar10", seed=seed, partition_seed=42) for seed in SEEDS] + [
+    Run(dataset="cifar10", method=method) for method in ("pairwise", "oracle", "random_graph")
+]
+MEASURES = ("homophily", "reciprocity", "asked", "gap", "classes")
+OPTIONS = {"draws": {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}}
+
+
+def overlap(counts: np.ndarray) -> np.ndarray:
+    """Return what each two clients' class distributions have in common, 0 to 1, `[N, N]`: 1 - their total variation distance."""
+    q = counts / counts.sum(1, keepdims=True)
+    return np.minimum(q[:, None], q[None]).sum(2)
+
+
+def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
+    """Return the mean of `common` `[N, N]` over the edges, nan without any."""
+    return float(common[graph.receivers(), graph.senders].mean()) if len(graph.senders) else float("nan")
+
+
+def z_score(graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator) -> float:
+    """Return how many standard deviations the homophily lies above that of random graphs with the same degrees; nan where these are all alike."""
+    null = np.array([homophily(rewired(graph, rng), common) for _ in range(draws)])
+    spread = null.std(ddof=1) if draws > 1 else 0.0
+    return float((homophily(graph, common) - null.mean()) / spread) if spread > 1e-12 else float("nan")
+
+
+def gini(counts: np.ndarray) -> float:
+    """Return the Gini coefficient of counts `[N]`, 0 where all are equal, nan where all are 0."""
+    n, total = len(counts), counts.sum()
+    return float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(counts) / (n * total)) if total else float("nan")
+
+
+def spectral_gap(graph: CollaborationGraph, p: np.ndarray) -> float:
+    """Return 1 - |second eigenvalue| of the matrix that averages along the graph (equation 4)."""
+    weights = (graph.matrix() | np.eye(graph.n, dtype=bool)) * p
+    weights /= weights.sum(1, keepdims=True)
+    sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
+    return float(1 - sizes[-2]) if graph.n > 1 else 1.0
+
+
+def communities(graph: CollaborationGraph) -> np.ndarray:
+    """Return the number of each client's community, int `[N]`, of the graph without its directions."""
+    whole = nx.Graph()
+    whole.add_nodes_from(range(graph.n))
+    whole.add_edges_from(zip(graph.receivers().tolist(), graph.senders.tolist(), strict=True))
+    out = np.arange(graph.n)  # without an edge: each alone
+    if len(graph.senders):
+        for number, members in enumerate(nx.community.greedy_modularity_communities(whole)):
+            out[list(members)] = number
+    return out
+
+
+def rand_index(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985): 1 for the same, 0 on average by chance."""
+    table = pd.crosstab(a, b).to_numpy()
+    both, mine, theirs = (comb(x, 2).sum() for x in (table, table.sum(1), table.sum(0)))
+    chance = mine * theirs / comb(len(a), 2)
+    most = (mine + theirs) / 2
+    return float((both - chance) / (most - chance)) if most != chance else 1.0
+
+
+def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
+    """Return the mean over clients of |A & B| / |A or B|; clients that chose nobody in both are left out."""
+    x, y = a.matrix(), b.matrix()
+    either = (x | y).sum(1)
+    here = either > 0
+    return float(((x & y).sum(1)[here] / either[here]).mean()) if here.any() else float("nan")
+
+
+def of_round(result: Result, t: int) -> dict[str, float]:
+    """Return the measures of one round's graph."""
+    graph, common = result.chosen(t), overlap(result["client/class_counts"])
+    dominant = result["client/class_counts"].argmax(1)
+    return {
+        "homophily": homophily(graph, common),
+        "reciprocity": 1 - asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan"),
+        "asked": gini(np.bincount(graph.senders, minlength=graph.n)),
+        "gap": spectral_gap(graph, result["client/p"]),
+        "classes": rand_index(communities(graph), dominant),
+    }
+
+
+def z_of_round(result: Result, t: int, draws: int) -> float:
+    """Return the z-score of the homophily of one round's graph."""
+    return z_score(result.chosen(t), overlap(result["client/class_counts"]), draws, np.random.default_rng(0))
+
+
+def agreement(runs: pd.DataFrame, results: Sequence[Result], draws: int) -> pd.DataFrame:
+    """Return one line per pair of Runs on one partition, lines of `runs` that have an Omega: its Jaccard index, and that of graphs with the same degrees."""
+    rows = []
+    of = {str(r.path): r for r in results}
+    for a, b in itertools.combinations(runs.itertuples(), 2):
+        if a.partition != b.partition:
+            continue
+        rng, mine, theirs = np.random.default_rng(0), of[a.run].omega(), of[b.run].omega()
+        null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
+        pair = {"a": f"{a.row}, seed {a.seed}", "b": f"{b.row}, seed {b.seed}"}
+        rows.append(pair | {"jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})
+    return pd.DataFrame(rows)
+
+
+def agreement_table(same: pd.DataFrame) -> str:
+    """Return what `agreement` found as a table."""
+    return markdown(same.assign(**{c: same[c].map(lambda v: number(v, ".3f")) for c in ("jaccard", "by chance")}))
+
+
+def draw(frames: Frames, draws: int = 50) -> Drawing:
+    """Return the figure: measures over rounds; the text: Omega and the last round, z-scores, agreement."""
+    figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 1.9), sharex=True)
+    graphs, results = with_graphs(frames), {str(r.path): r for r in frames.results}
+    scores = pd.DataFrame([of_round(results[g.run], g.t) for g in graphs.itertuples()], index=graphs.index)
+    graphs = pd.concat([graphs, scores], axis=1)
+    rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
+    parts, table = [], []
+    for axes, measure in zip(panels, MEASURES, strict=True):
+        drawn = curves(axes, rows, graphs, measure, "t").rename(columns={"t": "round", "mean": "value"})
+        drawn.loc[drawn["n"] == 1, "std"] = np.nan
+        parts.append(drawn.assign(measure=measure))
+        axes.set(title=measure, xlabel="round")
+    for line in rows.itertuples():
+        mine = graphs[(graphs["setting"] == line.setting) & (graphs["row"] == line.row)]
+        whose, runs = {"setting": line.setting, "method": line.row}, list(dict.fromkeys(mine["run"]))
+        for t, when in ((0, "Omega"), (mine.groupby("run")["t"].max().min(), "last round")):
+            if t < mine["t"].min():
+                continue
+            z = np.array([z_of_round(results[run], t, draws) for run in runs])
+            means = mine[mine["t"] == t][list(MEASURES)].mean(skipna=False).map(lambda v: number(v, ".3f"))
+            table.append(whose | {"graph": when} | means.to_dict() | {"z of homophily": number(z.mean(), ".1f")})
+            scored = {"measure": "z", "round": t, "value": z.mean(), "std": deviation(z), "n": len(runs)}
+            parts.append(pd.DataFrame([whose | scored]))
+    legend(figure, panels[0], "outside upper center")
+    text = markdown(pd.DataFrame(table)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
+    with_omega = frames.singles([r for g in repetitions(frames.results) for r in g])
+    with_omega = with_omega[with_omega["run"].isin(graphs[graphs["t"] == 0]["run"])]
+    if len(same := agreement(with_omega, frames.results, draws)):
+        text += (
+            f"\nAgreement of two Omegas on one partition (Jaccard index, mean over clients):\n\n{agreement_table(same)}"
+        )
+        pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")
+        parts.append(pairs.assign(measure="jaccard", round=0, n=1))
+    return Drawing(pd.concat(parts, ignore_index=True), figure, text)

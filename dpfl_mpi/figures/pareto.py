@@ -1,0 +1,74 @@
+"""Is it worth its cost? Accuracy against what it took: models received, models evaluated while choosing, gradient steps, seconds.
+
+Curves are over rounds, a point is the end. The accuracy is the mean over clients of their best model by validation so far. Models, evaluations and
+steps are means per client, of methods with a server too (one model down, one up per round). Seconds are those of the slowest rank, on whatever
+machine the run had: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.style import TEXT, legend, looks
+from dpfl_mpi.figures.tables import markdown
+from dpfl_mpi.settings import Run
+
+METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
+ROWS: list[dict[str, Any]] = [*({"method": method} for method in METHODS), {"method": "fedavg", "finetune_epochs": 10}]
+RUNS = [Run(dataset="cifar10", **row, seed=seed) for row in ROWS for seed in SEEDS]
+COSTS = {
+    "models": "models received",
+    "evaluations": "models evaluated",
+    "steps": "gradient steps",
+    "seconds": "seconds",
+}
+OPTIONS = {
+    "reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, percent (default: 80)"}
+}
+
+
+def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:
+    """Return what it cost a Run to reach an accuracy, percent, for the first time; nan where it is not reached."""
+    reached = lines[lines["accuracy"] >= accuracy]
+    return {name: float(reached[name].iloc[0]) if len(reached) else float("nan") for name in COSTS}
+
+
+def shown(value: float) -> str:
+    """Return a cost as a text."""
+    return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def draw(frames: Frames, reach: float = 80.0, costs: tuple[str, ...] = tuple(COSTS)) -> Drawing:
+    """Return the figure, and the table of costs at the end and where `reach` percent is reached first."""
+    figure, panels = plt.subplots(1, len(costs), figsize=(TEXT, 2.2), sharey=True)
+    parts, table = [], []
+    for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
+        lines = frames.of("costs", line.setting, line.row)
+        runs = [part for _, part in lines.groupby("run")]
+        mean = lines.groupby("point")[["accuracy", *COSTS]].mean()[: min(map(len, runs))]
+        for axes, cost in zip(panels, costs, strict=True):
+            axes.plot(mean[cost], mean["accuracy"], label=text_label(line.row), **look)
+            axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
+            axes.set_xlabel(COSTS[cost])
+        who = {"setting": line.setting, "method": line.row}
+        parts.append(mean.reset_index().assign(**who, n=len(runs)))
+        # nan where one of the repetitions does not reach it
+        sure = pd.DataFrame([first_at(part, reach) for part in runs]).mean(skipna=False)
+        end = f"{mean['accuracy'].iloc[-1]:.2f} ({len(runs)})"
+        table.append(
+            who
+            | {"accuracy": end}
+            | {title: shown(mean[n].max()) for n, title in COSTS.items()}
+            | {f"{n} to {reach:g} %": shown(sure[n]) for n in COSTS}
+        )
+    panels[0].set_ylabel("test accuracy, %")
+    legend(figure, panels[0], "outside upper center")
+    units = "Accuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
+    return Drawing(pd.concat(parts, ignore_index=True), figure, f"{markdown(pd.DataFrame(table))}\n\n{units}")

@@ -1,0 +1,63 @@
+"""DPFL against the same method on a random graph: test accuracy over rounds for three budgets (CIFAR-10, Dir(0.1))."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import fields
+from dpfl_mpi.figures.style import COLUMN, curves, legend
+from dpfl_mpi.figures.tables import Parts, comparable, interval, means, paired
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+RUNS = [
+    Run(dataset="cifar10", partition="dirichlet", dirichlet_alpha=0.1, method=method, budget=budget, seed=seed)
+    for method in ("dpfl", "random_graph")
+    for budget in ("0.2N", "0.1N", "0.05N")
+    for seed in SEEDS
+]
+
+
+def draw(frames: Frames) -> Drawing:
+    """Return the figure: a curve per row of a method with a graph."""
+    rows = frames.rows[frames.rows["topology"] == "graph"]
+    if not len(rows):
+        raise UserError("none of these results has a budget: their models do not move along a graph")
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
+    data = curves(axes, rows, frames["curves"], "test_acc", factor=100).rename(columns={"mean": "accuracy"})
+    axes.set(xlabel="round", ylabel="test accuracy, %")
+    legend(figure, axes, "outside upper center")
+    text = []
+    for a, b, difference in pairs(frames, rows):
+        mean, half = interval(difference)
+        one, two = (f"{line.row} {means(frames.of('clients', a.setting), line.row).mean():.2f} %" for line in (a, b))
+        n = len(difference)
+        what = f"{n} partitions" if n > 1 else f"{len(difference[0])} clients of one partition"
+        told = f"difference client by client {mean:+.2f} ± {half:.2f} points (95 % over {what})"
+        text.append(f"{a.setting}, {one}, {two}, {told}")
+    data[["accuracy", "std"]] *= 100
+    return Drawing(data, figure, "\n".join(text) or "no budget has both DPFL and the random graph yet")
+
+
+def pairs(frames: Frames, rows: pd.DataFrame) -> Iterator[tuple[Any, Any, Parts]]:
+    """Yield each DPFL and method on another graph that are alike in all else, as lines of `rows`, and their paired differences."""
+    results = {str(r.path): r for r in frames.results}
+    for a in rows[rows["searches"]].itertuples():
+        for b in rows[~rows["searches"] & (rows["setting"] == a.setting)].itertuples():
+            same = alike(results[a.run], results[b.run]) if results else a.budget == b.budget
+            if same and comparable(difference := paired(frames.of("clients", a.setting), a.row, b.row)):
+                yield a, b, difference
+
+
+def alike(a: Result, b: Result) -> bool:
+    """Return whether two runs differ in nothing but what their methods alone read."""
+    own = {"method", "options", *a.method.unread, *b.method.unread}
+    mine, theirs = fields(a), fields(b)
+    return all(mine[name] == theirs.get(name) for name in mine if name not in own)

@@ -1,0 +1,369 @@
+"""The tables and pictures of `reproduction/README.md`, of the frames of its CSV files. A table is a generator of its lines.
+
+The paper's row stands beside ours: whether ours is where the paper's noise lets it fall, and which of its claims on the order of methods hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.special import stdtrit
+
+from dpfl_mpi.figures import graph_evolution, paper, random_graph, variance
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.label_flip import chance, edge_share
+from dpfl_mpi.figures.motivation import with_whom
+from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, curves
+from dpfl_mpi.figures.tables import Parts, by_budget, cell, comparable, interval, markdown, means, paired, told
+
+Lines = Iterator[dict[str, str]]
+HEADLINE = ("FedAvg", "Local", "FedAvg+FT", "DPFL (B_c = 0.1N)", "Ditto")  # of the project's README
+CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
+DPFL = {f"DPFL (B_c = {budget})": budget for budget in paper.BUDGETS}
+RIVALS = {  # what their rows begin and end with
+    "Random graph": ("Random graph (", ")"),
+    "Random graph, drawn anew each round": ("Random graph (", "), redraw True"),
+    "Pairwise": ("Pairwise (", ")"),
+}
+
+
+def text(lines: Iterable[Mapping[str, str]]) -> str:
+    """Return a table as markdown, a word where it has no line."""
+    return markdown(pd.DataFrame(rows)) if (rows := list(lines)) else "(not run)"
+
+
+# -- intervals ----------------------------------------------------------------------------------------------------------------------------
+
+
+def over_clients(parts: Parts) -> float:
+    """Return the half width of the 95 % interval of paired differences over the clients within their partitions, in points.
+
+    The partitions are taken as given: t(sum of n - 1) * sqrt(sum of s**2 / n) / partitions, s being the deviation over a partition's n clients.
+    """
+    error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / len(parts)
+    return float(stdtrit(sum(len(part) - 1 for part in parts), 0.975) * error)
+
+
+def within(parts: Parts) -> str:
+    """Return "± 0.78", the interval over the clients within their partitions, a dash where there is none."""
+    return f"± {over_clients(parts):.2f}" if comparable(parts) else "-"
+
+
+def decided(parts: Parts) -> bool:
+    """Return whether paired differences are not 0: several partitions, and 0 outside both intervals, over partitions and over clients."""
+    mean, half = interval(parts)
+    return len(parts) > 1 and abs(mean) > max(half, over_clients(parts))
+
+
+def verdict(values: np.ndarray, mean: float, spread: float) -> str:
+    """Return whether the mean over our partitions is where the paper's noise lets the mean of as many others fall, with 95 %.
+
+    Student's prediction interval: t(2) * s * sqrt(1/n + 1/3), s = `spread` the paper's deviation over its three seeds.
+    """
+    noise = stdtrit(paper.SEEDS - 1, 0.975) * spread * np.sqrt(1 / len(values) + 1 / paper.SEEDS)
+    gap = values.mean() - mean
+    if abs(gap) <= noise:
+        return f"within ({gap:+.2f}, noise ± {noise:.2f})"
+    return f"**off by {gap:+.2f}** (noise ± {noise:.2f})"
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------------------
+
+
+def where(frames: Frames) -> str:
+    """Return the setting of a folder."""
+    return str(frames.rows["setting"][0])
+
+
+def paper_gap(frames: Frames, a: str, b: str) -> str:
+    """Return row a minus row b in the paper's Table 1, a dash where it has none."""
+    one, two = (paper.table_1(where(frames), row) for row in (a, b))
+    return f"{float(one[0]) - float(two[0]):+.2f}" if one and two and a != b else "-"
+
+
+def table_1(frames: Frames) -> Lines:
+    """Yield a setting's column of Table 1: ours, the paper's, differences to Local, verdict."""
+    lines = frames["clients"]
+    for row in paper.TABLE_1:
+        values, theirs = means(lines, row), paper.table_1(where(frames), row)
+        difference = paired(lines, row, "Local") if row != "Local" else []
+        yield {
+            "method": row,
+            "ours, %": cell(values),
+            "paper, %": " ± ".join(theirs or "-"),
+            "to Local, paired": told(difference),
+            "over clients": within(difference),
+            "paper, to Local": paper_gap(frames, row, "Local"),
+            "verdict": verdict(values, *map(float, theirs)) if len(values) and theirs else "-",
+        }
+
+
+def headline(frames: Frames) -> Lines:
+    """Yield the methods on which the paper's order rests, side by side."""
+    heads = {"": "method", "here": "ours, %", "the paper": "paper, %"}
+    heads |= {"to Local, here": "to Local, paired", "to Local, the paper": "paper, to Local"}
+    lines = {line["method"]: line for line in table_1(frames)}
+    yield from ({name: lines[row][key] for name, key in heads.items()} for row in HEADLINE)
+
+
+def order(frames: Frames) -> Lines:
+    """Yield the differences on which the paper's order rests, ours paired by client."""
+    for a, b in paper.ORDER:
+        if comparable(parts := paired(frames["clients"], a, b)):
+            found = "holds" if interval(parts)[0] > 0 else "**does not hold**"
+            yield {
+                "claim": f"{a} > {b}",
+                "ours": told(parts),
+                "over clients": within(parts),
+                "paper": paper_gap(frames, a, b),
+                "": found if decided(parts) else "not decided",
+            }
+
+
+def ablation(frames: Frames, field: str, symbol: str, published: Mapping[int, str]) -> str:
+    """Return accuracy by a field of the Run and by budget, the paper's in brackets."""
+    names = {f"{row}, {field} {value}" for row in DPFL for value in published} | {*DPFL}
+    rows = frames.rows[frames.rows["row"].isin(names)].assign(variant="")
+    return by_budget(frames, rows, field, symbol, published, where(frames), bold=False)[1].partition("\n\n")[0]
+
+
+def against(frames: Frames) -> Lines:
+    """Yield DPFL beside the same method on a random graph, and on the graph of the clients that are best one by one, by budget."""
+    lines = frames["clients"]
+    for row, budget in DPFL.items():
+        for name, (start, end) in RIVALS.items():
+            other = f"{start}B_c = {budget}{end}"
+            if comparable(parts := paired(lines, row, other)):
+                theirs = paper.RANDOM_GRAPH.get(where(frames), "-") if name.startswith("Random") else "-"
+                ours = {"its accuracy, %": cell(means(lines, other)), "DPFL minus it": told(parts)}
+                yield {"B_c": budget, "against": name} | ours | {"paper": theirs}
+
+
+def ends(frames: Frames, rows: Iterable[str]) -> pd.DataFrame:
+    """Return the measures of `graph_evolution` of Omega and of the last graph that are stored of each row."""
+    mine = frames.where(frames.runs["row"].isin(rows))
+    if not len(mine["graphs"]):
+        return pd.DataFrame({"row": [], "t": []})
+    graphs = mine["graphs"].sort_values("t", kind="stable").groupby("run", sort=False).nth([0, -1])
+    nobody = np.zeros(2 * [len(mine["clients"]["client"].unique())], bool)
+    measures = [graph_evolution.measure(graph().matrix(), nobody) for graph in graphs["graph"]]
+    return pd.concat([graphs[["row", "t"]].reset_index(drop=True), pd.DataFrame(measures)], axis=1)
+
+
+def graphs(frames: Frames) -> Lines:
+    """Yield how sparse and how mutual the graphs of DPFL's rows are, Omega beside the last round."""
+    both = ends(frames, DPFL)
+    for row, budget in DPFL.items():
+        if len(mine := both[both["row"] == row].sort_values("t")):
+            sparse, edges, pairs = (
+                " to ".join(f"{100 * value:.1f}" for value in values)
+                for values in (mine["sparsity"], 1 - mine["one_way_edges"], 1 - mine["one_way_pairs"])
+            )
+            yield {
+                "B_c": budget,
+                "sparsity, %": sparse,
+                "the paper's": paper.SPARSITY.get(budget, "-"),
+                "edges with their reverse, %": edges,
+                "pairs linked both ways or not at all, %": pairs,
+            }
+
+
+def searches(frames: Frames) -> Lines:
+    """Yield how many candidates DPFL's greedy searches looked at, and what share gained by being added, removed, both or neither."""
+    heads = ("only adding gains, %", "only removing gains, %", "neither gains, %", "both gain, %")
+    for row, budget in DPFL.items():
+        mine = frames.runs[frames.runs["row"] == row]
+        counts = mine.reindex(columns=[f"{name}_gained" for name in ("adding", "removing", "neither", "both")]).dropna()
+        if total := counts.sum().sum():
+            shares = (f"{100 * count / total:.1f}" for count in counts.sum())
+            found = {"B_c": f"{budget} ({len(counts)})", "candidates per Run": f"{total / len(counts):,.0f}"}
+            yield found | dict(zip(heads, shares, strict=True)) | {"the paper's": paper.BOTH_GAIN}
+
+
+def flips(frames: Frames) -> Lines:
+    """Yield what share of benign clients' edges comes from clients with flipped labels, which have no accuracy."""
+    for search, theirs in paper.FLIPPED.items():
+        row = "DPFL (B_c = inf), flip_share 0.4" + ("" if search else ", flipped_run_ggc False")
+        lines, of_row = (frames.of(name, where(frames), row) for name in ("clients", "graphs"))
+        if len(of_row):
+            flipped = lines.sort_values("client")["test_acc"].isna().to_numpy()
+            omega, last = (edge_share(graph().matrix(), flipped) for graph in of_row["graph"].iloc[[0, -1]])
+            yield {
+                "flipped clients": "search too" if search else "only train",
+                "accuracy of the others, %": cell(means(lines, row)),
+                "edges from flipped, Omega": f"{100 * omega:.1f} %",
+                "last round": f"{100 * last:.1f} %",
+                "by chance": f"{100 * chance(flipped):.1f} %",
+                "the paper's": theirs,
+            }
+
+
+def example(frames: Frames) -> Lines:
+    """Yield the accuracy of the example's client 1, alone and with others, and the difference to alone over the seeds."""
+    first = frames["clients"].query("client == 0").pivot(index="seed", columns="row", values="test_acc") * 100
+    both = "Random graph (B_c = inf)"
+    rows = {"Local": [], f"{both}, reach groups:0,1;2": [1], f"{both}, reach groups:0,2;1": [2], both: [1, 2]}
+    for row, others in rows.items():
+        if row in first:
+            mean, half = interval([(first[row] - first["Local"]).dropna().to_numpy()])
+            yield {
+                "client 1": with_whom(others),
+                "accuracy, %": cell(first[row].dropna().to_numpy()),
+                "to alone": f"{mean:+.1f} ± {half:.1f}" if others else "-",
+                "paper": paper.SYNERGY[len(others)] if others else "-",
+            }
+
+
+def others(frames: Frames) -> Lines:
+    """Yield the rows that no other table has, with the difference to the row without the change."""
+    shown, lines = ("tau_init", "ggc_period", "flip_share", "Random graph", "Pairwise"), frames["clients"]
+    for row in sorted(set(frames.rows["row"]) - set(paper.TABLE_1)):
+        if not any(word in row for word in shown):
+            base = row.split(", ")[0]
+            difference = told(paired(lines, row, base)) if base != row else "-"
+            yield {"run": row, "accuracy, %": cell(means(lines, row)), "to the row without it, paired": difference}
+
+
+def of_table_1(frames: Frames) -> Frames:
+    """Return the frames of the rows of Table 1."""
+    return frames.where(frames.runs["row"].isin(list(paper.TABLE_1)))
+
+
+def variances(frames: Frames) -> Lines:
+    """Yield the variance over clients by row, beside what is read off the paper's figure."""
+    for spot in variance.measure(of_table_1(frames)).itertuples():
+        yield {
+            "method": f"{spot.method} ({spot.n})",
+            "accuracy, %": f"{spot.accuracy:.2f}",
+            "variance, squared points": f"{spot.variance:.0f}",
+            "of which by the size of the test sets": f"{spot.sampling_variance:.0f}",
+            "the paper's, read off its figure": str(paper.VARIANCE[where(frames)].get(spot.method, "-")),
+        }
+
+
+def without_tuning(frames: Frames) -> pd.DataFrame:
+    """Return the Runs of a folder but those with +FT: their rounds are those of the row without."""
+    return frames.runs[~frames.runs["row"].str.contains("+FT", regex=False)]
+
+
+def total(folders: Mapping[str, Frames]) -> str:
+    """Return how many Runs there are and their core hours, as a sentence."""
+    runs = pd.concat(map(without_tuning, folders.values()))
+    return f"So far these are {len(runs)} Runs, {runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT."
+
+
+def spent(folders: Mapping[str, Frames]) -> Lines:
+    """Yield what the Runs cost, by folder."""
+    for name, runs in ((name, without_tuning(frames)) for name, frames in folders.items()):
+        yield {
+            "setting": name,
+            "Runs": f"{len(runs)}",
+            "core hours": f"{runs['core_hours'].sum():.1f}",
+            "starts": f"{runs['starts'].sum()}",
+            "computed by": ", ".join(sorted(set(runs["cpu"] + ", " + runs["kernels"] + " kernels"))),
+        }
+
+
+def measured(folders: Mapping[str, Frames]) -> Lines:
+    """Yield the mean Run of each row whose seconds are known: core minutes, what a step and an evaluation took, size of the result."""
+    for name, frames in folders.items():
+        for row, part in without_tuning(frames).dropna(subset=["train_seconds"]).groupby("row"):
+            evaluations, graph = part["evaluations"].sum(), part["graph_seconds"]
+            yield {
+                "setting": name,
+                "row": str(row),
+                "Runs": f"{len(part)}",
+                "core minutes per Run": f"{60 * part['core_hours'].mean():.1f}",
+                "training": f"{part['train_seconds'].mean() / 60:.1f}",
+                "ms per step": f"{1e3 * part['train_seconds'].sum() / part['gradient_steps'].sum():.2f}",
+                "choosing": f"{graph.mean() / 60:.1f}" if evaluations else "-",
+                "ms per evaluation": f"{1e3 * graph.sum() / evaluations:.2f}" if evaluations else "-",
+                "MB": f"{part['megabytes'].mean():.1f}",
+            }
+
+
+TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # beside Table 1 and its order, by folder
+    "cifar-10-patho-3": {
+        "tau_init": lambda frames: ablation(frames, "tau_init", "tau_init", paper.TAU_INIT),
+        "random graph": against,
+        "graphs": graphs,
+        "searches": searches,
+        "variance": variances,
+        "flips": flips,
+        "others": others,
+    },
+    "cifar-10-dir-0-1": {
+        "variance": variances,
+        "P": lambda frames: ablation(frames, "ggc_period", "P", paper.PERIOD),
+        "random graph": against,
+        "others": others,
+    },
+    "cifar-10-motivation": {"example": example},
+}
+
+
+ALONE = ("cifar-10-motivation",)  # without Table 1
+
+
+def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
+    """Return every table of the page by the name of its mark, of the frames of each folder."""
+    full = {name: frames for name, frames in folders.items() if name != "controls"}  # the controls are shorter
+    out: dict[str, Any] = {}
+    for name, frames in full.items():
+        first = {} if name in ALONE else {"table 1": table_1, "order": order}
+        out |= {f"{mark} {name}": lines(frames) for mark, lines in (first | TABLES.get(name, {})).items()}
+    out |= {"spent": spent(folders), "measured": measured(full)}
+    return {mark: lines if isinstance(lines, str) else text(lines) for mark, lines in out.items()}
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(frames: Frames) -> Figure | None:
+    """Return differences to Local beside the paper's, and accuracy over local epochs."""
+    lines = frames["clients"]
+    parts = {row: paired(lines, row, "Local") for row in paper.TABLE_1 if row != "Local"}
+    parts = {row: each for row, each in parts.items() if comparable(each)}
+    if not parts:
+        return None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
+    ours = {"ours, 95 % over partitions": BLUE, "ours, 95 % over clients of one": GREY}
+    drawn = {}  # by the text of the legend
+    for y, (row, each) in enumerate(parts.items()):
+        mean, half = interval(each)
+        name = list(ours)[len(each) == 1]
+        drawn[name] = left.errorbar(mean, y, xerr=half, fmt="o", color=ours[name], capsize=2)[0]
+        if (theirs := paper_gap(frames, row, "Local")) != "-":
+            drawn["paper"] = left.plot(float(theirs), y, "D", mfc="none", color=DARK)[0]
+    left.axvline(0, color=GREY, lw=0.6)
+    left.set_yticks(range(len(parts)), [text_label(row) for row in parts])
+    left.invert_yaxis()
+    left.set_xlabel("difference to Local, points")
+    names = [name for name in (*ours, "paper") if name in drawn]
+    left.legend([drawn[name] for name in names], names, loc="best")
+    curves(right, frames.rows[frames.rows["row"].isin(CURVES)], frames["curves"], "test_acc", "models_epochs", 100)
+    right.set(xlabel="local epochs, of all its models", ylabel="test accuracy, %")
+    right.legend(loc="lower right")
+    return figure
+
+
+def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
+    """Yield the pictures of a folder and their names, as far as it has what they show."""
+    if figure := accuracy(frames):
+        yield "accuracy", figure
+        if figure := variance.draw(of_table_1(frames)).figure:
+            yield "variance", figure
+    rows = set(frames.rows["row"])
+    both = {row: f"Random graph (B_c = {budget})" for row, budget in DPFL.items()}
+    shown = [row for pair in both.items() if {*pair} <= rows for row in pair]
+    if shown and (figure := random_graph.draw(frames.where(frames.runs["row"].isin(shown))).figure):
+        yield "random-graph", figure
+    mine = frames.where(frames.runs["run"].isin(frames["graphs"]["run"]) & frames.runs["row"].isin(list(DPFL)))
+    if len(mine.runs) and (figure := graph_evolution.draw(mine).figure):
+        yield "graphs", figure

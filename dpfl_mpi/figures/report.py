@@ -1,0 +1,163 @@
+"""One self-contained HTML page to explore a run, or several: it opens from disk and needs no network.
+
+Summary and settings, learning curves with hover, the collaboration graph as a matrix and as a force layout with a slider over rounds, a sortable
+table of clients, phases and traffic, and a comparison where there are several runs. Drawn by plotly.js, which is inside the page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes
+from dpfl_mpi.figures.names import class_names, omega_until, setting
+from dpfl_mpi.figures.style import looks, over
+from dpfl_mpi.figures.tables import deviation
+from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.results.summary import outcome, texts
+from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.run import REPEATED
+
+RUNS = [Run(), Run(method="local")]
+DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # as plotly names them
+PAGE = Path(__file__).with_name("report.html")
+
+
+def rounded(values: Iterable[float], digits: int = 4) -> list[Any]:
+    """Return numbers for JSON: rounded, None where not finite."""
+    return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
+
+
+def layout(weights: np.ndarray) -> np.ndarray:
+    """Return positions `[N, 2]` in the unit square of a force layout of a symmetric matrix of weights; the same matrix, the same picture."""
+    graph = nx.from_numpy_array(weights)
+    # "energy" pulls every component to the middle: clients without edges do not press the others into a point
+    xy = np.array(list(nx.spring_layout(graph, iterations=300, method="energy", seed=0).values()))
+    low, high = xy.min(0), xy.max(0)
+    return (xy - low) / np.maximum(high - low, 1e-9)
+
+
+def describe(result: Result, name: str) -> dict[str, Any]:
+    """Return all that the page shows of one run, for JSON; `name` is that of its group."""
+    run, last = result.run, result.last_round
+    rounds = range(last + 1)
+    order, dominant = client_order(ranked_classes(result))
+    graphs = [result.graph(t) for t in rounds] if len(result["graph/chosen/senders"]) else []
+    n = len(order)
+    test = result["best/test_acc"]
+    scored = pd.DataFrame(
+        100 * result["round/test_acc"][: last + 1, result.benign]
+    )  # of nobody: nan, without a warning
+    share = np.mean(graphs, axis=0) if graphs else np.zeros((n, n))  # of the rounds in which each edge is there
+    return {
+        "name": f"{name}, seed {run.seed}",
+        "file": result.path.name,
+        "setting": setting(run),
+        "state": result.state,
+        "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
+        "start": {k: str(v) for k, v in result.starts()[-1].items()},
+        "summary": {n: None if text == "-" else float(text) for n, text in texts(outcome(result)).items()},
+        "epochs": result.local_epochs()[: last + 1].tolist(),
+        "curves": {
+            "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
+            "validation accuracy, %": rounded(100 * result.mean("round/val_acc"), 3),
+            "training loss": rounded(result.mean("round/train_loss")),
+            "validation loss": rounded(result.mean("round/val_loss")),
+        },
+        "low": rounded(scored.quantile(0.1, axis=1), 2),
+        "high": rounded(scored.quantile(0.9, axis=1), 2),
+        "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][: last + 1].T],
+        "order": order.tolist(),
+        "classes": class_names(result),
+        "dominant": dominant.tolist(),
+        "counts": result["client/class_counts"].tolist(),
+        "omega": result.omega().senders.tolist() if graphs else [],
+        "omega_indptr": result.omega().indptr.tolist() if graphs else [],
+        "omega_until": omega_until(result),
+        "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver, sender, ...
+        "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
+        "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
+        "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist() if graphs else [],
+        "clients": {
+            "best test %": rounded(100 * test, 2),
+            "best val %": rounded(100 * result["best/val_acc"], 2),
+            "best round": result["best/round"].tolist(),
+            "last test %": rounded(100 * result["last/test_acc"], 2),
+            "train samples": result["client/n_train"].tolist(),
+            "test samples": result["client/n_test"].tolist(),
+        },
+        "seconds": {p: rounded(result[f"seconds/{p}"][: last + 1, 2], 3) for p in PHASES},
+        "received": rounded(result["traffic/models_received"][: last + 1].mean(1), 2),
+        "mpi": {
+            "one-sided": rounded(result["traffic/bytes_rma"][: last + 1] / 2**20, 3),
+            "collective": rounded(result["traffic/bytes_collective"][: last + 1] / 2**20, 3),
+        },
+    }
+
+
+def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the comparison shows of each row, for JSON: means over seeds, the best accuracy first; `runs` are what `describe` said, by path."""
+    out = []
+    results = {str(r.path): r for r in frames.results}
+    for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
+        lines, first = frames.of("curves", line.setting, line.row), runs[line.run]
+        each = 100 * over(lines, "test_acc")
+        figures = pd.DataFrame([outcome(results[run]) for run in dict.fromkeys(lines["run"])])
+        mean_of = dict(zip(figures, rounded(figures.mean(skipna=False), 2), strict=True))
+        deviates = rounded([deviation(figures["test accuracy, %"].to_numpy())], 2)[0]
+        best = {"test accuracy, %": mean_of["test accuracy, %"], "\u00b1 over seeds": deviates}
+        out.append(
+            {
+                "name": line.row,
+                "setting": line.setting,
+                "colour": look["color"],
+                "dash": DASHES[look["ls"]],
+                "epochs": first["epochs"][: len(each)],
+                "mean": rounded(each["mean"], 3),
+                "spread": rounded(each["std"], 3) if len(figures) > 1 else [],
+                "settings": {k: v for k, v in first["settings"].items() if k not in REPEATED},
+                "summary": {"seeds": len(figures), **best, **mean_of},
+            }
+        )
+    return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
+
+
+def page(frames: Frames) -> str:
+    """Return the page."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError("plotly is not installed; pip install plotly") from None
+    rows = dict(zip(frames.runs["run"], frames.runs["row"], strict=True))
+    shown = {str(r.path): describe(r, rows[str(r.path)]) for r in frames.results if str(r.path) in rows}
+    titles = {r["setting"] for r in shown.values()}
+    return (
+        PAGE.read_text()
+        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted(titles))}"))
+        .replace("{{PLOTLY}}", get_plotlyjs())
+        .replace("{{DATA}}", for_page(list(shown.values())))
+        .replace("{{GROUPS}}", for_page(compared(frames, shown)))
+    )
+
+
+def for_page(data: Any) -> str:
+    """Return JSON that may stand inside a script of the page."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+
+
+def draw(frames: Frames) -> Drawing:
+    """Return the page as a drawing, and the summaries as its data."""
+    data = [{"run": r.path.stem, "setting": setting(r.run), **outcome(r)} for r in frames.results]
+    return Drawing(pd.DataFrame(data), html=page(frames))

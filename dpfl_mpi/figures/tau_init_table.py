@@ -1,0 +1,36 @@
+"""Table: accuracy by the local epochs before the first graph, tau_init, and by budget (CIFAR-10, Patho(3), three seeds)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpfl_mpi.figures import paper as published
+from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
+from dpfl_mpi.figures.frames import Frames, of_results
+from dpfl_mpi.figures.names import named, repetitions
+from dpfl_mpi.figures.tables import by_budget
+from dpfl_mpi.settings import Run
+
+RUNS = [
+    Run(dataset="cifar10", tau_init=tau, budget=budget, seed=seed)
+    for tau in (1, 5, 10)
+    for budget in ("inf", 20, 10, 5)
+    for seed in SEEDS
+]
+OPTIONS = PAPER
+
+
+def table(frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], of: str) -> Drawing:
+    """Return the table of DPFL's results by a field and by budget; `variant` is what else they differ in, such as "tau_train 5"."""
+    dpfl = of_results([r for r in frames.results if r.run.method == "dpfl"])
+    entries = named(repetitions(dpfl.results), lambda run: "", (field, "budget"))
+    variants = {str(r.path): variant for _, variant, group in entries for r in group}
+    rows = dpfl.rows.assign(variant=dpfl.rows["run"].map(variants))
+    data, text, latex = by_budget(dpfl, rows, field, symbol, numbers, of)
+    return Drawing(data, text=text, latex=latex)
+
+
+def draw(frames: Frames, paper: bool = False) -> Drawing:
+    """Return the table."""
+    return table(frames, "tau_init", "tau_init", published.TAU_INIT if paper else {}, "CIFAR-10 Patho(3)")

@@ -1,0 +1,80 @@
+"""Mean test accuracy against the variance over clients, one panel per data set.
+
+The filled marker is the variance of the clients' accuracies in squared points; the line goes down to what is left of it without the share that
+the size of the clients' test sets alone explains: a client of accuracy a and n test images has a sampling variance of a (1 - a) / (n - 1).
+"""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.figures import accuracy_table
+from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.style import COLUMN, TEXT, hide_rest, legend, looks, marks
+from dpfl_mpi.figures.tables import means
+
+RUNS = accuracy_table.RUNS
+REACH = 10.0  # points below the best: what is further away (FedAvg by 35) would press all others together, and is only printed
+
+
+def sampling_variance(a: np.ndarray, n: np.ndarray) -> float:
+    """Return what the size of the test sets `[N]` alone adds to the variance of the clients' accuracies, 0 to 1 `[N]`: squared points.
+
+    A client that is not scored (nan) does not count; without any that is scored it is nan.
+    """
+    scored = np.isfinite(a)
+    a, n = a[scored], n[scored]
+    return float(1e4 * np.mean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25))) if len(a) else float("nan")
+
+
+def measure(frames: Frames) -> pd.DataFrame:
+    """Return one line per setting and row: accuracy in percent, variances in squared points, means over the seeds."""
+    out = []
+    for line in frames.rows.itertuples():
+        lines = frames.of("clients", line.setting, line.row)
+        each = [part for _, part in lines.groupby("run")]
+        total = np.mean([1e4 * part["test_acc"].var(ddof=0) for part in each])
+        chance = np.mean([sampling_variance(part["test_acc"].to_numpy(), part["test"].to_numpy()) for part in each])
+        who = {"setting": line.setting, "method": line.row, "accuracy": means(lines, line.row).mean()}
+        share = {"sampling_variance": chance, "sampling_share": chance / total if total else np.nan}
+        out.append(who | {"variance": total} | share | {"n": len(each)})
+    return pd.DataFrame(out)
+
+
+def draw(frames: Frames) -> Drawing:
+    """Return the figure: one panel per setting, every method with its colour, every row with a mark of its own."""
+    data = measure(frames)
+    settings = list(dict.fromkeys(data["setting"]))
+    columns = min(len(settings), 3)
+    rows = -(-len(settings) // columns)
+    width = COLUMN if columns == 1 else TEXT
+    figure, grid = plt.subplots(rows, columns, figsize=(width, 2.1 * rows + 0.6), squeeze=False)
+    kinds = frames.rows.drop_duplicates("row")
+    colours = dict(zip(kinds["row"], [look["color"] for look in looks(kinds)], strict=True))
+    mark, handles = dict(zip(kinds["row"], marks(kinds), strict=True)), {}
+    for axes, where in zip(grid.flat, settings, strict=False):
+        here = data[data["setting"] == where]
+        for r in here[here["accuracy"] >= here["accuracy"].max() - REACH].itertuples():
+            colour, left = colours[r.method], max(r.variance - r.sampling_variance, 0)
+            axes.plot([r.accuracy] * 2, [left, r.variance], color=colour, lw=0.6, alpha=0.6, zorder=1)
+            axes.plot(r.accuracy, left, marker="_", color=colour, ms=4, mew=0.8, zorder=1)
+            how = {"color": colour, "mec": "white", "mew": 0.3, "zorder": 2}
+            (handles[r.method],) = axes.plot(r.accuracy, r.variance, mark[r.method], **how)
+        axes.set_title(where)
+        axes.set_xlabel("test accuracy, %")
+        axes.margins(0.12)
+        axes.set_ylim(bottom=0)
+    grid[0, 0].set_ylabel("variance over clients, %$^2$")
+    hide_rest(list(grid.flat)[len(settings) :])
+    drawn = {text_label(row): handles[row] for row in kinds["row"] if row in handles}
+    legend(figure, drawn, "outside lower center", handlelength=1.0, handletextpad=0.3)
+    lines = [
+        f"{r.setting}, {r.method}: accuracy {r.accuracy:.2f} %, variance {r.variance:.1f} %^2, of which test-set size alone explains "
+        f"{100 * r.sampling_share:.0f} %"
+        for r in data.itertuples()
+    ]
+    return Drawing(data, figure, "\n".join(lines))
