@@ -14,7 +14,9 @@ import numpy as np
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, Tensor, _given
 
-METHOD = _given.method("Pairwise", ignores=("graphs",), elementwise=True, asks_all=True, colour="#000000", line="-.", marker="d")
+METHOD = _given.method(
+    "Pairwise", ignores=("graphs",), elementwise=True, asks_all=True, colour="#000000", line="-.", marker="d"
+)
 
 
 def init(fed: Federation) -> State:
