@@ -83,7 +83,7 @@ def admit(kind: str, name: str) -> str:
     if top(code.start) == PACKAGE:
         raise UserError(f"{flag}, a file of dpfl_mpi itself; call it by its name, --{kind} {short(name)}")
     ADMITTED[kind, name] = code
-    return CODE + code.sha256
+    return admitted(kind, name)
 
 
 def target(kind: str, name: str, flag: str) -> str:
@@ -147,8 +147,7 @@ def failing_as(what: str, kind: str, name: str) -> Iterator[None]:
 
 def admitted(kind: str, name: str) -> str:
     """Return the hash of the code that `find` would execute, as `admit` returned it; "": none."""
-    code = ADMITTED.get((kind, name))
-    return CODE + code.sha256 if code else ""
+    return CODE + ADMITTED[kind, name].sha256 if (kind, name) in ADMITTED else ""
 
 
 def codes(contents: Mapping[str, str]) -> dict[str, str]:

@@ -20,14 +20,14 @@ from types import ModuleType
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import Code, Source, top
+from dpfl_mpi.plugins.code import Code, top
 
 
 class Renamed(ast.NodeTransformer):
     """Has `import helper` mean the helper of this code: the absolute imports of its own modules get its package in front."""
 
-    def __init__(self, package: str, code: Code):
-        self.package, self.tops = package, {top(name) for name in code.modules}
+    def __init__(self, package: str, tops: set[str]):
+        self.package, self.tops = package, tops
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         if not node.level and top(node.module or "") in self.tops:
@@ -37,53 +37,42 @@ class Renamed(ast.NodeTransformer):
     def visit_Import(self, node: ast.Import) -> list[ast.AST]:
         out: list[ast.AST] = []
         for alias in node.names:
-            first, own = top(alias.name), f"{self.package}.{alias.name}"
-            if first not in self.tops:
+            first = top(alias.name)
+            if first in self.tops:
+                out.append(ast.Import([ast.alias(f"{self.package}.{alias.name}", alias.asname or first)]))
+                if not alias.asname:  # `import a.b` names a
+                    out.append(ast.ImportFrom(self.package, [ast.alias(first)], 0))
+            else:
                 out.append(ast.Import([alias]))
-                continue
-            out.append(ast.Import([ast.alias(own, alias.asname or first)]))
-            if not alias.asname:  # `import a.b` names a
-                out.append(ast.ImportFrom(self.package, [ast.alias(first)], 0))
         return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in out]
 
 
-class Bytes(SourceLoader):
-    """Executes a module from the bytes that were read."""
-
-    def __init__(self, source: Source, renamed: Renamed):
-        self.source, self.renamed = source, renamed
-
-    def get_filename(self, name: str) -> str:
-        return str(self.source.path)
-
-    def get_data(self, path: Any) -> bytes:
-        return self.source.data or b""
-
-    def source_to_code(self, data: Any, path: Any = "") -> Any:  # type: ignore[override]
-        return compile(self.renamed.visit(ast.parse(data)), str(path), "exec", dont_inherit=True)
-
-
-class Own(MetaPathFinder):
-    """Finds the modules of a code below a package whose name has its hash."""
+class Own(MetaPathFinder, SourceLoader):
+    """Finds the modules of a code below a package whose name has its hash, and executes them from the bytes that were read."""
 
     def __init__(self, code: Code):
         # a file of the same content under another name is executed under that name
-        digest = hashlib.sha256(f"{code.sha256} {code.start}".encode()).hexdigest()
-        self.code, self.package = code, f"dpfl_mpi_own_{digest[:16]}"
+        self.package = f"dpfl_mpi_own_{hashlib.sha256(f'{code.sha256} {code.start}'.encode()).hexdigest()[:16]}"
+        self.modules = {f"{self.package}.{name}": source for name, source in code.modules.items()}
+        self.renamed = Renamed(self.package, {top(name) for name in code.modules})
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """Return how to load a module of this code, None for any other."""
-        package, _, own = name.partition(".")
-        source = self.code.modules.get(own)
-        if package != self.package or (own and source is None):
-            return None
-        if source is None or source.data is None:
+        source = self.modules.get(name)
+        if name == self.package or (source and source.data is None):
             return ModuleSpec(name, None, is_package=True)
-        if source.path.suffix != ".py":
-            return spec_from_file_location(name, source.path)
+        if source is None or source.path.suffix != ".py":
+            return source and spec_from_file_location(name, source.path)
         places = [str(source.path.parent)] if source.is_package else None
-        loader = Bytes(source, Renamed(package, self.code))
-        return spec_from_file_location(name, source.path, loader=loader, submodule_search_locations=places)
+        return spec_from_file_location(name, source.path, loader=self, submodule_search_locations=places)
+
+    def get_filename(self, name: str) -> str:
+        return str(self.modules[name].path)
+
+    def get_data(self, path: Any) -> bytes:
+        return next(source.data or b"" for source in self.modules.values() if str(source.path) == path)
+
+    def source_to_code(self, data: Any, path: Any = "") -> Any:  # type: ignore[override]
+        return compile(self.renamed.visit(ast.parse(data)), path, "exec", dont_inherit=True)
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
