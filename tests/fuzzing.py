@@ -16,6 +16,7 @@ from launch import federation, run_here
 from making import folder as files_in
 from making import images, leaf, png, tar, zipped
 from mpi4py import MPI
+from starts import small
 
 from dpfl_mpi import __main__, describe, export, prepare, show
 from dpfl_mpi.data.recipes import deal
@@ -111,21 +112,8 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
     file.visit(names.append)
     name = names[rng.integers(len(names))]
     item = file[name or "/"]
-    values = (
-        b"\xff\xfe",
-        "x",
-        "",
-        10**18,
-        -1,
-        float("nan"),
-        [1, 2],
-        np.zeros((2, 2)),
-        "[" * 3000,
-        "9" * 400,
-        "{}",
-        "null",
-        np.bool_(True),
-    )
+    texts = (b"\xff\xfe", "x", "", "[" * 3000, "9" * 400, "{}", "null")
+    values = (*texts, 10**18, -1, float("nan"), [1, 2], np.zeros((2, 2)), np.bool_(True))
     if item.attrs and rng.random() < (0.6 if name else 1):
         attribute = sorted(item.attrs)[rng.integers(len(item.attrs))]
         if rng.random() < 0.2:
@@ -150,12 +138,8 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
     elif how == 2:
         file[name] = np.zeros(tuple(rng.integers(0, 9, rng.integers(4))))
     elif how == 3:
-        file.create_dataset(
-            name,
-            tuple(10**5 for _ in range(max(1, len(shape)))) if len(shape) < 3 else (10**6, *shape[1:]),
-            "i8",
-            chunks=True,
-        )
+        huge = (10**6, *shape[1:]) if len(shape) > 2 else (10**5,) * max(1, len(shape))
+        file.create_dataset(name, huge, "i8", chunks=True)
     elif how == 4:
         file.create_group(name)
     elif how == 5:
@@ -167,11 +151,6 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
 
 
 # the readers ---------------------------------------------------------------------------------------------------------
-def small(**fields: object) -> dict[str, object]:
-    """Return the fields of a small Run."""
-    return starts.small(**fields)
-
-
 def result(folder: Path) -> Reader:
     path = run_here(folder / "r.h5", small(reach="geometric:2"), save_models=True, mixed=True)
 
@@ -197,9 +176,8 @@ def data(folder: Path) -> Reader:
     prepare.write(own, "femnist", folder / "d.h5")
 
     def read(where: Path) -> None:
-        run = Run(
-            **small(dataset="femnist", data=str(where / "d.h5"), partition="dirichlet", min_samples=2, clients=3)
-        ).resolve()
+        fields = small(dataset="femnist", data=str(where / "d.h5"), partition="dirichlet", min_samples=2, clients=3)
+        run = Run(**fields).resolve()
         source = open_source(run)
         deal(run, source)
         for part, labels in source.labels.items():
@@ -211,20 +189,9 @@ def data(folder: Path) -> Reader:
 
 def partition(folder: Path) -> Reader:
     path = folder / "p.json"
-    describe.main(
-        [
-            "--dataset",
-            "image_folder",
-            "--data",
-            str(starts.data()),
-            "--clients",
-            "3",
-            "--min_per_class",
-            "1",
-            "--save",
-            str(path),
-        ]
-    )
+    words = f"--dataset image_folder --data {starts.data()} --clients 3 --min_per_class 1 --save {path}"
+    with contextlib.redirect_stdout(None):
+        describe.main(words.split())
 
     def read(where: Path) -> None:
         run = Run(**small(partition=f"file:{where / 'p.json'}", clients=None)).resolve()
@@ -288,6 +255,7 @@ def notes(folder: Path) -> Reader:
 
 def jobs(folder: Path) -> Reader:
     entry = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
+    text = json.dumps(entry).encode()
     run = Run(**small()).resolve()
 
     def read(where: Path) -> None:
@@ -296,20 +264,14 @@ def jobs(folder: Path) -> Reader:
         known.look(set())
         known.log()
 
-    return Reader(
-        "jobs",
-        {"sweeps/a/jobs.json": json.dumps(entry).encode(), "sweeps/b/jobs.json": json.dumps(entry).encode()},
-        read,
-    )
+    return Reader("jobs", {"sweeps/a/jobs.json": text, "sweeps/b/jobs.json": text}, read)
 
 
 def archive(folder: Path) -> Reader:
     files = images(("train", "test"), ("a", "b"), 1, (5, 5))
-    made = {
-        f"a.{kind}": tar(folder / kind, files, mode).read_bytes()
-        for kind, mode in (("tar", "w"), ("tgz", "w:gz"), ("txz", "w:xz"))
-    }
-    made["a.zip"] = zipped(folder / "zip", files).read_bytes()
+    made = {"a.zip": zipped(folder / "zip", files).read_bytes()}
+    for kind, mode in (("tar", "w"), ("tgz", "w:gz"), ("txz", "w:xz")):
+        made[f"a.{kind}"] = tar(folder / kind, files, mode).read_bytes()
 
     def read(where: Path) -> None:
         for name in made:
@@ -356,14 +318,10 @@ def limit(folder: Path) -> Reader:
 
 
 def config(folder: Path) -> Reader:
-    lines = {k: v for k, v in small(clients=4, rounds=3, method="fedprox").items() if v is not None} | {
-        "quiet": True,
-        "out": "x.h5",
-    }
-    text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in lines.items()) + "options:\n  mu: 0.1\n"
-    return Reader(
-        "config", {"c.yaml": text.encode()}, lambda where: __main__.parse(["--config", str(where / "c.yaml")])
-    )
+    fields = small(clients=4, rounds=3, method="fedprox") | {"quiet": True, "out": "x.h5", "options": {"mu": 0.1}}
+    text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
+    read = lambda where: __main__.parse(["--config", str(where / "c.yaml")])  # noqa: E731
+    return Reader("config", {"c.yaml": text.encode()}, read)
 
 
 def settings(folder: Path) -> Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import socket
 import struct
 import tarfile
@@ -210,9 +211,7 @@ def test_settings_from_a_pipe(tmp_path, capsys):
     assert end.value.code == 2 and "is not a regular file" in capsys.readouterr().err
 
 
-def test_data_that_claim_terabytes(tmp_path, digits_file, limited):
-    path = tmp_path / "d.h5"
-    path.write_bytes(digits_file.read_bytes())
+def test_data_that_claim_terabytes(path, limited):
     with h5py.File(path, "r+") as file:
         del file["train/labels"], file["train/images"]
         file.create_dataset("train/labels", (10**12,), np.uint8, chunks=True)
@@ -220,10 +219,14 @@ def test_data_that_claim_terabytes(tmp_path, digits_file, limited):
     refused("train/images claims 64000000000000 bytes, which 0 stored ones cannot hold", in_file, path, "image_folder")
 
 
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """Return a copy of the small data, to damage."""
+    return Path(shutil.copy(starts.data(), tmp_path / "d.h5"))
+
+
 # content is verified ----------------------------------------------------------------------------------------------------
-def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
-    path = tmp_path / "d.h5"
-    path.write_bytes(starts.data().read_bytes())
+def test_a_flipped_byte_of_the_data_is_noticed(path):
     run = Run(**starts.small(data=str(path))).resolve()
     verify(open_source(run))
     with h5py.File(path) as file:
@@ -241,40 +244,19 @@ def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
     ("train/labels", np.zeros(480), "train/labels is of type float64"),
     ("train/labels", np.zeros(9, np.uint8), "train_labels must be int64 [480], from 0 to 3"),
     ("test/images", np.zeros((160, 9, 8, 1), np.uint8), "test_images are uint8 [160, 9, 8, 1]"),
+    ("train/labels", h5py.ExternalLink("/tmp/other.h5", "train/labels"), "train/labels is missing, or leads to another file"),
 ])  # fmt: skip
-def test_data_out_of_their_range(tmp_path, name, values, words):
-    path = tmp_path / "d.h5"
-    path.write_bytes(starts.data().read_bytes())
+def test_data_out_of_their_range(path, name, values, words):
     with h5py.File(path, "r+") as file:
         del file[name]
         file[name] = values
     refused(words, in_file, path, "image_folder")
 
 
-def test_data_of_another_file(tmp_path):
-    path = tmp_path / "d.h5"
-    path.write_bytes(starts.data().read_bytes())
-    with h5py.File(path, "r+") as file:
-        del file["train/labels"]
-        file["train/labels"] = h5py.ExternalLink(str(starts.data()), "train/labels")
-    refused("train/labels is missing, or leads to another file", in_file, path, "image_folder")
-
-
 def test_a_partition_file_that_was_edited(tmp_path):
     path = tmp_path / "p.json"
-    words = [
-        "--dataset",
-        "image_folder",
-        "--data",
-        str(starts.data()),
-        "--model",
-        "mlp",
-        "--clients",
-        "3",
-        "--min_per_class",
-        "1",
-    ]
-    assert describe.main([*words, "--save", str(path)]) == 0
+    words = f"--dataset image_folder --data {starts.data()} --model mlp --clients 3 --min_per_class 1 --save {path}"
+    assert describe.main(words.split()) == 0
     whole = json.loads(path.read_text())
 
     def use(**changed: object) -> object:
@@ -320,17 +302,10 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
         refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(at))
 
 
-def two_generations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Path]]:
-    """Return a run cut after round 3, and its two shards, the older one first."""
-    from starts import cut_after
-
-    out = tmp_path / "run.h5"
-    cut_after(monkeypatch, 3, out)
-    return out, sorted(Path(f"{out}.checkpoint").glob("*.shard.h5"))
-
-
 def test_an_older_shard_copied_over_a_newer_one_is_refused(tmp_path, monkeypatch, capsys):
-    out, (older, newer) = two_generations(tmp_path, monkeypatch)
+    out = tmp_path / "run.h5"
+    starts.cut_after(monkeypatch, 3, out)
+    older, newer = sorted(Path(f"{out}.checkpoint").glob("*.shard.h5"))
     newer.write_bytes(older.read_bytes())
     fed = federation(starts.small())
     store = Checkpoints(out, fed.run, Job(out=str(out)), fed.world)
@@ -347,18 +322,10 @@ def test_a_checkpoint_folder_that_leads_elsewhere(tmp_path):
 
 
 # one damaged file -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff",
-        b'{"jobs": 3}',
-        b"[" * 9000,
-        b'{"cluster": "local", "submitted": 1, "jobs": {"r.h5": "../x"}, "host": "h", "born": {}}',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    b"", b"{", b"[]", b"\xff", b'{"jobs": 3}', b"[" * 9000,
+    b'{"cluster": "local", "submitted": 1, "jobs": {"r.h5": "../x"}, "host": "h", "born": {}}',
+])  # fmt: skip
 def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
     good = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
     for name, data in (("a", text), ("b", json.dumps(good).encode())):
