@@ -451,37 +451,21 @@ def test_pfllib_texts_are_filled_up(tmp_path):
 
 
 def test_pfllib_refusals(tmp_path):
-    files = pfllib_files(image)
-    path = tmp_path / "touched"
-    bad = files | {"train/1.npz": npz(np.array({"x": Hostile(path)}, object))}
-    refused(tmp_path, "pfllib", folder(tmp_path / "a", bad), "holds a pickle with the name posix.system")
-    assert not path.exists()
-    refused(
-        tmp_path,
-        "pfllib",
-        folder(tmp_path / "b", {k: v for k, v in files.items() if k != "test/2.npz"}),
-        "client 2 has no file",
-    )
-    refused(tmp_path, "pfllib", folder(tmp_path / "c", {"x": b""}), "there is no train/0.npz")
-    refused(tmp_path, "pfllib", folder(tmp_path / "d", files | {"train/1.npz": b"PK"}), "train/1.npz is truncated")
-    short = files | {"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}
-    refused(tmp_path, "pfllib", folder(tmp_path / "e", short), "holds 3 samples and labels of (4,)")
-    other = files | {"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}
-    refused(tmp_path, "pfllib", folder(tmp_path / "f", other), "test/3.npz has samples of")
-    plain = io.BytesIO()
-    np.savez(plain, data=np.zeros(3))
-    refused(
-        tmp_path,
-        "pfllib",
-        folder(tmp_path / "g", files | {"train/1.npz": plain.getvalue()}),
-        "train/1.npz holds no dictionary with x and y",
-    )
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
+    files, path, outside = pfllib_files(image), tmp_path / "touched", io.BytesIO()
+    with zipfile.ZipFile(outside, "w") as archive:
         archive.writestr("../data.npy", b"")
-    refused(
-        tmp_path, "pfllib", folder(tmp_path / "h", files | {"train/1.npz": out.getvalue()}), "leads out of the archive"
-    )
+    for changed, text in (
+        ({"train/1.npz": npz(np.array({"x": Hostile(path)}, object))}, "holds a pickle with the name posix.system"),
+        ({"train/1.npz": b"PK"}, "train/1.npz is truncated"),
+        ({"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}, "holds 3 samples and labels of (4,)"),
+        ({"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}, "test/3.npz has samples of"),
+        ({"train/1.npz": npz(np.zeros(3))}, "train/1.npz holds no dictionary with x and y"),
+        ({"train/1.npz": outside.getvalue()}, "leads out of the archive"),
+    ):
+        refused(tmp_path, "pfllib", files | changed, text)
+    assert not path.exists()
+    refused(tmp_path, "pfllib", {k: v for k, v in files.items() if k != "test/2.npz"}, "client 2 has no file")
+    refused(tmp_path, "pfllib", {"x": b""}, "there is no train/0.npz")
 
 
 # FL-bench -----------------------------------------------------------------------------------------------------------------
@@ -515,14 +499,10 @@ def test_flbench(tmp_path):
         ([{"train": [0, 1]}], "has no train and test of client 0"),
         ([[1, 2]], "has no train and test of client 0"),
     ):
-        refused(tmp_path, "flbench", folder(tmp_path / "bad", flbench_files(bad)), text)
+        refused(tmp_path, "flbench", flbench_files(bad), text)
     files = flbench_files(indices)
-    refused(
-        tmp_path,
-        "flbench",
-        folder(tmp_path / "c", {"partition.pkl": files["partition.pkl"]}),
-        "holds no data.npy, which FL-bench makes",
-    )
-    files["partition.pkl"] = pickle.dumps(Hostile(tmp_path / "touched"))
-    refused(tmp_path, "flbench", folder(tmp_path / "d", files), "nothing was executed")
+    alone = {"partition.pkl": files["partition.pkl"]}
+    refused(tmp_path, "flbench", alone, "holds no data.npy, which FL-bench makes")
+    hostile = files | {"partition.pkl": pickle.dumps(Hostile(tmp_path / "touched"))}
+    refused(tmp_path, "flbench", hostile, "nothing was executed")
     assert not (tmp_path / "touched").exists()

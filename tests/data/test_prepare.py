@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,7 +36,8 @@ def stage(dataset, source, out, **options):
 
 
 def refused(tmp_path, dataset, source, text, **options):
-    """Check that a source is refused with one sentence that holds `text`, and that nothing is left where it would have gone."""
+    """Check that a source, or a folder of these files, is refused with one sentence that holds `text`, and that nothing is left behind."""
+    source = folder(Path(tempfile.mkdtemp(dir=tmp_path)), source) if isinstance(source, dict) else source
     out = tmp_path / "out" / "x.h5"
     with pytest.raises(UserError) as error:
         stage(dataset, source, out, **options)
@@ -283,40 +285,33 @@ def test_what_cannot_be_downloaded_says_how_to_get_it(tmp_path):
 # malformed input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2", "w"])
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2", "w", "zip"])
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_truncated_archive(tmp_path, mode, share):
-    whole = tar(tmp_path / "whole", images(("train", "valid", "test"), NAMES, each=1), mode).read_bytes()
-    (tmp_path / "cut").write_bytes(whole[: int(len(whole) * share)])
-    refused(tmp_path, "cinic10", tmp_path / "cut", "truncated or not a tar or zip archive")
+    files = images(("train", "valid", "test"), NAMES, each=1)
+    path = zipped(tmp_path / "whole", files) if mode == "zip" else tar(tmp_path / "whole", files, mode)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    refused(tmp_path, "cinic10", path, "truncated or not a tar or zip archive")
 
 
 def test_tar_cut_between_two_files(tmp_path):
     files = images(("train", "test"), ("a", "b"), each=1)
-    tar(tmp_path / "whole", files, "w")
-    first = [len(data) for data in files.values()]
-    end = sum(512 + -(-n // 512) * 512 for n in first)
-    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:end])
-    refused(tmp_path, "image_folder", tmp_path / "cut", "truncated")
+    path = tar(tmp_path / "whole", files, "w")
+    end = sum(512 + -(-len(data) // 512) * 512 for data in files.values())
+    path.write_bytes(path.read_bytes()[:end])
+    refused(tmp_path, "image_folder", path, "truncated")
 
 
 def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((20, 3)))
     np.savez(tmp_path / "whole.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
-    for name in ("x.npy", "cut.npz"):
-        refused(
-            tmp_path, "arrays", tmp_path / name, f"{name} is no npz file, or a truncated one; allowed is what np.savez"
-        )
-
-
-def test_truncated_zip_and_npz(tmp_path):
-    whole = zipped(tmp_path / "whole", images(("train", "test"), ("a",))).read_bytes()
-    (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])
-    refused(tmp_path, "image_folder", tmp_path / "cut", "truncated")
-    np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.zeros(9, int))
-    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-40])
-    refused(tmp_path, "arrays", tmp_path / "b.npz", "truncated")
+    whole = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[:300])
+    (tmp_path / "short.npz").write_bytes(whole[:-40])
+    for name in ("x.npy", "cut.npz", "short.npz"):
+        sentence = f"{name} is no npz file, or a truncated one; allowed is what np.savez"
+        refused(tmp_path, "arrays", tmp_path / name, sentence)
 
 
 @pytest.mark.parametrize(
@@ -329,43 +324,24 @@ def test_path_traversal(tmp_path, name, make):
     assert not (tmp_path.parent / "0.png").exists()
 
 
-def test_missing_and_foreign_classes(tmp_path):
-    files = images(("train", "valid", "test"), NAMES, each=1)
-    lacks = {k: v for k, v in files.items() if not k.startswith("valid/ship")}
-    refused(tmp_path, "cinic10", folder(tmp_path / "a", lacks), "valid holds no image of the class ship")
-    refused(
-        tmp_path,
-        "cinic10",
-        folder(tmp_path / "b", files | {"test/boat/0.png": files["test/ship/0.png"]}),
-        "the class boat",
-    )
-    refused(tmp_path, "cinic10", folder(tmp_path / "c", {"x.txt": b""}), "train holds no image of the class airplane")
-    refused(tmp_path, "image_folder", folder(tmp_path / "d", {"x.txt": b""}), "train holds no image")
-    odd = images(("train",), ("a", "b")) | images(("test",), ("a",))
-    refused(tmp_path, "image_folder", folder(tmp_path / "e", odd), "test holds no image of the class b")
-    more = images(("train",), ("a", "b")) | images(("test",), "abcdefghi")
-    sentence = "test holds other classes (c, d, e, f, g and 2 more); expected test/CLASS/*.png for every class of a, b"
-    refused(tmp_path, "image_folder", folder(tmp_path / "f", more), sentence)
-
-
-def test_images_of_another_size_or_none(tmp_path):
-    files = images(("train", "test"), ("a", "b"))
-    refused(
-        tmp_path,
-        "image_folder",
-        folder(tmp_path / "a", files | images(("test",), ("b",), 1, (16, 8))),
-        "is 16x8, the first image 32x32",
-    )
-    refused(
-        tmp_path,
-        "image_folder",
-        folder(tmp_path / "b", files | {"train/a/1.png": b"no"}),
-        "train/a/1.png is not a readable image",
-    )
-    cut = files | {"train/a/1.png": files["train/a/1.png"][:300]}
-    refused(tmp_path, "image_folder", folder(tmp_path / "c", cut), "train/a/1.png is not a readable image")
-    small = images(("train", "valid", "test"), NAMES, 1, (28, 28))
-    refused(tmp_path, "cinic10", folder(tmp_path / "d", small), "test/airplane/0.png is 28x28; allowed is 32x32")
+def test_folders_of_images_that_do_not_fit(tmp_path):
+    """Classes that are missing or foreign, images of another size, files that are none."""
+    files, two = images(("train", "valid", "test"), NAMES, each=1), images(("train", "test"), ("a", "b"))
+    one, more = images(("train",), ("a", "b")), images(("test",), "abcdefghi")
+    lacks = {name: data for name, data in files.items() if not name.startswith("valid/ship")}
+    for dataset, source, text in (
+        ("cinic10", lacks, "valid holds no image of the class ship"),
+        ("cinic10", files | {"test/boat/0.png": files["test/ship/0.png"]}, "the class boat"),
+        ("cinic10", {"x.txt": b""}, "train holds no image of the class airplane"),
+        ("cinic10", images(("train", "valid", "test"), NAMES, 1, (28, 28)), "airplane/0.png is 28x28; allowed is 32x32"),
+        ("image_folder", {"x.txt": b""}, "train holds no image"),
+        ("image_folder", one | images(("test",), ("a",)), "test holds no image of the class b"),
+        ("image_folder", one | more, "test holds other classes (c, d, e, f, g and 2 more); expected test/CLASS/*.png for every class of a, b"),
+        ("image_folder", two | images(("test",), ("b",), 1, (16, 8)), "is 16x8, the first image 32x32"),
+        ("image_folder", two | {"train/a/1.png": b"no"}, "train/a/1.png is not a readable image"),
+        ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "train/a/1.png is not a readable image"),
+    ):  # fmt: skip
+        refused(tmp_path, dataset, source, text)
 
 
 def test_too_large(tmp_path, monkeypatch):
@@ -404,19 +380,25 @@ def changed(edit, name="train/b.json"):
         (lambda d: d["user_data"]["f02"]["x"][3].__setitem__(3, 2.0), "a pixel outside 0 to 1"),
         (lambda d: d["user_data"]["f02"]["x"][3].__setitem__(3, None), "pixel"),
         (lambda d: d["num_samples"].__setitem__(1, 5), "num_samples says 5"),
+        (lambda d: d["num_samples"].pop(), "users and num_samples differ in length"),
+        (lambda d: (d["users"].append("f02"), d["num_samples"].append(17)), "users names a writer twice"),
+        (lambda d: d["user_data"]["f02"]["y"].__setitem__(3, 10**400), "writer f02 has no lists of numbers x and y"),
+        (lambda d: d["user_data"]["f02"]["x"][3].__setitem__(3, 10**400), "writer f02 has no lists of numbers x and y"),
+        (lambda d: d.update(users={}), "f00 is in one of users and user_data only"),
+        (lambda d: d.update(user_data=3), "not a LEAF shard"),
     ],
 )
 def test_malformed_shards(tmp_path, edit, text):
-    refused(tmp_path, "femnist", folder(tmp_path / "leaf", changed(edit)), text)
+    refused(tmp_path, "femnist", changed(edit), text)
 
 
 def test_truncated_and_missing_shards(tmp_path):
     files = leaf()
     short = files | {"train/a.json": files["train/a.json"][:-50]}
-    refused(tmp_path, "femnist", folder(tmp_path / "a", short), "truncated or not a LEAF shard")
+    refused(tmp_path, "femnist", short, "truncated or not a LEAF shard")
     only = {k: v for k, v in files.items() if k.startswith("train")}
-    refused(tmp_path, "femnist", folder(tmp_path / "b", only), "holds no test/*.json")
-    refused(tmp_path, "femnist", folder(tmp_path / "c", files), "no writer has 1000 images", min_samples=1000)
+    refused(tmp_path, "femnist", only, "holds no test/*.json")
+    refused(tmp_path, "femnist", files, "no writer has 1000 images", min_samples=1000)
 
 
 @pytest.mark.parametrize("gap", [0, 5, 10**6])
