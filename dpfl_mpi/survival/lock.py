@@ -97,11 +97,7 @@ class Lock:
         self.text = ""  # in the file, while it is ours
 
     def acquire(self, patience: float = PATIENCE) -> None:
-        """Take the lock.
-
-        Raises:
-            UserError: another run holds it; the sentence says which, and what to do where that is no longer true.
-        """
+        """Take the lock; raise `UserError` where another run holds it, which the sentence names."""
         with explained(f"{self.path.parent}, the folder for the result (--results, --out), cannot be made"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + patience
