@@ -183,8 +183,9 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Seq
         )
     base_of = bases(known)
     needed = {base.path for base in base_of.values()}
-    after = [k for k in todo if (base := base_of.get(k.path.name)) and (base in todo or base.alive(queue))]
-    first = [k for k in todo if k not in after]
+    awaited = {name for name, base in base_of.items() if base in todo or (base.on_slurm and base.alive(queue))}
+    first = [k for k in todo if k.path.name not in awaited]
+    after = [k for k in todo if k.path.name in awaited]
     folder = new_folder(job)
     if job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)

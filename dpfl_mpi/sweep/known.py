@@ -137,14 +137,13 @@ class Known:
         return self.recorded
 
     def alive(self, queue: set[str]) -> bool:
-        """Return whether its job waits or runs."""
+        """Return whether its job on Slurm waits or runs, or its process on this machine; of one elsewhere only the lock tells."""
         if not self.submission:
             return False
         if self.on_slurm:
             return self.job_id in queue or time.time() - self.submission.submitted < BLIND_S
-        if self.submission.cluster == "debug" or self.submission.host != socket.gethostname():  # no process of ours
-            return Lock(self.path).taken()
-        return born(self.job_id) == self.submission.born.get(self.path.name) != ""
+        here = self.submission.host == socket.gethostname()
+        return here and born(self.job_id) == self.submission.born.get(self.path.name) != ""
 
     def log(self) -> str:
         """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""

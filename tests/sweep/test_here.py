@@ -268,7 +268,7 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
         assert one.alive(set()) == lives
     mine = Lock(path)
     mine.acquire()
-    assert one.alive(set())
+    assert one.look(set()).state == "running"
     mine.release()
 
 
