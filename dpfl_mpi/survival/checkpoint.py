@@ -103,8 +103,7 @@ class Checkpoints:
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
         """Keep the state after the round that `parts` is in, with the results recorded so far.
 
-        Raises:
-            UserError: on every rank, where any rank could not write; the generation before is whole.
+        Raises `UserError` on every rank, where any rank could not write; the generation before is whole.
         """
         start = time.perf_counter()
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
@@ -174,11 +173,7 @@ class Checkpoints:
         return bool(self.world.decide(note))
 
     def clear(self, sure: bool = False) -> None:
-        """Delete all checkpoints: the run is finished, or to be started over.
-
-        Raises:
-            UserError: on every rank; not all could be deleted, and the caller must be `sure`.
-        """
+        """Delete all checkpoints; raise `UserError` on every rank where the caller must be `sure`, and not all could be deleted."""
 
         def delete() -> None:
             self.still_ours()
@@ -198,10 +193,7 @@ class Checkpoints:
     def restore(self, parts: Parts) -> State | None:
         """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.
 
-        A damaged one falls back to the one before, with a warning.
-
-        Raises:
-            UserError: on every rank; a checkpoint is of another Run, or none is whole.
+        A damaged one falls back to the one before, with a warning. `UserError` on every rank: one is of another Run, or none is whole.
         """
         manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
         for i, manifest in enumerate(manifests):
@@ -227,11 +219,7 @@ class Checkpoints:
         return None
 
     def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
-        """Return whether a manifest and the copy of the results are as they were written. On root.
-
-        Raises:
-            UserError: they are of another Run, or of other data than `about` names.
-        """
+        """Return whether a manifest and the copy of the results are as they were written; refuse them of another Run or other data. On root."""
         mine = self._key(about)
         try:
             if sha256(manifest)[:DIGITS] not in manifest.name:
@@ -257,10 +245,7 @@ class Checkpoints:
     def _load(self, file: Hdf5, parts: Parts) -> State:
         """Return this rank's state, the method's in "client" and "shared", with what else was kept in "momentum" and "federation".
 
-        It opens just the shards that hold this rank's clients.
-
-        Raises:
-            UserError: a shard is damaged, or of another generation.
+        It opens just the shards that hold this rank's clients; `UserError`: one is damaged, or of another generation.
         """
         schema, device = file.json("schema", dict), parts.backend.ensemble.device
         shard = file.array("client/shard", "iu", (parts.n,), 0)[parts.ids]

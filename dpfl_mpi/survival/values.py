@@ -16,7 +16,6 @@ from dpfl_mpi.graph import CollaborationGraph
 
 
 def numpy_of(value: Any) -> np.ndarray:
-    """Return a tensor or array as an array in host memory."""
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
@@ -28,11 +27,7 @@ def row_layout(value: Any) -> dict[str, Any]:
 
 
 def write(file: h5py.File, name: str, value: Any) -> None:
-    """Write a tensor, array, graph or scalar; one row is one checksummed chunk.
-
-    Raises:
-        TypeError: the value is of no kind that a checkpoint holds.
-    """
+    """Write a tensor, array, graph or scalar, one row as one checksummed chunk; raise `TypeError` for any other value."""
     if isinstance(value, CollaborationGraph):
         file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
         file[name].attrs["kind"] = "graph"

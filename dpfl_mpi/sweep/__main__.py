@@ -92,11 +92,7 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
-    """Return how the Runs are computed, and the Runs: by the value of --tune that they have, without it all of them under "".
-
-    Raises:
-        UserError: a flag is out of range; the sentence says what is allowed.
-    """
+    """Return how the Runs are computed, and the Runs: by the value of --tune that they have, without it all of them under ""."""
     for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0), ("runs_per_gpu", 1)):
         if getattr(args, flag) < least:
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
@@ -129,8 +125,7 @@ def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
 def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
     """Return the Runs, each once, and a sentence on those of a file of RUNS that cannot be named: a file that they read is not there.
 
-    Raises:
-        UserError: that is so of all of them, or of one where the `whole` is wanted.
+    That is an error where it is so of all of them, or of one where the `whole` is wanted.
     """
     known: dict[Path, Known] = {}
     missing: Counter[str] = Counter()

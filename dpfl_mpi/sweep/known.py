@@ -164,8 +164,7 @@ class Known:
 class Queue:
     """The jobs that Slurm still has, array tasks as JOB_TASK; none where no Run was submitted to it.
 
-    Raises:
-        UserError: Slurm does not answer the first time. Where it does not answer again, what it said last holds.
+    It must answer the first time. Where it does not answer again, what it said last holds.
     """
 
     def __init__(self, known: Sequence[Known]):

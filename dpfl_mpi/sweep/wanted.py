@@ -40,7 +40,7 @@ def runs_of(file: Path) -> list[Run]:
 
 
 def axes(args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Return the values of --seeds, --methods, --datasets and --budgets that are given, by the field of Run."""
+    """Return the values of the flags of `GRID` that are given, by the field of Run."""
     return {field: getattr(args, flag) for flag, field in GRID.items() if getattr(args, flag)}
 
 
@@ -54,12 +54,9 @@ def grid(args: argparse.Namespace, base: Run) -> list[Run]:
 
 
 def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
-    """Return the Runs of a file that have one of the values of each of --seeds, --methods, --datasets and --budgets.
+    """Return the Runs of a file that have one of the values of each of --seeds, --methods, --datasets and --budgets; refuse a value of no Run.
 
     A method that reads no budget has every budget.
-
-    Raises:
-        UserError: no Run of the file has a value, or their combination.
     """
     flags = {field: flag for flag, field in GRID.items()}
     for field, values in axes(args).items():
