@@ -148,9 +148,9 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 def test_values_are_read_as_on_the_command_line():
     """YAML 1.1 alone takes 1e-3 for a text and 1:2 for 62."""
     numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5")
-    assert [(v, r.options, r.method, r.seed) for v, [r] in numbers.items()] == [
-        ("1e-3", {"lam": 0.001}, "ditto", 7),
-        ("0.5", {"lam": 0.5}, "ditto", 7),
+    assert [(v, r.resolve().options["lam"], r.method, r.seed) for v, [r] in numbers.items()] == [
+        ("1e-3", 0.001, "ditto", 7),
+        ("0.5", 0.5, "ditto", 7),
     ]
     assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
     assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
