@@ -54,13 +54,11 @@ def from_base(session: Session, parts: Parts, recorder: Recorder | None) -> bool
 
 
 def blocks(parts: Parts) -> list[slice]:
-    """Return the clients whose models are read at once."""
     rows = max(1, BLOCK // (4 * parts.backend.ensemble.size))
     return [slice(first, min(first + rows, parts.n)) for first in range(0, parts.n, rows)]
 
 
 def models(path: Path, block: slice) -> dict[str, np.ndarray]:
-    """Return the base's models of a block of clients. On root."""
     with Result(path) as base:  # anew: whoever computes it, a Run has the same models
         return {"rows": base.part("model/best", block)}
 

@@ -78,8 +78,7 @@ class Backend:
     ) -> None:
         """Train the block's rows by `epochs` local epochs of SGD, in place, and add up `block.loss` and `block.steps`.
 
-        `first_epoch` `[K]` counts the epochs that each client of this rank has behind it. `gradient` replaces the plain one. Columns
-        that are not `trained` are frozen.
+        `first_epoch` `[K]` counts the epochs that each client has behind it. `gradient` replaces the plain one. Columns not `trained` are frozen.
         """
         gradient = gradient or self.gradient
         now = block

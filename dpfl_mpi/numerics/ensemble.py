@@ -127,10 +127,7 @@ class Ensemble:
     def columns(self, layers: str, head: str, option: str = "head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", or names with commas.
 
-        "normalisation" is all layers of that kind; none where the model has none. `option` is the method's, that names the layers.
-
-        Raises:
-            UserError: the model has no such layer.
+        "normalisation" is all layers of that kind; none where the model has none. A layer that it lacks is a `UserError` about `option`.
         """
         if layers == "normalisation":
             norm = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
@@ -142,9 +139,9 @@ class Ensemble:
         for name in wanted:
             inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
             if not inside:
-                known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
+                allowed = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
                 raise UserError(
-                    f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {known}"
+                    f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {allowed}"
                 )
             for n in inside:
                 named[n].fill_(1)

@@ -65,11 +65,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
 
 @functools.cache
 def load(path: Path = LIBRARY) -> Any:
-    """Return the library.
-
-    Raises:
-        UserError: it was not built, is of another processor, or of another version of its source.
-    """
+    """Return the library; one that was not built, or is of another processor or version of its source, is a `UserError`."""
     mend = "install again where there is a C compiler (pip install -e .)"
     if not path.exists():
         raise UserError(f"the CPU kernels were not built: {path} is not there; {mend}")
@@ -141,8 +137,7 @@ class Native:
     ):
         """Describe a model for images of `shape` (H, W, C), of which a byte b enters as b * scale + shift, float32 `[C]`.
 
-        Raises:
-            UserError: the library cannot be used (`load`), computes no such model, or has no such form here.
+        A library that cannot be used, computes no such model, or has no such form here is a `UserError`.
         """
         convolutions, layers = describe(module)
         available = forms(path)
@@ -265,11 +260,7 @@ def computes(module: nn.Module) -> bool:
 
 
 def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
-    """Return the convolutions and the dense layers of a model that the library computes.
-
-    Raises:
-        UserError: the library does not compute it.
-    """
+    """Return the convolutions and the dense layers of a model that the library computes; any other is a `UserError`."""
     if not computes(module):
         raise UserError(f"--kernels native computes the models cnn and mlp, not {type(module).__name__}")
     convolutions, layers = module.lanes()  # type: ignore[operator]

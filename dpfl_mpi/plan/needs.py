@@ -18,16 +18,8 @@ from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
-from dpfl_mpi.mpi.placement import (
-    MOST_ROWS,
-    models_per_pass,
-    node_memory,
-    place,
-    rows_per_pass,
-    too_narrow,
-    window_rows,
-    window_slots,
-)
+from dpfl_mpi.mpi import placement
+from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
 from dpfl_mpi.numerics import PAD
 from dpfl_mpi.settings import Job, Resolved
 
@@ -139,15 +131,18 @@ def sample_bytes(run: Resolved, source: Source) -> tuple[int, int]:
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the slots that the widest graph needs on each rank, the slots of each rank's window, both `[ranks]`, and in how many passes it is sent.
 
-    `k_r` `[ranks]` are the clients of each rank, `row` the bytes of a row. 0 passes: not even one model per client fits the window.
+    `k_r` `[ranks]` clients, rows of `row` bytes. 0 passes: not even one model per client fits the window.
     """
     n = int(k_r.sum())
-    slots, limit = window_slots(k_r * run.most_senders, k_r, n), np.full(len(k_r), window_rows(job.window_gb, row))
+    slots, limit = (
+        placement.window_slots(k_r * run.most_senders, k_r, n),
+        np.full(len(k_r), placement.window_rows(job.window_gb, row)),
+    )
     window = np.minimum(slots, limit)
     if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
-        most = rows_per_pass(limit, k_r, min(n, MOST_ROWS))
+        most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))
         window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
-    width = models_per_pass(slots, limit, k_r)
+    width = placement.models_per_pass(slots, limit, k_r)
     return slots, window, 1 if width is None else -(-run.most_senders // width) if width else 0
 
 
@@ -217,15 +212,12 @@ def megabytes(size: float) -> str:
 def refuse(job: Job, needs: Needs) -> None:
     """Raise `UserError` for a run that this machine cannot hold (it counts as each of the nodes)."""
     if needs.passes == 0:
-        raise too_narrow(job.window_gb, needs.row, needs.clients)
-    for need_r, shared, what in (
-        (needs.window, True, "the RMA windows need"),
-        (needs.memory, False, "data, models and windows need"),
+        raise placement.too_narrow(job.window_gb, needs.row, needs.clients)
+    for what, need_r, advice in (
+        ("the RMA windows", needs.window, "set a smaller --window_gb"),
+        ("data, models and windows", needs.memory, "use more --nodes or a smaller --window_gb"),
     ):
-        need = np.bincount(needs.node, need_r).max()
-        limit, name = node_memory(shared)
+        need, (limit, name) = np.bincount(needs.node, need_r).max(), node_memory(shared=need_r is needs.window)
         if need > limit:
-            advice = "set a smaller --window_gb" if shared else "use more --nodes or a smaller --window_gb"
-            raise UserError(
-                f"{what} {megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name}): {advice}"
-            )
+            sizes = f"{megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name})"
+            raise UserError(f"{what} need {sizes}: {advice}")

@@ -1,15 +1,12 @@
 """What the authors' code does otherwise than the paper says, on demand: averages one client after the other, means over mini-batches."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import reference
 import torch
-from launch import federation, run_here, run_mpi
+from launch import differences, federation, run_here, run_mpi
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.results import Result
 
 N = 9
 SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
@@ -17,7 +14,7 @@ SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
 
 def test_serial_average_is_one_client_after_the_other():
     """Against the plain loop over one list of models, in which every average takes the place of its client's model at once."""
-    with contextlib.closing(federation(SMALL | {"averaging": "serial"})) as fed:
+    with federation(SMALL | {"averaging": "serial"}) as fed:
         rng = np.random.default_rng(3)
         graph = CollaborationGraph.from_lists(
             rng.choice([j for j in range(N) if j != k], k % 4, replace=False) for k in range(N)
@@ -45,7 +42,7 @@ def test_serial_average_is_one_client_after_the_other():
     [(0, 3 / 5), (2, (1.0 + 0.5 + 0.0) / 3), (4, (0.75 + 0.0) / 2), (5, 3 / 5)],
 )
 def test_means_over_mini_batches(size, expected):
-    with contextlib.closing(federation(SMALL)) as fed:
+    with federation(SMALL) as fed:
         fed.scoring.metric_batch = size
         assert fed.scoring.mean(np.array([True, True, True, False, False])) == pytest.approx(expected, rel=1e-15)
 
@@ -53,7 +50,7 @@ def test_means_over_mini_batches(size, expected):
 @pytest.mark.parametrize("block", [1, 3])
 def test_the_search_has_the_same_mean(block):
     """R under --metric batch, from each image's loss; the same R as today where one mini-batch holds all images."""
-    with contextlib.closing(federation(SMALL | {"metric": "batch", "batch_size": 7}, block=block)) as fed:
+    with federation(SMALL | {"metric": "batch", "batch_size": 7}, block=block) as fed:
         fed.begin_round(1)
         w = fed.local_opt(fed.common_row(), 1)
         rows = fed.backend.blocks[0]
@@ -76,5 +73,4 @@ def test_ranks_with_the_authors_ways(tmp_path):
     fields = SMALL | {"averaging": "serial", "metric": "batch", "participation": 0.7}
     one = run_here(tmp_path / "1.h5", fields)
     three = run_mpi(3, tmp_path / "3.h5", fields, window_gb=1e-4)
-    with Result(one) as a, Result(three) as b:
-        assert Result.differences(a, b) == []
+    assert differences(one, three) == []

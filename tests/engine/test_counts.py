@@ -1,6 +1,5 @@
 """Counts of clients, models and bytes: shares that floats miss, models that are sent once, arrays that are not held at once."""
 
-import contextlib
 import dataclasses
 
 import numpy as np
@@ -79,7 +78,7 @@ def test_who_is_near_row_by_row():
 
 def test_a_memory_is_prepared_in_parts(monkeypatch):
     """kNN-Per's memory of many large images: seven at once, the last part smaller."""
-    with contextlib.closing(federation(SMALL, kernels="torch")) as fed:
+    with federation(SMALL, kernels="torch") as fed:
         w = fed.common_row()
         whole, labels = fed.memory(0, w[:1], 30)
         monkeypatch.setattr(backend, "PREPARED", 7 * 64)
@@ -96,7 +95,7 @@ def test_what_a_method_does_not_read_gives_its_run_no_other_name():
 
 
 def test_a_layer_that_is_not_there_is_refused_at_once_by_its_option():
-    with contextlib.closing(federation(SMALL | {"method": "fedala", "options": {"layers": "foo"}})) as fed:
+    with federation(SMALL | {"method": "fedala", "options": {"layers": "foo"}}) as fed:
         from dpfl_mpi.methods import fedala
 
         with pytest.raises(UserError, match=r"--options.layers is foo; allowed are head, none, all, or of the layers"):

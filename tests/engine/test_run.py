@@ -1,6 +1,5 @@
 """End to end: the same numbers for any number of ranks, DPFL against Algorithm 1 in plain Python, identities between settings."""
 
-import contextlib
 import json
 
 import numpy as np
@@ -124,7 +123,7 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
     """Against tests/reference.py on the same batches, orders and coins: every graph and every accuracy of every round."""
     fields = BASE | {"data": str(digits_file), "clients": 6} | more
     path = run_here(tmp_path / "run.h5", fields)
-    with contextlib.closing(federation(fields)) as fed:
+    with federation(fields) as fed:
         run = fed.run
         twin = reference.DPFL(
             fed.ensemble.module,

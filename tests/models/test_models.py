@@ -1,6 +1,5 @@
 """Models of any kind: where they start, dropout by key, what is refused in which words, the shipped ones against twins and on real data."""
 
-import contextlib
 import json
 import math
 import re
@@ -159,7 +158,7 @@ def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeyp
     fields = {"clients": 4, "method": "local", "batch_size": 16, "seed": 3, "lr": 0.05, "classes_per_client": 3}
     rows = []
     for block in (1, 2, 4):
-        with contextlib.closing(federation(fields, kernels="torch", block=block)) as fed:
+        with federation(fields, kernels="torch", block=block) as fed:
             w = fed.local_opt(fed.common_row(), 2)
             rows.append(w)
             fed.evaluate(w)
@@ -193,7 +192,7 @@ def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
         fields = text_fields(help_texts) | {"method": "local"}
     rows = []
     for kind in (Backend, RecordedBackend):
-        with contextlib.closing(federation(fields, kernels="torch", block=3)) as fed:
+        with federation(fields, kernels="torch", block=3) as fed:
             fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.sgd, 3)
             rows.append(fed.local_opt(fed.common_row(), 1))
     assert float((rows[0] - rows[1]).abs().max()) < 1e-5 < float((rows[0] - fed.common_row()).abs().max())

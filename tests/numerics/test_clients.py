@@ -1,6 +1,5 @@
 """Keyed streams, batches and augmentation, against plain loops over images."""
 
-import contextlib
 import zlib
 
 import numpy as np
@@ -16,13 +15,13 @@ BASE = {"dataset": "image_folder", "clients": 6, "batch_size": 8, "seed": 3, "cl
 @pytest.fixture(scope="module")
 def plain(digits_file):
     fields = BASE | {"data": str(digits_file), "model": "mlp", "augment": False, "classes_per_client": 3}
-    with contextlib.closing(federation(fields)) as fed:
+    with federation(fields) as fed:
         yield fed
 
 
 @pytest.fixture(scope="module")
 def augmented(colour_file):
-    with contextlib.closing(federation(BASE | {"data": str(colour_file), "augment": True})) as fed:
+    with federation(BASE | {"data": str(colour_file), "augment": True}) as fed:
         yield fed
 
 
@@ -160,8 +159,8 @@ def test_numbers_do_not_name_the_method(digits_file):
     """Local and DPFL with another budget and model see the same batches in the same epoch."""
     fields = BASE | {"data": str(digits_file), "model": "mlp", "augment": False, "classes_per_client": 3}
     with (
-        contextlib.closing(federation(fields | {"method": "local"})) as a,
-        contextlib.closing(federation(fields | {"budget": 2, "lr": 0.5})) as b,
+        federation(fields | {"method": "local"}) as a,
+        federation(fields | {"budget": 2, "lr": 0.5}) as b,
     ):
         for i in range(len(a.ids)):
             for x, y in zip(seen(a, i, 1, 7), seen(b, i, 1, 7), strict=True):

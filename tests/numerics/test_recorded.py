@@ -1,6 +1,5 @@
 """Recorded steps against the plain loop: what a GPU replays, called here without a recording."""
 
-import contextlib
 import itertools
 
 import numpy as np
@@ -65,7 +64,7 @@ def test_replayed_training_is_the_plain_loop(present, block, digits_file):
     }
     seen = []
     for kind in (Backend, RecordedBackend):
-        with contextlib.closing(federation(fields, block=block)) as fed:
+        with federation(fields, block=block) as fed:
             fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.sgd, block)
             w = fed.common_row()
             for number in (9, 10, 11):
