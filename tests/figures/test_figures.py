@@ -770,3 +770,17 @@ def test_a_table_of_another_score(tmp_path):
         drawing = draw("accuracy_table", [result], score="macro_f1")
         mean = 100 * result.score("macro_f1").mean()
     assert "Test macro F1, %" in drawing.text and drawing.data["mean"].tolist() == [pytest.approx(mean)]
+
+
+@pytest.mark.parametrize("colour", ["#123456", ""])
+def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
+    """One file, no list of names: its title, and its colour, or one hashed from its title."""
+    method = Method(title="Mine", colour=colour, line="--")
+    declared = (
+        f"from dpfl_mpi.methods import Method, local\nMETHOD = {method!r}\ninit, round = local.init, local.round\n"
+    )
+    (tmp_path / "mine.py").write_text(declared.replace("<class 'dpfl_mpi.methods.NoOptions'>", "Method().options"))
+    fields = {"method": str(tmp_path / "mine.py"), "clients": 3, "rounds": 1}
+    [line] = draw("random_graph", [Result(run_here(tmp_path / "mine.h5", fields))]).figure.axes[0].lines
+    assert line.get_color() == style.look(method)[0].lower() and line.get_label() == r"Mine ($B_c = \infty$)"
+    assert line.get_color() == colour or not colour
