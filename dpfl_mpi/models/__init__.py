@@ -37,11 +37,7 @@ class Model(NamedTuple):
 
 
 def load(name: str, module: ModuleType) -> ModuleType:
-    """Return a model's file.
-
-    Raises:
-        UserError: it breaks the contract; the sentence says where.
-    """
+    """Return a model's file; one that breaks the contract is a `UserError`, whose sentence says where."""
     if not callable(getattr(module, "build", None)):
         raise UserError(f"the model {name} has no function build; it must define build(shape, classes)")
     if not isinstance(getattr(module, "HEAD", ""), str):

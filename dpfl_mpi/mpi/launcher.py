@@ -56,11 +56,7 @@ def output(command: list[str]) -> str:
 
 
 def find_line() -> list[str]:
-    """Return the launch line for this place; outside a Slurm job mpirun is taken at its word.
-
-    Raises:
-        UserError: no launcher starts one world of two tasks.
-    """
+    """Return the launch line for this place; outside a Slurm job mpirun is taken at its word. Without one there is a `UserError`."""
     lines = candidates()
     if os.environ.get("SLURM_JOB_ID"):
         tasks = min(2, int(os.environ.get("SLURM_NTASKS", "1") or 1))

@@ -26,12 +26,7 @@ class Route:
 
 
 def route(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int) -> Route:
-    """Return the route of a graph; a sender that several clients of a rank want gets one slot there.
-
-    Args:
-        owner: the rank of every client `[N]`.
-        row: the row of every client on its rank `[N]`.
-    """
+    """Return the route of a graph, by each client's rank and row there `[N]`; a sender that several clients of a rank want gets one slot."""
     to = owner[graph.receivers()]
     remote = to != owner[graph.senders]
     to, sender = np.divmod(np.unique(to[remote] * graph.n + graph.senders[remote]), max(graph.n, 1))  # rank by rank

@@ -139,8 +139,7 @@ class NativeBackend(Backend):
         order, crop = self.clients.schedule(i, epochs, int(first_epoch[i]))
         return order, crop if self.clients.augment else None
 
-    def _order(self, i: int) -> np.ndarray:
-        """Return the numbers of local client i's validation images, then its test images."""
+    def _order(self, i: int) -> np.ndarray:  # validation images, then test images
         return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)
 
     def _sgd(self, lr: float, trained: Tensor | None) -> Sgd:
