@@ -142,9 +142,10 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     if ranks is None:
         tasks = os.environ.get("SLURM_NTASKS", "")
         ranks = int(tasks) if tasks.isdigit() else min(len(os.sched_getaffinity(0)), chosen.clients)
-    check_ranks(ranks)
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
     in_processes(ranks, settings)
-    return Result(path_of(chosen, job))
+    return Result(job.out or chosen.path(job.results))
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
@@ -168,17 +169,6 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
 
     return {name: one(value) for name, value in settings.items()}
-
-
-def check_ranks(ranks: Any) -> None:
-    """Raise `UserError` where this is no number of ranks."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
-
-
-def path_of(run: Resolved, job: Job) -> Path:
-    """Return the file that holds the result."""
-    return Path(job.out) if job.out else run.path(job.results)
 
 
 # -- under mpirun or srun: this process is a rank ----------------------------------------------------------------------------------------

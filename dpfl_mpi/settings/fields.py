@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find, short
 from dpfl_mpi.settings.values import plain
 from dpfl_mpi.storage.foreign import encodable
 
@@ -159,10 +160,15 @@ def method_options(method: str, schema: type, given: Mapping[str, Any] | None, t
     return out | ({} if tuned else tuning)
 
 
-def model_options(model: str, file: Any, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a model that differ from its defaults, checked; None where none does: the same model, however it was asked for."""
-    schema = getattr(file, "Options", None) or dataclasses.make_dataclass("Options", [])
-    out = chosen("model_options.", f"the model {model}", schema, given)
+def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the options of a model that differ from its defaults, checked; None where none does: the same model, however it was asked for.
+
+    Where none are given its file, and torch with it, is not loaded.
+    """
+    if not given:
+        return None
+    schema = getattr(find("model", model), "Options", None) or dataclasses.make_dataclass("Options", [])
+    out = chosen("model_options.", f"the model {short(model)}", schema, given)
     return {f.name: out[f.name] for f in dataclasses.fields(schema) if out[f.name] != f.default} or None
 
 

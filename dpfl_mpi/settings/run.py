@@ -148,7 +148,7 @@ class Run:
         check(self)
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
-        filled["model_options"] = options_of_model(filled["model"], self.model_options)
+        filled["model_options"] = model_options(filled["model"], self.model_options)
         filled = {name: read(Run, name, value) for name, value in valued(only_read(filled), gone).items()}
         check_method(filled, method)
         code = {kind: sha for kind, sha in code.items() if sha}
@@ -201,29 +201,20 @@ class Run:
 
 
 class Found:
-    """What a Run names, each found when it is first asked for, once: a model's file imports torch.
+    """The `dataset`, the `method` and the `model` that a Run names, each found when it is first asked for: a model's file imports torch.
 
     Raises:
         UserError: it is code that nobody in this process has named: what a file names is not executed.
     """
 
     def __init__(self, run: Run):
-        self.run = run
+        self._run = run
 
-    @functools.cached_property
-    def dataset(self) -> ModuleType:
-        """The data set's file."""
-        return find("dataset", self.run.dataset)  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def method(self) -> Any:
-        """The `methods.Method`."""
-        return find("method", self.run.method)
-
-    @functools.cached_property
-    def model(self) -> Any:
-        """The model's file."""
-        return find("model", self.run.model)
+    def __getattr__(self, kind: str) -> Any:
+        if kind not in KINDS:
+            raise AttributeError(kind)
+        vars(self)[kind] = found = find(kind, getattr(self._run, kind))
+        return found
 
 
 @dataclass(frozen=True)
@@ -330,11 +321,6 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     if dealing.path and run.clients is None:
         out["clients"] = len(partition_file(dealing.path)["clients"])
     return out
-
-
-def options_of_model(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a model's options, None where none are given: then its file, and torch with it, is not loaded."""
-    return model_options(short(model), find("model", model), given) if given else None
 
 
 def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
