@@ -83,7 +83,7 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     """
     own = Own(code)
     if own.package not in sys.modules:
-        sys.meta_path.append(own)
+        sys.meta_path.insert(0, own)  # Python's own finder would take a package's modules from the disk
     try:
         module = importlib.import_module(f"{own.package}.{code.start}")
     except (Exception, SystemExit) as error:

@@ -39,16 +39,11 @@ def run_of(folder, **more):
 FILES = {
     "start": "import a\nfrom . import b\nfrom .c import x\nimport pack.part as p\ndef later():\n    import d\n",
     "a": "import e, os\n",
-    "b": "",
     "c": "x = 1\n",
-    "d": "",
-    "e": "",
     "pack/__init__": "from .inside import y\n",
     "pack/inside": "y = 1\n",
     "pack/part": "from ..b import z\n",
-    "bare/deep": "",
-    "other": "",
-    "json": "",
+    **dict.fromkeys(("b", "d", "e", "bare/deep", "other", "json"), ""),
 }
 
 
@@ -69,6 +64,20 @@ def test_what_a_file_imports_from_its_folder(tmp_path):
     write(tmp_path, start="import json, bare.deep, numpy\n")  # its own json.py goes before Python's
     (tmp_path / "numpy").mkdir()  # a bare folder does not go before an installed package
     assert set(in_path("--method", tmp_path / "start.py").modules) == {"start", "json", "bare", "bare.deep"}
+
+
+def test_every_form_of_an_import_finds_the_file_beside(tmp_path):
+    """A name of several parts, several names, another name, inside a function; what is of Python stays of Python."""
+    start = (
+        '"""Doc."""\nfrom __future__ import annotations\nimport os, helper, json as j\nimport pack.part\nimport pack.part as p\n'
+        "from pack import part as q, y\nfrom helper import *\nfrom bare import deep\ndef init(fed):\n    import pack.late as late, pack.late\n"
+        "    return __doc__, os.sep, j.loads('1'), helper.x, pack.part is p is q, y, x, deep.d, late is pack.late\n"
+        "def round(fed, state, t): pass\n"
+    )
+    more = {"pack/__init__": "y = 2\n", "pack/part": "", "pack/late": "import helper\n", "bare/deep": "d = 4\n"}
+    write(tmp_path, start=start, helper="x = 3\n", **more)
+    admit("method", str(tmp_path / "start.py"))
+    assert find("method", str(tmp_path / "start.py")).init(None) == ("Doc.", "/", 1, 3, True, 2, 3, 4, True)
 
 
 def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
