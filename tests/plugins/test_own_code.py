@@ -1,6 +1,5 @@
 """Code of one's own: what belongs to it, who executes it and when, and that an edit of any of it is another Run."""
 
-import importlib
 import json
 import os
 import sys
@@ -14,6 +13,9 @@ from launch import ROOT, mpirun, run_here
 from dpfl_mpi import evaluate, plugins, prepare, show
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures import accuracy_table, learning_curves
+from dpfl_mpi.figures import names as figure_names
+from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
 from dpfl_mpi.results import Result
@@ -314,19 +316,17 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, tmp_path, monke
     assert said == f"found, not computed (since {since}); --fresh runs anew\n"
 
 
-def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "analysis"))
-    tables, curves, names = map(importlib.import_module, ("accuracy_table", "learning_curves", "_names"))
+def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
     with Result(alone) as result:
         method = result.method
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
         assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
         assert result.local_epochs().tolist() == (2 * result["round/epochs"]).tolist()
-        assert names.class_names(result) == ["ash", "birch", "cedar", "elm"]
-        assert names.label(result.run) == "Mine"
-        (row,) = tables.measure([result]).to_dict("records")
+        assert figure_names.class_names(result) == ["ash", "birch", "cedar", "elm"]
+        assert figure_names.label(result.run) == "Mine"
+        (row,) = accuracy_table.measure(of_results([result])).to_dict("records")
         assert row["method"] == "Mine" and row["setting"].startswith("trees [") and row["mean"] == 100 * result.test_acc
-        assert set(curves.draw([result]).data["method"]) == {"Mine"}
+        assert set(learning_curves.draw(of_results([result])).data["method"]) == {"Mine"}
     assert show.main([str(alone)]) == 0 and "mine on trees, finished" in capsys.readouterr().out
     assert show.main(["--cite", str(alone)]) == 0
     assert capsys.readouterr().out.endswith("\n\n@misc{mine, title = {Mine}}\n")
@@ -388,18 +388,16 @@ def test_a_checkpoint_of_the_old_code_is_not_gone_on_from(tmp_path):
         assert result.finished
 
 
-def test_two_versions_in_one_table(outside, alone, tmp_path, monkeypatch):
+def test_two_versions_in_one_table(outside, alone, tmp_path):
     """Two methods of one title are two rows, two data sets of one name two columns: their marks are told apart."""
     at, path, _ = outside
-    monkeypatch.syspath_prepend(str(ROOT / "analysis"))
-    tables = importlib.import_module("accuracy_table")
     edited = own.folder(tmp_path / "edited", helper="SCALE = 0.5\n", trees=own.DATA.replace("SEED = 0", "SEED = 1"))
     fields = {"model": str(at / "nets/net.py"), "options": {"scale": 0.5}} | own.SMALL
     other = {"method": str(edited / "mine.py"), "dataset": str(at / "trees.py")}
     third = {"method": str(at / "mine.py"), "dataset": str(edited / "trees.py")}
     paths = [path, run_here(tmp_path / "b.h5", fields | other), run_here(tmp_path / "c.h5", fields | third)]
     with Result(paths[0]) as a, Result(paths[1]) as b, Result(paths[2]) as c:
-        rows = tables.measure([a, b, c])
+        rows = accuracy_table.measure(of_results([a, b, c]))
     assert len(rows) == 3 and list(rows["n"]) == [1, 1, 1]
     assert rows["setting"].nunique() == 2 and len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
     assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
