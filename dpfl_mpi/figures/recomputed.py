@@ -38,6 +38,13 @@ def text(lines: Iterable[Mapping[str, str]]) -> str:
     return markdown(pd.DataFrame(rows)) if (rows := list(lines)) else "(not run)"
 
 
+def aligned(lines: Lines) -> str:
+    """Return a long table as aligned text; its first column is said once where it stays the same."""
+    frame = pd.DataFrame(lines)
+    text = frame.set_index(list(frame.columns[:2])).to_string() if len(frame) else "(not known)"
+    return "\n".join(["```", *map(str.rstrip, text.splitlines()), "```"])
+
+
 # -- intervals ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +325,7 @@ def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     for name, frames in full.items():
         first = {} if name in ALONE else {"table 1": table_1, "order": order}
         out |= {f"{mark} {name}": lines(frames) for mark, lines in (first | TABLES.get(name, {})).items()}
-    out |= {"spent": spent(folders), "measured": measured(full)}
+    out |= {"spent": spent(folders), "measured": aligned(measured(full))}
     return {mark: lines if isinstance(lines, str) else text(lines) for mark, lines in out.items()}
 
 
