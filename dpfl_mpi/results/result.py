@@ -46,10 +46,8 @@ class Result:
             if version > SCHEMA:
                 raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
             with refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"):
-                texts = self.hdf5.texts("meta/starts")
-                if self.file.attrs["checksum"] != schema.seal(self.file, texts):
+                if self.file.attrs["checksum"] != schema.seal(self.file, self.hdf5.texts("meta/starts")):
                     raise ValueError
-                self._starts = [dict(json.loads(text)) for text in texts]
                 self.run, self.key = stored_run(self.file.attrs, str(self.file["meta"].attrs.get("data_sha256", "")))
                 self.method: Declared = declared(self.run)
         except UserError:
@@ -198,7 +196,9 @@ class Result:
 
     def starts(self) -> list[dict[str, Any]]:
         """Return one description per start of the run: time, hosts, ranks, devices, CPU, versions."""
-        return self._starts
+        texts = self.hdf5.texts("meta/starts")
+        with self.hdf5.reading("meta/starts"):
+            return [dict(json.loads(text)) for text in texts]
 
     def close(self) -> None:
         """Close the file."""
