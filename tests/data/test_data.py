@@ -84,17 +84,15 @@ def test_missing_classes_are_gone_from_all_three_sets(tmp_path):
 
 def test_natural_refusals(tmp_path):
     source = writers(natural(), tmp_path)
-    with pytest.raises(UserError, match="--clients is 7; of the 6 clients in the data 6 have at least 5 samples"):
-        deal(natural(clients=7), source)
-    with pytest.raises(UserError, match="of the 6 clients in the data 0 have at least 1000"):
-        deal(natural(min_samples=1000), source)
-    bare = dataclasses.replace(source, clients={})
-    with pytest.raises(UserError, match="needs a data set with clients of its own"):
-        deal(natural(), bare)
-    one = dataclasses.replace(source, labels={p: np.zeros_like(y) for p, y in source.labels.items()}, classes=2)
-    rare = dataclasses.replace(one, classes=400)
-    with pytest.raises(UserError, match=r"--missing_classes is 399; .* none of 1000 draws"):
-        deal(natural(missing_classes=399), rare)
+    one = dataclasses.replace(source, labels={p: np.zeros_like(y) for p, y in source.labels.items()}, classes=400)
+    for fields, data, text in (
+        ({"clients": 7}, source, "--clients is 7; of the 6 clients in the data 6 have at least 5 samples"),
+        ({"min_samples": 1000}, source, "of the 6 clients in the data 0 have at least 1000"),
+        ({}, dataclasses.replace(source, clients={}), "needs a data set with clients of its own"),
+        ({"missing_classes": 399}, one, r"--missing_classes is 399; .* none of 1000 draws"),
+    ):
+        with pytest.raises(UserError, match=text):
+            deal(natural(**fields), data)
 
 
 def test_fedrep_users(tmp_path):
@@ -109,9 +107,7 @@ def test_fedrep_users(tmp_path):
     total = sum(dealt.sizes(part) for part in PARTS)
     assert 100 <= np.median(total) <= 220  # 158 in the original
     assert dealt.pooled and dealt.leaked() > 0.5 and "share images" in dealt.note()
-    whole = np.concatenate(
-        [np.concatenate([dealt.of(part, 0) for part in PARTS]), np.concatenate([dealt.of(p, 10) for p in PARTS])]
-    )
+    whole = np.concatenate([dealt.of(part, k) for k in (0, 10) for part in PARTS])
     assert len(np.unique(whole)) < len(whole)  # users 0 and 10 hold the same classes: prefixes of one list
 
 
@@ -206,28 +202,16 @@ def test_partition_names(tmp_path):
     assert not any(name.startswith("_") for name in names("dataset"))
 
 
-def test_papers_settings():
-    cinic = Run(dataset="cinic10").resolve()
-    assert (cinic.clients, cinic.rounds, cinic.tau_init, cinic.tau_train, cinic.lr, cinic.batch_size) == (
-        200,
-        48,
-        10,
-        5,
-        0.01,
-        16,
-    )
-    assert cinic.augment and Run(dataset="cinic10", method="local").resolve().rounds == 50
-    letters = Run(dataset="femnist").resolve()
-    assert (letters.clients, letters.rounds, letters.tau_init, letters.tau_train, letters.lr, letters.batch_size) == (
-        100,
-        48,
-        4,
-        2,
-        0.001,
-        10,
-    )
-    assert letters.weight_decay == 1e-3 and not letters.augment and femnist.read.__doc__
-    assert Run(dataset="femnist", preset="authors_code").resolve().partition.kind == "fedrep"
+@pytest.mark.parametrize(
+    ("dataset", "values"),
+    [("cinic10", (200, 48, 10, 5, 0.01, 16, True)), ("femnist", (100, 48, 4, 2, 0.001, 10, False))],
+)
+def test_papers_settings(dataset, values):
+    run = Run(dataset=dataset).resolve()
+    assert (run.clients, run.rounds, run.tau_init, run.tau_train, run.lr, run.batch_size, run.augment) == values
+    assert run.weight_decay == 1e-3 and Run(dataset=dataset, method="local").resolve().rounds == 50
+    code = Run(dataset=dataset, preset="authors_code").resolve()
+    assert code.partition.kind == ("fedrep" if dataset == "femnist" else "pathological")
 
 
 @pytest.mark.parametrize("classes", [10, 62])
@@ -298,11 +282,8 @@ def test_femnists_own_writers_can_be_dealt_as_clients(tmp_path):
     with np.load(real("femnist.npz")) as data:
         keep = ~data["dup"]
         users, number = np.unique(data["writers"][keep], return_inverse=True)
-        images, labels, split = (
-            data["images"][keep][..., None],
-            data["labels"][keep].astype(np.int64),
-            data["split"][keep] == 1,
-        )
+        images, labels = data["images"][keep][..., None], data["labels"][keep].astype(np.int64)
+        split = data["split"][keep] == 1
     arrays = Arrays(
         images[~split], labels[~split], images[split], labels[split], tuple(femnist.SYMBOLS), (0.0,), (1.0,), number[~split], number[split],
         tuple(users),

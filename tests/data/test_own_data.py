@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 from launch import run_here
-from making import folder, tar
+from making import folder, png, tar
 from test_prepare import refused, stage
 
 from dpfl_mpi import describe
@@ -67,12 +67,8 @@ def test_defaults_of_own_data_follow_from_the_file(tmp_path):
         models[name] = Run(dataset="arrays", data=str(tmp_path / f"{name}.h5")).resolve()
     assert {name: run.model for name, run in models.items()} == {"t": "text", "v": "mlp", "s": "mlp", "i": "cnn"}
     assert {(run.rounds, run.augment, run.batch_size) for run in models.values()} == {(20, False, 16)}
-    assert (str(models["t"].partition), models["t"].clients, models["t"].budget.low) == (
-        "natural",
-        6,
-        2,
-    )  # 0.25 x 6, halves up
-    assert (str(models["v"].partition), models["v"].clients, models["v"].budget.low) == ("pathological", 20, 5)
+    found = {name: (str(run.partition), run.clients, run.budget.low) for name, run in models.items()}
+    assert found["t"] == ("natural", 6, 2) and found["v"] == ("pathological", 20, 5)  # 0.25 x 6, halves up
     run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
     assert run.resolve().clients == 6  # of two samples none is left to test
     assert Run(dataset="arrays", data=str(tmp_path / "t.h5"), partition="dirichlet").resolve().clients == 20
@@ -88,13 +84,9 @@ def test_clients_are_counted_by_number(tmp_path):
         assert np.array_equal(out.train_clients, np.sort(out.train_clients))
     named = arrays_of(np.zeros((36, 3)), y, client=np.array(["é", "b", "a"])[np.arange(36) % 3])
     assert named.client_names == ("a", "b", "é")
-    named = arrays_of(
-        np.zeros((36, 3)), y, client=np.array([b"a", "é".encode()])[y]
-    )  # bytes, as HDF5 and npz may have them
-    assert named.client_names == ("a", "é")
-    with pytest.raises(
-        UserError, match=r"client holds a value that is missing or infinite; allowed are numbers or names"
-    ):
+    # bytes, as HDF5 and npz may have them
+    assert arrays_of(np.zeros((36, 3)), y, client=np.array([b"a", "é".encode()])[y]).client_names == ("a", "é")
+    with pytest.raises(UserError, match="client holds a value that is missing or infinite; allowed are numbers or na"):
         arrays_of(np.zeros((36, 3)), y, client=np.where(y == 1, np.nan, 1.0))
 
 
@@ -239,11 +231,8 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
     hashes = {write(arrays, "mine", tmp_path / f"{i}.h5", own=True) for i, arrays in enumerate((wide, other, renamed))}
     assert len(hashes) == 3
     source = in_file(tmp_path / "2.h5", "mine")
-    assert (
-        source.class_names == renamed.class_names
-        and source.std == wide.std
-        and source.sha256 == content_sha256(tmp_path / "2.h5")
-    )
+    assert source.class_names == renamed.class_names and source.std == wide.std
+    assert source.sha256 == content_sha256(tmp_path / "2.h5")
     with h5py.File(tmp_path / "2.h5", "r+") as file:
         file["std"][0] *= 2
     assert content_sha256(tmp_path / "2.h5") != source.sha256
@@ -269,17 +258,13 @@ def test_prepare_sees_that_the_code_was_edited(tmp_path):
 @pytest.mark.parametrize("first", [0, 1])
 def test_one_image_in_colour_keeps_the_colour(tmp_path, first):
     """Whichever of a folder's images is read first: a grey one has its value in all three channels."""
-    from PIL import Image
-
-    for split in ("train", "test"):
-        for name in ("a", "b"):
-            (tmp_path / "images" / split / name).mkdir(parents=True)
-            for i in range(3):
-                where = tmp_path / "images" / split / name / f"{i}.png"
-                if i == first:
-                    Image.fromarray(np.full((8, 8, 3), (200, 10, 60), np.uint8)).save(where)
-                else:
-                    Image.fromarray(np.full((8, 8), 70 + i, np.uint8)).save(where)
+    files = {
+        f"{split}/{name}/{i}.png": png(np.full((8, 8, 3), (200, 10, 60), np.uint8) if i == first else np.full((8, 8), 70 + i, np.uint8))
+        for split in ("train", "test")
+        for name in ("a", "b")
+        for i in range(3)
+    }  # fmt: skip
+    folder(tmp_path / "images", files)
     stage("image_folder", tmp_path / "images", tmp_path / "a.h5")
     source = in_file(tmp_path / "a.h5", "image_folder")
     assert source.shape == (8, 8, 3)

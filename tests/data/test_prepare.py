@@ -119,9 +119,8 @@ def test_cifar100_binary(tmp_path, monkeypatch, labels):
 def test_femnist_shards(tmp_path):
     out = femnist.read(folder(tmp_path / "leaf", leaf()))
     assert out.train_images.shape == (6 * 16, 28, 28, 1) and len(out.test_labels) == 6 * 4  # the copies are gone
-    assert (
-        out.client_names == tuple(f"f{k:02}" for k in range(6)) and np.bincount(out.train_clients).tolist() == [16] * 6
-    )
+    assert out.client_names == tuple(f"f{k:02}" for k in range(6))
+    assert np.bincount(out.train_clients).tolist() == [16] * 6
     assert len(out.class_names) == 62 and out.class_names[36:38] == ("a", "b")
     again = femnist.read(tar(tmp_path / "leaf.tar.gz", {f"data/{k}": v for k, v in leaf().items()}))
     assert np.array_equal(out.train_images, again.train_images)
