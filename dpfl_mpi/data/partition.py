@@ -52,14 +52,9 @@ class Partition:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
-        return {
-            **{f"indptr/{part}": self.indptr[part] for part in PARTS},
-            **{f"indices/{part}": self.indices[part] for part in PARTS},
-            "class_counts": self.class_counts,
-            "p": self.p,
-            "pooled": np.array(self.pooled),
-            **({} if self.of_data is None else {"of_data": self.of_data}),
-        }
+        out = {f"{name}/{part}": getattr(self, name)[part] for name in ("indptr", "indices") for part in PARTS}
+        out |= {"class_counts": self.class_counts, "p": self.p, "pooled": np.array(self.pooled)}
+        return out if self.of_data is None else out | {"of_data": self.of_data}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Partition:

@@ -231,11 +231,8 @@ def fedrep(
     return pools, tests
 
 
-MOTIVATION = (
-    {0: 50, 4: 50, 6: 50, 8: 50},
-    {0: 300, 6: 300, 1: 200, 3: 200},
-    {4: 300, 8: 300, 5: 200, 7: 200},
-)  # samples of a class
+# samples of a class
+MOTIVATION = {0: 50, 4: 50, 6: 50, 8: 50}, {0: 300, 6: 300, 1: 200, 3: 200}, {4: 300, 8: 300, 5: 200, 7: 200}
 
 
 def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:

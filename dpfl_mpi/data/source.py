@@ -288,10 +288,7 @@ def verify(source: Source) -> None:
     Raises:
         UserError: the content is not what `prepare` wrote.
     """
-    if source.path is None:
-        return
-    found = content_sha256(source.path)
-    if found != source.sha256:
+    if source.path and (found := content_sha256(source.path)) != source.sha256:
         raise UserError(
             f"--data is {source.path}, which is damaged: its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written; make it anew"
         )

@@ -44,22 +44,13 @@ class Array(np.ndarray):
         super().__setstate__((1, shape, kind.real, columns, data))  # type: ignore[misc]
 
 
-def array(*_: object) -> Array:
-    """Return an array whose state follows."""
-    return Array(0)
-
-
-def buffer(data: bytes, kind: Type, shape: tuple[int, ...], order: Any) -> np.ndarray:
-    """Return the array of these bytes."""
-    return np.frombuffer(data, kind.real).reshape(shape, order=order)
-
-
-def scalar(kind: Type, data: bytes) -> Any:
-    """Return the number or text of these bytes."""
-    return np.frombuffer(data, kind.real).reshape(())[()]
-
-
-KNOWN = {"_reconstruct": array, "ndarray": None, "dtype": Type, "scalar": scalar, "_frombuffer": buffer}
+KNOWN = {
+    "_reconstruct": lambda *_: Array(0),  # its state follows
+    "_frombuffer": lambda data, kind, shape, order: np.frombuffer(data, kind.real).reshape(shape, order=order),
+    "scalar": lambda kind, data: np.frombuffer(data, kind.real).reshape(())[()],
+    "dtype": Type,
+    "ndarray": None,
+}
 
 
 class Plain(pickle.Unpickler):
