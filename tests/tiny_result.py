@@ -26,7 +26,15 @@ BEST = {  # test accuracy of the best models, by method and seed
 COUNTS = np.array([[6, 0, 0], [0, 5, 0], [4, 1, 0], [0, 0, 8]])
 
 
-START = {"time": "2025-05-03T12:00:00+0000", "ranks": 2, "hosts": ["a"], "device": "cpu", "cpu": "c", "commit": ""}
+START = {
+    "time": "2025-05-03T12:00:00+0000",
+    "ranks": 2,
+    "hosts": ["a"],
+    "device": "cpu",
+    "cpu": "c",
+    "commit": "",
+    "versions": {},
+}
 
 
 def make(
