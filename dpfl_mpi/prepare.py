@@ -115,7 +115,7 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         return f"{already(out, dataset, made)} (--force writes it anew)"
     check_writable(out)
     source = source or download(module, out.parent / "downloads")
-    arrays = made_by(dataset, "read", source, **options)
+    arrays = made_by(dataset, module, "read", source, **options)
     for text in (*arrays.class_names, *arrays.client_names, arrays.note):
         if "\0" in text or not encodable(text):
             raise UserError(f"{source} holds the name {text!r}, which is not text in UTF-8; rename it")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-
-from dpfl_mpi.plugins import find
 
 PARTS = ("train", "val", "test")  # a client's three sets
 SIDES = ("train", "train", "test")  # of the data, which each of them is from
@@ -114,7 +113,7 @@ def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np
     return np.array(out, np.int64)
 
 
-def weights(dataset: str, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
-    """Return what p_k is proportional to: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
-    after = getattr(find("dataset", dataset), "WEIGHTS", "pool") == "train"
+def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
+    """Return what p_k is proportional to for a data set's module: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
+    after = getattr(dataset, "WEIGHTS", "pool") == "train"
     return np.array([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])

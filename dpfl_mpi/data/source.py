@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_mpi.data.partition_file import load
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import failing_as, find, short
+from dpfl_mpi.plugins import failing_as, short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
@@ -137,15 +137,15 @@ def indices(values: np.ndarray, length: int, below: int) -> bool:
     return bool(whole and values.min(initial=0) >= 0 and values.max(initial=-1) < below)
 
 
-def made_by(dataset: str, function: str, *arguments: Any, **options: Any) -> Arrays:
-    """Return the data set that `load` or `read` of its file makes, checked.
+def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
+    """Return the data set that `load` or `read` of its `module` makes, checked.
 
     Raises:
         UserError: what it returns is no data set, or it fails and is code of one's own.
     """
     what = f"{function} of the data set {short(dataset)}"
     with failing_as(what, "dataset", dataset):
-        arrays = getattr(find("dataset", dataset), function)(*arguments, **options)
+        arrays = getattr(module, function)(*arguments, **options)
     return check(arrays, what)
 
 
@@ -158,8 +158,8 @@ def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] 
     Raises:
         UserError: the file is missing, foreign, truncated or of another data set, or the Run does to samples what only images allow.
     """
-    if hasattr(find("dataset", run.dataset), "load"):
-        source = in_memory(loaded(lambda: made_by(run.dataset, "load")))
+    if hasattr(run.found.dataset, "load"):
+        source = in_memory(loaded(lambda: made_by(run.dataset, run.found.dataset, "load")))
     else:
         source = in_file(Path(str(run.data)), short(run.dataset), run.dataset)
     check_images(run, source)
@@ -183,7 +183,7 @@ def unread_clients(run: Resolved, source: Source) -> str:
 
     Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
     """
-    module = find("dataset", run.dataset)
+    module = run.found.dataset
     asked = run.partition.kind != "pathological" or "partition" in module.SAID
     if asked or not source.clients or not hasattr(module, "load"):
         return ""

@@ -19,7 +19,7 @@ from dpfl_mpi.data.source import check, in_file, made_by, open_source
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import admit
+from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.settings import Run
 
 
@@ -170,14 +170,14 @@ def test_an_error_of_own_code_names_its_line(tmp_path, line, sentence):
         path.write_text(f"import helper\n\n\ndef {function}({argument}):\n    return helper.make()\n")
         admit("dataset", str(path))
         with pytest.raises(UserError) as error:
-            made_by(str(path), function, *([tmp_path] if argument else []))
+            made_by(str(path), find("dataset", str(path)), function, *([tmp_path] if argument else []))
         assert str(error.value) == f"{function} of the data set mine fails: {sentence.format(helper=helper)}"
     with pytest.raises(UserError, match=r"^read of the data set mine fails: "):
         stage(str(path), tmp_path, tmp_path / "a.h5")
     helper.write_text("def make(): raise MemoryError\n")
     admit("dataset", str(path))
     with pytest.raises(MemoryError):
-        made_by(str(path), "read", tmp_path)
+        made_by(str(path), find("dataset", str(path)), "read", tmp_path)
 
 
 def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypatch):
