@@ -12,8 +12,6 @@ models so far, and what they took), newcomers.csv and agreement.csv (of Omegas w
 name, eight hex digits of its key. What is there of other Runs stays.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
@@ -83,7 +81,6 @@ def control_row(run: Run, method: str) -> str:
 
 
 def about(run: Run, result: Result) -> dict[str, Any]:
-    """Return a Run's line of runs.csv."""
     held, last = result.run, result.starts()[-1]
     usual = Run(dataset=held.dataset, partition=str(held.partition), method=held.method).resolve(held.contents)
     cases = result["graph/cases"].sum((0, 1)) if "graph/cases" in result else []
@@ -113,7 +110,6 @@ def about(run: Run, result: Result) -> dict[str, Any]:
 
 
 def control(run: Run, result: Result) -> dict[str, Any]:
-    """Return a control's line of runs.csv."""
     spent = frames.costs(result).drop(columns=["point", "accuracy"])
     found = dict(zip(("liars", "liars_chosen"), liar_shares(result), strict=True))
     found |= dict(zip(("backdoor", "backdoor_unmarked"), backdoor(result), strict=True))
@@ -149,7 +145,6 @@ def measures(result: Result) -> pd.DataFrame:
 
 
 def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.DataFrame]:
-    """Return a Run's lines of each file."""
     each = {
         "runs": pd.DataFrame([control(run, result) if controls else about(run, result)]),
         "clients": frames.clients(result).drop(columns="classes"),
@@ -209,7 +204,6 @@ def merge(path: Path, new: pd.DataFrame, gone: Iterable[str] = ()) -> None:
 
 
 def main() -> None:
-    """Write the CSV files and print how many Runs each folder has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, default=TABLES, metavar="FILE", help="files with RUNS [all]")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")

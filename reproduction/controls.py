@@ -5,8 +5,6 @@ Lies, newcomers and drift, on one partition, have 6 rounds, of DPFL 40 epochs. M
 Replayed graphs need the result that they replay, which the first call computes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dpfl_mpi.settings import Run

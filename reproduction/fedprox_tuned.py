@@ -1,7 +1,5 @@
 """FedProx whose proximal term has another weight in +FT: `--method reproduction/fedprox_tuned.py --finetune_epochs 10 --options.finetune_mu 1`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -4,8 +4,6 @@ The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.m
 CSV files and into docs/pictures. Neither MPI, torch nor a result is needed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -62,7 +60,6 @@ def filled(page: str, tables: dict[str, str]) -> str:
 
 
 def pictures() -> Iterator[tuple[Path, Figure]]:
-    """Yield every picture and its path."""
     for name, frames in folders().items():
         if name not in ("controls", "cifar-10-motivation"):
             yield from ((HERE / name / f"{picture}.png", figure) for picture, figure in recomputed.pictures(frames))
@@ -72,7 +69,6 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
 
 
 def main() -> None:
-    """Fill the pages, draw the pictures, print their paths."""
     for page, its in tables().items():
         page.write_text(filled(page.read_text(), its))
         print(page)

@@ -4,8 +4,6 @@ Prints how many clients have the same accuracy, to the last digit, and ends with
 README of the project names; elsewhere a few clients may differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import subprocess
@@ -35,7 +33,6 @@ def stored(run: str) -> tuple[pd.Series, np.ndarray]:
 
 
 def main() -> None:
-    """Run the command of one Run anew and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--ranks", type=int, default=1)

@@ -1,7 +1,5 @@
 """How tests draw a figure of results."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from types import ModuleType

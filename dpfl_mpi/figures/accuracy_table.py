@@ -4,8 +4,6 @@ The first table is the paper's Table 1. A table for each data set follows: the s
 the same partition, the clients that are below their own Local, the worst decile, and the last round beside the best by validation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,7 +108,6 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean, nan of nothing."""
     return float(np.mean(values)) if values else float("nan")
 
 
@@ -128,7 +125,6 @@ def unlike(a: Result, b: Result) -> tuple[int, int]:
 
 
 def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:
-    """Return the tables."""
     data = measure(frames, score)
     settings = list(dict.fromkeys(data["setting"]))
     shown = [

@@ -3,8 +3,6 @@
 Left: the share of directed edges without their reverse. Right: the share of all unordered pairs of clients of which exactly one chose the other.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -26,7 +24,6 @@ def share(definition: int, adjacency: np.ndarray) -> float:
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure."""
     figure, panels = plt.subplots(1, 2, figsize=(TEXT, 2.2))
     data = []
     for i, (axes, name) in enumerate(zip(panels, ("edges without their reverse", "pairs linked one way"), strict=True)):

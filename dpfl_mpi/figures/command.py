@@ -1,7 +1,5 @@
 """What `python analysis/NAME.py` does: it finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -217,7 +215,6 @@ def drawn(
 
 
 def write_line(text: str, path: Path) -> None:
-    """Write a text and the end of its line."""
     path.write_text(text + "\n")
 
 

@@ -6,8 +6,6 @@ benign clients chose in rounds 1 to T. Backdoor: marked test images of other cla
 the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -64,12 +62,10 @@ def newcomers(result: Result) -> np.ndarray:
 
 
 def percent(value: float) -> str:
-    """Return a share as a text in percent, a dash for nan."""
     return "-" if np.isnan(value) else f"{100 * value:.1f}"
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the table."""
     rows, lines = [], []
     for where, name, group in named(repetitions(frames.results)):
         clients = frames.of("clients", where, name)

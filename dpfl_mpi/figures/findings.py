@@ -1,7 +1,5 @@
 """The tables and figures of `docs/findings.md`, of the frames of `reproduction/controls/`: comparisons have 20 rounds or more, lies and the like 6."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -12,8 +12,6 @@
 Averages leave out clients with flipped labels, liars and newcomers; such a client's test_acc is nan. Scores are from 0 to 1 but where it says percent.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +48,6 @@ class Frames:
         self._read: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Return a frame by its name."""
         if name not in self._read:
             self._read[name] = self.runs[WHO].merge(self.lines(name), on="run")
         return self._read[name]
@@ -66,7 +63,7 @@ class Frames:
         lines = self.runs.iloc[[at[str(r.key), partition_of(r)] for r in results]]
         return lines.assign(run=[str(r.path) for r in results]).reset_index(drop=True)
 
-    def where(self, condition: Any) -> Frames:
+    def where(self, condition: Any) -> "Frames":
         """Return the frames of the Runs for which `condition`, a column of booleans beside `runs`, is true."""
         return Frames(self.runs[condition].reset_index(drop=True), self.lines, self.results)
 
@@ -92,7 +89,6 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def clients(result: Result) -> pd.DataFrame:
-    """Return the lines of `clients`."""
     best = {"test_acc": accuracy(result), "val_acc": result["best/val_acc"], "round": result["best/round"]}
     sizes = {part: result[f"client/n_{part}"] for part in ("train", "val", "test")}
     out = {"client": np.arange(len(result["client/p"])), **best, "p": result["client/p"], **sizes}
@@ -106,7 +102,6 @@ def scores(result: Result) -> pd.DataFrame:
 
 
 def curves(result: Result) -> pd.DataFrame:
-    """Return the lines of `curves`."""
     rounds = slice(0, result.last_round + 1)
     measures = ("train_loss", "val_loss", "val_acc", "test_acc")
     out = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
@@ -155,7 +150,6 @@ def costs(result: Result) -> pd.DataFrame:
 
 
 def newcomers(result: Result) -> pd.DataFrame:
-    """Return the lines of `newcomers`."""
     who = np.flatnonzero(result["client/newcomers"]) if "newcomers/test_acc" in result else np.zeros(0, int)
     parts = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, who], strict=True) if len(who) else ()
     each = [pd.DataFrame({"client": who, "epochs": count, "test_acc": scored}) for count, scored in parts]
@@ -252,7 +246,6 @@ def lines_of(folder: Path, name: str) -> pd.DataFrame:
 
 
 def graph_of(lines: pd.DataFrame) -> CollaborationGraph:
-    """Return a graph of its lines in graphs.csv."""
     chosen = lines.sort_values("client")["collaborators"].fillna("")
     return CollaborationGraph.from_lists([[int(k) for k in senders.split()] for senders in chosen])
 

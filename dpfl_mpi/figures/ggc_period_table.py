@@ -1,7 +1,5 @@
 """Table: accuracy by the period P of the greedy search and by budget (CIFAR-10, Dir(0.1), seed 42)."""
 
-from __future__ import annotations
-
 from dpfl_mpi.figures import paper as published
 from dpfl_mpi.figures.command import PAPER, Drawing
 from dpfl_mpi.figures.frames import Frames
@@ -17,5 +15,4 @@ OPTIONS = PAPER
 
 
 def draw(frames: Frames, paper: bool = False) -> Drawing:
-    """Return the table."""
     return table(frames, "ggc_period", "P", published.PERIOD if paper else {}, "CIFAR-10 Dir(0.1)")

@@ -4,8 +4,6 @@ Clients are ordered by their most frequent class (then the second, and so on), s
 One run: every tenth round. Several runs, or --budgets: one row per run; the first graph, the middle and the last.
 """
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -60,7 +58,6 @@ def rounds_to_show(first: int, last: int, asked: Sequence[int | str] | None, sev
 
 
 def when(t: int) -> str:
-    """Return what a round's graph is called."""
     return r"$\Omega$ (before round 1)" if t == 0 else f"round {t}"
 
 

@@ -3,8 +3,6 @@
 One panel per run: the shares among all candidates considered in a round. Round 0 is the search for Omega.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 import matplotlib.pyplot as plt
@@ -36,7 +34,6 @@ def measure(result: Result) -> pd.DataFrame:
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure."""
     with_graphs(frames)
     results = [r for r in frames.results if r["graph/cases"].any()]
     if not results:

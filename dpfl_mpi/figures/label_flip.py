@@ -5,8 +5,6 @@ clients grouped into benign and flipped; the share of benign clients' edges that
 benign clients at the end. With --rounds the graphs of these rounds alone: "every" is every tenth, as the paper shows them.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import matplotlib.pyplot as plt
@@ -64,12 +62,10 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
 
 
 def name_of(result: Result) -> str:
-    """Return what the flipped clients of a run do."""
     return "flipped clients search too" if result.run.flipped_run_ggc else "flipped clients only train"
 
 
 def draw(frames: Frames, rounds: str | None = None) -> Drawing:
-    """Return the figure: graphs and shares, or with `rounds` the graphs of these rounds."""
     with_graphs(frames)
     results = [r for r in frames.results if "client/flipped" in r and 0 < flipped(r).sum() < len(flipped(r))]
     if not results:

@@ -1,7 +1,5 @@
 """Test accuracy and validation loss over local epochs: the mean over clients of every method (CIFAR-10, Patho(3))."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import matplotlib.pyplot as plt

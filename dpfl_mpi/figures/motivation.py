@@ -4,8 +4,6 @@ Client 1 has little of four classes; client 2 shares two of them and client 3 th
 everyone (a full graph, scored after local training); shown is the test accuracy of client 1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -34,7 +32,6 @@ def with_whom(others: list[int]) -> str:
 
 
 def partners(result: Result) -> str:
-    """Return with whom client 1 of a result averages."""
     return with_whom(list(result.omega().of(0)))
 
 

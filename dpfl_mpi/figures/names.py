@@ -1,7 +1,5 @@
 """What Runs, data and classes are called in figures and tables, and which Runs are repetitions of one another."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

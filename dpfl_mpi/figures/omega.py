@@ -13,8 +13,6 @@ Agreement compares Omega of two runs on one partition, such as two seeds: the me
 it would be against graphs with the same degrees.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -102,7 +100,6 @@ def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
 
 
 def of_round(result: Result, t: int) -> dict[str, float]:
-    """Return the measures of one round's graph."""
     graph, common = result.chosen(t), overlap(result["client/class_counts"])
     dominant = result["client/class_counts"].argmax(1)
     return {
@@ -115,7 +112,6 @@ def of_round(result: Result, t: int) -> dict[str, float]:
 
 
 def z_of_round(result: Result, t: int, draws: int) -> float:
-    """Return the z-score of the homophily of one round's graph."""
     return z_score(result.chosen(t), overlap(result["client/class_counts"]), draws, np.random.default_rng(0))
 
 
@@ -134,7 +130,6 @@ def agreement(runs: pd.DataFrame, results: Sequence[Result], draws: int) -> pd.D
 
 
 def agreement_table(same: pd.DataFrame) -> str:
-    """Return what `agreement` found as a table."""
     return markdown(same.assign(**{c: same[c].map(lambda v: number(v, ".3f")) for c in ("jaccard", "by chance")}))
 
 

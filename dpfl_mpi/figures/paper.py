@@ -1,7 +1,5 @@
 """The numbers of the paper, its text's claims, and what was read off the figures of its code."""
 
-from __future__ import annotations
-
 CLIENTS, SEEDS = 100, 3
 COLUMNS = ("CIFAR-10 Dir(0.1)", "CIFAR-10 Patho(3)", "CINIC-10 Dir(0.1)", "CINIC-10 Patho(3)", "FEMNIST fedrep")
 BUDGETS = ("inf", "0.2N", "0.1N", "0.05N")

@@ -5,8 +5,6 @@ steps are means per client, of methods with a server too (one model down, one up
 machine the run had: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -41,7 +39,6 @@ def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:
 
 
 def shown(value: float) -> str:
-    """Return a cost as a text."""
     return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 

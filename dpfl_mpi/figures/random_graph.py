@@ -1,7 +1,5 @@
 """DPFL against the same method on a random graph: test accuracy over rounds for three budgets (CIFAR-10, Dir(0.1))."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +24,6 @@ RUNS = [
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure: a curve per row of a method with a graph."""
     rows = frames.rows[frames.rows["topology"] == "graph"]
     if not len(rows):
         raise UserError("none of these results has a budget: their models do not move along a graph")

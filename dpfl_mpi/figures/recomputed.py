@@ -3,8 +3,6 @@
 The paper's row stands beside ours: whether ours is where the paper's noise lets it fall, and which of its claims on the order of methods hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Summary and settings, learning curves with hover, the collaboration graph as a m
 table of clients, phases and traffic, and a comparison where there are several runs. Drawn by plotly.js, which is inside the page.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Iterable
@@ -135,7 +133,6 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
 
 
 def page(frames: Frames) -> str:
-    """Return the page."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:

@@ -1,7 +1,5 @@
 """Sparsity of the collaboration graph over rounds, 1 - (edges and the clients themselves) / N^2, for every budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import matplotlib.pyplot as plt
@@ -40,7 +38,6 @@ def first_and_last(data: pd.DataFrame) -> str:
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.2))
     data = lines(axes, frames, "sparsity", sparsity)
     axes.set_ylabel("sparsity, %")

@@ -1,7 +1,5 @@
 """How a two-column paper looks: sizes, colours of methods, curves with bands, legends that stay in the picture."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -136,13 +134,11 @@ def legend(figure: Figure, of: Axes | Mapping[str, Any], place: str, **look: Any
 
 
 def patches(figure: Figure, colours: dict[str, str], place: str = "outside upper center", **how: Any) -> None:
-    """Draw what colours mean, by name."""
     boxes = [Patch(color=colour, label=name) for name, colour in colours.items()]
     look: dict[str, Any] = {"loc": place, "ncols": len(boxes), "handlelength": 0.9, "handleheight": 0.9}
     figure.legend(handles=boxes, **look | how)
 
 
 def hide_rest(panels: Iterable[Axes]) -> None:
-    """Show nothing where no figure is drawn."""
     for axes in panels:
         axes.set_axis_off()

@@ -5,8 +5,6 @@ the same client of the same partition in two rows, the mean over repetitions on 
 one partition share what chance dealt to all of them, so it is over the means of partitions where there are several, else over clients.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

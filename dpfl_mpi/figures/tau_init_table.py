@@ -1,7 +1,5 @@
 """Table: accuracy by the local epochs before the first graph, tau_init, and by budget (CIFAR-10, Patho(3), three seeds)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,5 +30,4 @@ def table(frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], o
 
 
 def draw(frames: Frames, paper: bool = False) -> Drawing:
-    """Return the table."""
     return table(frames, "tau_init", "tau_init", published.TAU_INIT if paper else {}, "CIFAR-10 Patho(3)")

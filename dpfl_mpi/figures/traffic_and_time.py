@@ -4,8 +4,6 @@ Left is the simulated network: one model over one edge counts once, whichever ra
 machine: edges inside a rank cost nothing there. Right are the seconds of the slowest rank in each phase of each round, added up.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 import matplotlib.pyplot as plt
