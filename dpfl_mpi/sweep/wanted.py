@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import runpy
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,19 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
+from dpfl_mpi.plugins.code import in_path
+from dpfl_mpi.plugins.load import execute
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.fields import fields, read
-from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.sweep.flags import GRID, words
 from dpfl_mpi.sweep.known import Known
 
 
 def runs_of(file: Path) -> list[Run]:
-    """Return the Runs that a file of analysis/ names in its RUNS."""
-    if not is_file(str(file)):
-        raise UserError(f"{file}: there is no such file")
-    sys.path.insert(0, str(file.resolve().parent))  # a figure may import its neighbours
-    try:
-        runs = runpy.run_path(str(file), run_name=file.stem).get("RUNS")
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{file} fails: {type(error).__name__}: {error}") from None
-    finally:
-        sys.path.pop(0)
+    """Return the Runs that a file of analysis/ names in its RUNS; it may import its neighbours."""
+    module, _ = execute(str(file), in_path(str(file), file))
+    runs = getattr(module, "RUNS", None)
     if not isinstance(runs, list) or not all(isinstance(run, Run) for run in runs):
         raise UserError(f"{file} has no list RUNS of Run(...)")
     return runs

@@ -80,7 +80,7 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
     for text, said in (
         ("", "has no list RUNS of Run(...)"),
         ("RUNS = ['local']", "has no list RUNS of Run(...)"),
-        ("import nowhere", "wrong.py fails: ModuleNotFoundError: No module named 'nowhere'"),
+        ("import nowhere", "wrong.py, which fails: ModuleNotFoundError: No module named 'nowhere'"),
     ):
         (tmp_path / "wrong.py").write_text(text)
         assert sweep.main([str(tmp_path / "wrong.py"), "--list"]) == 2
