@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,8 @@ from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFAULTS: dict[
-    str, object
-] = {}  # of a Job, for what a test starts in its own process: see `kernels` in test_methods.py
+# of a Job, for what a test starts in its own process: see `kernels` in test_methods.py
+DEFAULTS: dict[str, object] = {}
 
 
 def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):
@@ -37,6 +37,26 @@ def run_mpi(ranks: int, out: Path, fields: dict[str, object], **job: object) -> 
     done = mpirun(ranks, "-m", "dpfl_mpi", *to_flags(fields | job | {"out": out, "quiet": True}))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    return out
+
+
+def run_many(ranks: int, folder: Path, runs: dict[str, dict[str, object]], before: str = "", **jobs) -> dict[str, Path]:
+    """Compute runs by name with one start of the ranks, each into `folder`; return the result files by name.
+
+    Args:
+        before: code that every rank executes first: it changes something of the package.
+        jobs: by the name of a run, the fields of its Job; `ranks` among them are the first few that compute it.
+    """
+    out = {name: folder / f"{name}.h5" for name in runs}
+    todo = []
+    for name, fields in runs.items():
+        job = {"quiet": True, "out": str(out[name])} | jobs.get(name, {})
+        few = [job.pop("ranks")] if "ranks" in job else []
+        todo.append([fields, job, *few])
+    (folder / "runs.json").write_text(json.dumps(todo))
+    (folder / "before.py").write_text(f"{before}\nimport runpy\nrunpy.run_path('tests/many.py')\n")
+    done = mpirun(ranks, "-m", "mpi4py", folder / "before.py", folder / "runs.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return out
 
 

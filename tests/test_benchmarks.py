@@ -9,7 +9,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from launch import ROOT
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.models.cnn import build
+from dpfl_mpi.mpi.window import route
+from dpfl_mpi.numerics.backend import SGD
+from dpfl_mpi.numerics.ensemble import Ensemble
 
 FOLDER = ROOT / "benchmarks"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))  # files whose name starts with _ are helpers
@@ -91,9 +98,6 @@ def test_costs_of_the_papers_network_are_measured_here(benchmarks):
 
 
 def test_rows_arriving_is_what_a_route_counts(benchmarks):
-    from dpfl_mpi.graph import CollaborationGraph
-    from dpfl_mpi.mpi.window import route
-
     n, ranks, others = 60, 4, 5
     owner, rng = np.arange(n) % ranks, np.random.default_rng(0)
     needs = []
@@ -116,8 +120,6 @@ def test_memory_of_a_node_by_hand(benchmarks):
 
 
 def test_multiply_adds_of_an_image_by_hand(benchmarks):
-    from dpfl_mpi.models.cnn import build
-
     # filters x window at 4 places of each pooled pixel, then dense layers
     colour = 6 * 75 * 4 * 14 * 14 + 16 * 150 * 4 * 5 * 5 + 400 * 120 + 120 * 84 + 84 * 10
     assert benchmarks("scoring").multiply_adds(build((32, 32, 3), 10), (32, 32, 3)) == colour == 651_720
@@ -142,8 +144,6 @@ def test_ceilings_by_hand(benchmarks):
 
 
 def test_kernels_and_bytes_of_calls(benchmarks):
-    import torch
-
     c = benchmarks("_ceilings")
     x, y = torch.zeros(8, 4), torch.zeros(8, 4)  # 128 bytes each
     for call, kernels, arrays in (
@@ -162,12 +162,6 @@ def test_kernels_and_bytes_of_calls(benchmarks):
 
 
 def test_work_of_a_step_by_hand(benchmarks):
-    import torch
-
-    from dpfl_mpi.models.cnn import build
-    from dpfl_mpi.numerics.backend import SGD
-    from dpfl_mpi.numerics.ensemble import Ensemble
-
     c = benchmarks("_ceilings")
     ensemble = Ensemble(build((32, 32, 3), 10), (0.5,) * 3, (0.25,) * 3, torch.device("cpu"))
     # pooled pixels of 16 images x window: 16 * 14 * 14 x 108 and 16 * 5 * 5 x 216; rows of filters 24 and 64
@@ -181,12 +175,14 @@ def test_work_of_a_step_by_hand(benchmarks):
     assert 110 < kernels < 140
 
 
-def test_ceilings_of_the_embedded_digits():
-    words = ["--ceilings", "--gpu", "h200", "--launch_us", "1"]
-    done = subprocess.run([sys.executable, FOLDER / "gpu.py", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_ceilings_of_the_embedded_digits(benchmarks, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--ceilings", "--gpu", "h200", "--launch_us", "1"])
+    with pytest.raises(SystemExit) as end:
+        benchmarks("gpu").main()
+    said = capsys.readouterr().out
+    assert not end.value.code
     # 10 + 20 x 5 epochs, the largest of 32 clients takes 6 mini-batches in each
-    assert "32 clients, 110 local epochs (20 rounds), mini-batch 16" in done.stdout
-    assert "in 660 lock-steps: the largest client takes 6 an epoch" in done.stdout
-    kernels = int(re.search(r"(\d+) kernels per lock-step at 1 us", done.stdout)[1])
-    assert f"at 1 us: {660 * kernels * 1e-6:.3g} s" in done.stdout
+    assert "32 clients, 110 local epochs (20 rounds), mini-batch 16" in said
+    assert "in 660 lock-steps: the largest client takes 6 an epoch" in said
+    kernels = int(re.search(r"(\d+) kernels per lock-step at 1 us", said)[1])
+    assert f"at 1 us: {660 * kernels * 1e-6:.3g} s" in said

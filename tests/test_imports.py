@@ -60,14 +60,12 @@ FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @cache
-def imported(path: Path, when: str = "ever") -> frozenset[str]:
-    """Return what a file imports: `ever`, at `run` time (not for types alone), or at its own `import` (not inside functions)."""
+def imported(path: Path, types: bool = True) -> frozenset[str]:
+    """Return what a file imports; without `types`, not what it imports for types alone."""
     found = set()
 
     def visit(node: ast.AST) -> None:
-        if when != "ever" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        if when == "import" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -81,10 +79,10 @@ def imported(path: Path, when: str = "ever") -> frozenset[str]:
     return frozenset(found)
 
 
-def own(path: Path, when: str = "ever") -> set[str]:
+def own(path: Path, types: bool = True) -> set[str]:
     """Return the package's own modules that a file imports; `from dpfl_mpi.graph import CASES` is the module `graph`."""
     found = set()
-    for name in imported(path, when):
+    for name in imported(path, types):
         if name.split(".")[0] == "dpfl_mpi":
             below = name.split(".")[1:]
             found.add(".".join(below) if ".".join(below) in FILES else ".".join(below[:-1]))
@@ -94,10 +92,6 @@ def own(path: Path, when: str = "ever") -> set[str]:
 def room(module: str) -> str:
     top = module.split(".")[0]
     return "commands" if top in COMMANDS else top
-
-
-def outside(path: Path, names: list[str], when: str) -> list[str]:
-    return sorted(name for name in imported(path, when) if name.split(".")[0] in names)
 
 
 def test_every_room_has_a_floor():
@@ -120,23 +114,14 @@ def test_no_modules_use_each_other():
 
 @pytest.mark.parametrize("library", NEVER)
 def test_who_never_imports(library):
-    rooms = NEVER[library].split()
-    users = [
-        module for module, path in FILES.items() if module.split(".")[0] in rooms and outside(path, [library], "ever")
-    ]
-    assert users == []
-
-
-def test_what_is_light_to_import():
-    light = {module: path for module, path in FILES.items() if module.split(".")[0] in LIGHT.split()}
-    assert {m: found for m, path in light.items() if (found := outside(path, HEAVY, "import"))} == {}
-    assert outside(FILES["__main__"], ["yaml", "h5py"], "import") == []
+    rooms = {module: path for module, path in FILES.items() if module.split(".")[0] in NEVER[library].split()}
+    assert [m for m, path in rooms.items() if library in {name.split(".")[0] for name in imported(path)}] == []
 
 
 def test_methods_run_on_the_ground_and_open_no_files():
     """They call the verbs of the Federation that they are handed, and import it for types alone."""
     methods = {module: path for module, path in FILES.items() if room(module) == "methods"}
-    assert {room(used) for path in methods.values() for used in own(path, "run")} <= {"methods", *GROUND}
+    assert {room(used) for path in methods.values() for used in own(path, types=False)} <= {"methods", *GROUND}
     assert [module for module, path in methods.items() if "open(" in path.read_text()] == []
 
 
@@ -150,11 +135,14 @@ def test_figures_read_results_only():
     assert [path.name for path in commands if "sys.path" in path.read_text()] == []
 
 
-def test_resolving_a_run_and_opening_results_loads_nothing_heavy():
+def test_light_rooms_and_resolving_a_run_load_nothing_heavy():
     """In a fresh interpreter, through every data set and method: what a laptop without MPI would run."""
+    light = [f"dpfl_mpi.{module}".rstrip(".") for module in FILES if module.split(".")[0] in LIGHT.split()]
     code = (
-        "import sys; from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names; import dpfl_mpi.results, dpfl_mpi.data.partition\n"
-        "import dpfl_mpi.prepare, dpfl_mpi.__main__\n"
+        "import importlib, sys, dpfl_mpi.__main__\n"
+        "assert not {'yaml', 'h5py'} & set(sys.modules)\n"
+        f"for module in {light!r}: importlib.import_module(module)\n"
+        "from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names\n"
         "for d in names('dataset'):\n"
         "    for m in names('method'):\n"
         "        Run(dataset=d, method=m).resolve()\n"

@@ -28,12 +28,16 @@ def test_the_same_clients_lie_whatever_they_do():
     assert not limits.liars(flip).any()
 
 
-def test_label_flip_is_flip_share(tmp_path):
-    a = run_here(tmp_path / "a.h5", SMALL | {"attack": "label_flip:0.3"})
-    b = run_here(tmp_path / "b.h5", SMALL | {"flip_share": 0.3})
-    assert differences(a, b) == ["client/liars"]
-    with Result(a) as one, Result(b) as two:
+def test_label_flip_is_flip_share_and_averages_are_over_the_benign(tmp_path):
+    fields = {"label": {"attack": "label_flip:0.3"}, "flip": {"flip_share": 0.3}, "door": {"attack": "backdoor:0.3"}}
+    paths = {name: run_here(tmp_path / f"{name}.h5", SMALL | more) for name, more in fields.items()}
+    assert differences(paths["label"], paths["flip"]) == ["client/liars"]
+    with Result(paths["label"]) as one, Result(paths["flip"]) as two, Result(paths["door"]) as door:
         assert np.array_equal(one.benign, two.benign) and one.test_acc == two.test_acc
+        assert np.array_equal(door.benign, ~door["client/liars"]) and door["client/liars"].sum() == 2
+        assert door.test_acc == door["best/test_acc"][door.benign].mean()
+        success = door["attack/success"]
+        assert ((success >= 0) & (success <= 1))[np.isfinite(success)].all()
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "scale", "noise", "stale"])
@@ -101,12 +105,12 @@ def test_a_frozen_liar_has_not_moved():
 
 
 @pytest.mark.parametrize("method", ["scaffold", "cobo"])
-def test_lies_about_models_are_refused_where_more_than_models_is_sent(method):
-    for kind in ("sign_flip", "noise", "scale", "stale"):
-        sentence = f"--attack is {kind}:0.2; {method} sends more.*allowed are label_flip, backd"
-        with pytest.raises(UserError, match=sentence):
-            Run(method=method, attack=f"{kind}:0.2").resolve()
-    assert Run(method=method, attack="label_flip:0.2").resolve().attack.text == "label_flip:0.2"
+@pytest.mark.parametrize("kind", ["sign_flip", "noise", "scale", "stale"])
+def test_lies_about_models_are_refused_where_more_than_models_is_sent(method, kind):
+    sentence = f"--attack is {kind}:0.2; {method} sends more.*allowed are label_flip, backd"
+    with pytest.raises(UserError, match=sentence):
+        Run(method=method, attack=f"{kind}:0.2").resolve()
+    Run(method=method, attack="label_flip:0.2").resolve()
 
 
 @pytest.mark.parametrize(
@@ -142,12 +146,3 @@ def test_a_backdoor_is_a_mark_on_every_second_image():
         assert torch.equal(fed.clients.score_x, held)
     big = mark(np.zeros((1, 32, 32, 3), np.uint8))[0, :, :, 0]
     assert big.sum() == 16 * 255 and (big[27:31, 27:31] == 255).all()
-
-
-def test_averages_are_over_the_benign(tmp_path):
-    with Result(run_here(tmp_path / "a.h5", SMALL | {"attack": "backdoor:0.3"})) as result:
-        liars = result["client/liars"]
-        assert np.array_equal(result.benign, ~liars) and liars.sum() == 2
-        assert result.test_acc == result["best/test_acc"][~liars].mean()
-        success = result["attack/success"]
-        assert ((success >= 0) & (success <= 1))[np.isfinite(success)].all()

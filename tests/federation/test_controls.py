@@ -1,12 +1,10 @@
 """The other controls of an experiment: shared validation images, Omega anew, drift, patience; all of them on three ranks and after a cut."""
 
-import json
-
 import numpy as np
 import pytest
 import starts
 import torch
-from launch import differences, federation, mpirun, run_here, validation
+from launch import differences, federation, mpirun, run_here, run_many, validation
 from starts import cut_after
 from torch.nn.functional import cross_entropy
 
@@ -60,11 +58,8 @@ def test_the_search_and_the_choice_of_the_round_see_different_images():
 
 
 def test_a_single_validation_image_cannot_be_shared():
-    parts = {
-        "train": [np.array([0]), np.array([3])],
-        "val": [np.array([1, 2]), np.array([4])],
-        "test": [np.array([0])] * 2,
-    }
+    lists = {"train": [[0], [3]], "val": [[1, 2], [4]], "test": [[0], [0]]}
+    parts = {name: [np.array(rows) for rows in each] for name, each in lists.items()}
     partition = assemble(parts, np.ones((2, 2), int), np.ones(2), False)
     labels = np.array([0, 1, 1, 0, 0])
     with pytest.raises(UserError, match="client 1 has a single validation image, and both parts need one"):
@@ -206,20 +201,24 @@ def test_who_stops_early(tmp_path, method):
         assert np.isfinite(result["best/test_acc"]).all() and result["client/epochs"][0] <= 12 + 1
 
 
-@pytest.mark.parametrize("method", ["dpfl", "fedavg"])
-def test_nobody_stops_before_a_drift(tmp_path, method):
-    """Nothing is learned, so all would have stopped after round 1: but then nobody would see the drift before round 4."""
-    fields = SMALL | {"method": method, "patience": 1, "lr": 1e-12, "rounds": 9, "drift": "0.5:4"}
-    with Result(run_here(tmp_path / "a.h5", fields)) as result:
-        assert result.finished and result["client/drifted"].sum() == 3 and (result["client/stopped_round"] >= 5).all()
-        assert result.last_round < 9
-
-
-def test_a_run_ends_when_all_have_stopped(tmp_path):
-    fields = SMALL | {"method": "fedavg", "patience": 2, "lr": 1e-12, "rounds": 9, "finetune_epochs": 1}
-    with Result(run_here(tmp_path / "a.h5", fields)) as result:
-        assert result.finished and len(result["round/number"]) == 3 and (result["client/stopped_round"] == 2).all()
-        assert np.isfinite(result["finetune/val_acc"]).all()  # who has stopped is tuned
+@pytest.mark.parametrize(
+    ("method", "more", "stop"),
+    [
+        ("dpfl", {"patience": 1, "drift": "0.5:4"}, 5),
+        ("fedavg", {"patience": 1, "drift": "0.5:4"}, 5),
+        ("fedavg", {"patience": 2, "finetune_epochs": 1}, 2),
+    ],
+)
+def test_a_run_in_which_nothing_is_learned_ends(tmp_path, method, more, stop):
+    """When all have stopped, who are still tuned; but nobody stops before a drift, which nobody would see otherwise."""
+    with Result(run_here(tmp_path / "a.h5", SMALL | {"method": method, "lr": 1e-12, "rounds": 9} | more)) as result:
+        stopped = result["client/stopped_round"]
+        assert result.finished and result.last_round < 9
+        if "drift" in more:
+            assert (stopped >= stop).all() and result["client/drifted"].sum() == 3
+        else:
+            assert (stopped == stop).all() and result.last_round == stop == len(result["round/number"]) - 1
+            assert np.isfinite(result["finetune/val_acc"]).all()
 
 
 def test_a_round_without_clients_changes_nothing(tmp_path):
@@ -304,41 +303,30 @@ COMBINED = [
     {"method": "dpfl", "attack": "backdoor:0.3", "budget": "uniform:2:6"},
     {"method": "dpfl", "attack": "sign_flip:0.3", "newcomers": 0.3, "finetune_epochs": 1},
     {"method": "fedrep", "newcomers": 0.3, "tau_train": 2},
-    {
-        "reach": "geometric:0.8",
-        "budget": "uniform:2:6",
-        "flip_share": 0.3,
-        "flipped_run_ggc": False,
-        "finetune_epochs": 1,
-    },
+    {"reach": "geometric:0.8", "budget": "uniform:2:6", "flip_share": 0.3, "flipped_run_ggc": False}
+    | {"finetune_epochs": 1},
 ]
 
 
 def test_runs_with_all_controls_do_not_know_the_ranks(tmp_path):
     """The same bits on one and on three ranks, all controls and limits at once, and where the window makes many passes."""
-    plain = run_here(tmp_path / "plain.h5", SMALL)
-    runs = [SMALL | EVERYTHING | {"rounds": 5} | more for more in COMBINED]
-    runs.append(SMALL | {"method": "replay", "graphs": str(plain), "options": {"variant": "rewired"}})
-    runs.append(SMALL | {"method": "random_graph", "graphs": str(plain), "participation": 0.7})
-    jobs = [[r, {"out": str(tmp_path / f"three{i}.h5"), "quiet": True, "window_gb": 1e-4}] for i, r in enumerate(runs)]
-    (tmp_path / "runs.json").write_text(json.dumps(jobs))
-    done = mpirun(3, "-m", "mpi4py", "tests/many.py", tmp_path / "runs.json")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    for i, run in enumerate(runs):
-        assert differences(run_here(tmp_path / f"one{i}.h5", run), tmp_path / f"three{i}.h5") == [], run
+    plain = str(run_here(tmp_path / "plain.h5", SMALL))
+    runs = {f"all{i}": SMALL | EVERYTHING | {"rounds": 5} | more for i, more in enumerate(COMBINED)}
+    runs["replay"] = SMALL | {"method": "replay", "graphs": plain, "options": {"variant": "rewired"}}
+    runs["drawn"] = SMALL | {"method": "random_graph", "graphs": plain, "participation": 0.7}
+    three = run_many(3, tmp_path, runs, **{name: {"window_gb": 1e-4} for name in runs})
+    for name, fields in runs.items():
+        assert differences(run_here(tmp_path / f"{name}-here.h5", fields), three[name]) == [], fields
 
 
 @pytest.mark.parametrize("after", [1, 3])
-@pytest.mark.parametrize("i", [0, 2, 4])
+@pytest.mark.parametrize("i", [0, 2, 4, "replay"])
 def test_a_cut_run_goes_on(tmp_path, monkeypatch, i, after):
     """Before the drift and after it, with clients that have stopped and liars that send what they sent first."""
-    fields = starts.small(**EVERYTHING, **COMBINED[i]) | {"rounds": 5}
+    if i == "replay":
+        graphs = str(starts.here(tmp_path / "dpfl.h5", starts.small()))
+        fields = starts.small(method="replay", graphs=graphs, options={"variant": "shuffled"})
+    else:
+        fields = starts.small(**EVERYTHING, **COMBINED[i]) | {"rounds": 5}
     cut_after(monkeypatch, after, tmp_path / "run.h5", fields)
-    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
-
-
-def test_a_cut_replay_goes_on(tmp_path, monkeypatch):
-    graphs = starts.here(tmp_path / "dpfl.h5", starts.small())
-    fields = starts.small(method="replay", graphs=str(graphs), options={"variant": "shuffled"})
-    cut_after(monkeypatch, 2, tmp_path / "run.h5", fields)
     assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))

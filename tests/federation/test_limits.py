@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, mpirun, run_here
+from launch import differences, federation, run_here
 from mpi4py import MPI
 
 from dpfl_mpi.data.recipes import make
@@ -60,57 +60,6 @@ def test_what_limits_nothing_names_no_other_run():
         assert Run(**a).slug() == Run(**b).slug() != Run().slug()
 
 
-def test_files_count_by_content(tmp_path):
-    texts = {"budget": ([[3]] * N, [[2]] * N), "reach": ([[0, 1]], [[1, 0]])}
-    texts["available"] = ([[1] * N] * 2, [[0] * (N - 1) + [1]] * 2)
-    for name, (one, other) in texts.items():
-        a, b, c = (write(tmp_path / at, lines) for at, lines in (("a", one), ("b", one), ("c", other)))
-        key = {path: run(**{name: path}).key()[name] for path in (a, b, c)}
-        assert key[a] == key[b] != key[c]
-        assert len(key[a]) == 64
-    assert "-Bfile-" in run(budget=write(tmp_path / "budget", [[3]] * N)).slug()
-    assert "-Buniform-2-20-" in run(budget="uniform:2:20").slug()
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"budget": "uniform:5:2"}, "allowed is a whole number of at least 1"),
-        ({"budget": "uniform:0:2"}, "allowed is a whole number of at least 1"),
-        ({"budget": "nowhere"}, "uniform:LOW:HIGH, or a file"),
-        ({"budget": "/nowhere"}, "there is no such file"),
-        ({"reach": "geometric:0"}, "allowed are geometric:R with R above 0"),
-        ({"reach": "sites:10"}, "sites:S with S from 1 to 9"),
-        ({"reach": "groups:0,9"}, "groups of clients 0 to 8"),
-        ({"reach": "nowhere"}, "a file of lines 'receiver sender'"),
-        ({"reach": "./nowhere"}, "there is no such file"),
-        ({"ggc_repeats": 1000}, "allowed is a whole number from 1 to 999"),
-        ({"participation": 0}, "allowed is a share above 0"),
-        ({"participation": 1.5}, "allowed is a share above 0"),
-        ({"available": "/nowhere"}, "there is no such file"),
-        ({"flip_share": -0.1}, "allowed is a share from 0 to 1"),
-        ({"finetune_epochs": -1}, "allowed is a whole number of at least 0"),
-        ({"method": "knnper", "finetune_epochs": 2}, "knnper is scored by more than its model"),
-        ({"search_share": 0}, "allowed is a share above 0 and at most 1"),
-        ({"omega_period": 0}, "allowed is a whole number of rounds of at least 1, or inf"),
-        ({"omega_period": 2.5}, "allowed is a whole number of rounds"),
-        ({"method": "random_graph", "graphs": "/nowhere.h5"}, "there is no such file"),
-        ({"drift": "0.5"}, "SHARE:ROUND such as 0.5:10"),
-        ({"drift": "0.5:5"}, "a round from 1 to 2"),
-        ({"drift": "1.5:2"}, "a share from 0 to 1"),
-        ({"patience": -1}, "allowed is a whole number of at least 0"),
-        ({"attack": "bribe:0.2"}, "KIND one of label_flip, sign_flip"),
-        ({"attack": "noise"}, "KIND:SHARE such as sign_flip:0.2"),
-        ({"attack": "noise:0.2", "flip_share": 0.1}, "both draw the same clients"),
-        ({"newcomers": 1}, "below 1"),
-    ],
-)
-def test_mistakes_are_sentences(fields, sentence):
-    with pytest.raises(UserError, match=sentence) as mistake:
-        run(**fields)
-    assert "\n" not in str(mistake.value)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -131,13 +80,6 @@ def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UserError, match="not a readable text file"):
         run(**{name: str(tmp_path / "file")})
-
-
-def test_a_bad_file_is_one_sentence_on_all_ranks(tmp_path):
-    flags = [f"--{name}={value}" for name, value in SMALL.items() if name != "budget"]
-    done = mpirun(2, "-m", "dpfl_mpi", *flags, "--budget", write(tmp_path / "b", [[1, 2]]), "--results", tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("error:") == 1 and "must hold 9 numbers" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -219,9 +161,7 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
             fed.exchange(fed.common_row(), outside)
         crowd = np.flatnonzero(near[k])
         fed.most_senders[k] = len(crowd) - 1
-        with pytest.raises(
-            UserError, match=r"the graph of fed.average gives client \d+ \d+ senders; its budget allows"
-        ):
+        with pytest.raises(UserError, match=r"graph of fed.average gives client \d+ \d+ senders; its budget allows"):
             fed.average(fed.common_row(), CollaborationGraph.from_lists(crowd if i == k else [] for i in range(N)))
 
 
@@ -337,10 +277,7 @@ def test_flipped_clients_that_do_not_choose_still_serve(tmp_path, monkeypatch):
 # the motivating example, ablations --------------------------------------------------------------------------------------
 def test_motivation_has_the_papers_counts(tmp_path):
     rng = np.random.default_rng(0)
-    labels = {
-        "train": rng.permutation(np.repeat(np.arange(10), 700)),
-        "test": rng.permutation(np.repeat(np.arange(10), 100)),
-    }
+    labels = {part: rng.permutation(np.repeat(np.arange(10), n)) for part, n in (("train", 700), ("test", 100))}
     resolved = Run(dataset="cifar10", partition="motivation").resolve()
     assert resolved.clients == 3
     partition = make(resolved, labels, 10)
@@ -362,12 +299,9 @@ def test_motivation_sets_are_runs(tmp_path):
     """{1}, {1,2}, {1,3}, {1,2,3} differ in reach alone, and client 1 alone is Local to the bit: the seeds are paired."""
     base = {"clients": 3, "tau_init": 1, "tau_train": 1, "rounds": 2, "budget": "inf"}
     sets = {"1": "groups:0", "12": "groups:0,1", "13": "groups:0,2", "123": "groups:0,1,2"}
-    paths = {
-        name: run_here(tmp_path / f"{name}.h5", base | {"method": "random_graph", "reach": groups})
-        for name, groups in sets.items()
-    }
-    assert len({Run(**base, method="random_graph", reach=g).slug() for g in sets.values()}) == 4
-    results = {name: Result(path) for name, path in paths.items()}
+    runs = {name: base | {"method": "random_graph", "reach": groups} for name, groups in sets.items()}
+    assert len({Run(**fields).slug() for fields in runs.values()}) == 4
+    results = {name: Result(run_here(tmp_path / f"{name}.h5", fields)) for name, fields in runs.items()}
     local = Result(run_here(tmp_path / "local.h5", base | {"method": "local", "rounds": 3}))
     for name, senders in (("1", []), ("12", [1]), ("13", [2]), ("123", [1, 2])):
         assert results[name].chosen(1).of(0).tolist() == senders
@@ -392,7 +326,7 @@ def test_rounds_between_two_choices_reuse_the_last_one_or_skip(off, tmp_path):
             assert np.array_equal(result.graph(3), result.graph(2)) and np.array_equal(result.graph(5), result.graph(4))
 
 
-@pytest.mark.parametrize("tau_init", [1, 5, 10])
+@pytest.mark.parametrize("tau_init", [1, 5])
 def test_epochs_before_the_first_graph(tau_init, tmp_path):
     """Row 0 is the common row after tau_init epochs of every client, as Local trains them; rounds add tau_train."""
     fields = SMALL | {"tau_init": tau_init, "tau_train": 2, "rounds": 1}

@@ -1,11 +1,10 @@
 """What a method of one's own receives is what was sent, on whichever ranks the clients are; or one sentence says that it is gone."""
 
 import itertools
-import json
 
 import pytest
 import torch
-from launch import differences, federation, mpirun, run_here
+from launch import differences, federation, mpirun, run_here, run_many
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
@@ -58,15 +57,13 @@ def method(tmp_path):
 def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
     """The same bits on one rank, on two, on more than there are clients, and in passes of a narrow window."""
     fields = FIELDS | {"method": method(TRAINED_ON)}
-    jobs = [{"quiet": True, "out": str(tmp_path / f"{name}.h5")} for name in ("two", "narrow", "seven")]
-    jobs[1]["window_gb"] = 3.7e-5
-    (tmp_path / "runs.json").write_text(json.dumps([[fields, jobs[0], 2], [fields, jobs[1], 2], [fields, jobs[2]]]))
-    done = mpirun(7, "-m", "mpi4py", "tests/many.py", tmp_path / "runs.json")
-    assert (done.returncode, done.stderr) == (0, "")
+    few, narrow = {"ranks": 2}, {"ranks": 2, "window_gb": 3.7e-5}
+    out = run_many(7, tmp_path, dict.fromkeys(["few", "narrow", "seven"], fields), few=few, narrow=narrow)
     alone = run_here(tmp_path / "alone.h5", fields)
-    assert [differences(alone, job["out"]) for job in jobs] == [[], [], []]
-    two, narrow = (int(Result(job["out"])["traffic/bytes_rma"].sum()) for job in jobs[:2])
-    assert narrow > two  # a sender that two clients of a rank want is sent to it in more than one pass
+    assert [differences(alone, path) for path in out.values()] == [[], [], []]
+    bytes_put = {name: int(Result(path)["traffic/bytes_rma"].sum()) for name, path in out.items()}
+    # a sender that two clients of a rank want is sent to it in more than one pass
+    assert bytes_put["narrow"] > bytes_put["few"]
 
 
 def test_what_is_averaged_is_what_was_sent():
@@ -104,58 +101,42 @@ def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path, what, ranks)
 
 
 IN_PASSES = """
-import json, os, sys
-from mpi4py import MPI
-from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.engine import train
+import os
 from dpfl_mpi.mpi import placement, window
-from dpfl_mpi.mpi.world import World
-slots, init = [], window.Inbox.__init__
-window.Inbox.__init__ = lambda box, *a, **how: (slots.append(int(a[2])), init(box, *a, **how))[1]
-placement.MOST_ROWS = int(sys.argv[2])
-for fields, job in json.loads(sys.argv[1]):
-    train.train(Run(**fields).resolve(), Job(**job), World(MPI.COMM_WORLD))
-os.write(1, (json.dumps(slots) + "\\n").encode())
+init = window.Inbox.__init__
+def noted(box, *given, **how):
+    with open(f"{folder}/{{os.getpid()}}.slots", "a") as file:
+        file.write(f"{{given[2]}} ")
+    init(box, *given, **how)
+window.Inbox.__init__, placement.MOST_ROWS = noted, {most}
 """
 
 
-@pytest.mark.parametrize(("ranks", "most", "slots"), [(3, 2, [[2, 2]] * 3), (2, 256, [[3, 3], [4, 4]])])
+@pytest.mark.parametrize(("ranks", "most", "slots"), [(3, 2, ["2 2 "] * 3), (2, 256, ["3 3 ", "4 4 "])])
 def test_every_row_comes_in_passes_of_one_window(ranks, most, slots, tmp_path):
     """At most MOST_ROWS rows at a time, through a window that each run makes once; order and numbers are those of one pass."""
-    runs = []
-    for name in ("pfedgraph", "cobo"):
-        fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": name}
-        runs.append((fields, {"out": str(tmp_path / f"{name}.h5"), "quiet": True}))
-    done = mpirun(ranks, "-c", IN_PASSES, json.dumps(runs), most)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(json.loads(line) for line in done.stdout.splitlines()) == slots
-    for fields, job in runs:
-        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), job["out"]) == []
+    runs = {name: {"clients": 7, "rounds": 2, "tau_train": 1, "method": name} for name in ("pfedgraph", "cobo")}
+    out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most))
+    assert sorted(path.read_text() for path in tmp_path.glob("*.slots")) == slots
+    for name, fields in runs.items():
+        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), out[name]) == []
 
 
 AS_ON_A_GPU = """
-import json, sys
-from mpi4py import MPI
-from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.engine import train
 from dpfl_mpi.federation import mail
-from dpfl_mpi.mpi.world import World
 init = mail.MailRoom.__init__
 def separate(room, *given):
     init(room, *given)
     room.sent = room.staging.clone()
 mail.MailRoom.__init__ = separate
-train.train(Run(**json.loads(sys.argv[1])).resolve(), Job(**json.loads(sys.argv[2])), World(MPI.COMM_WORLD))
 """
 
 
 def test_rows_that_are_kept_on_a_gpu_are_put_from_the_host(method, tmp_path):
     """There the rows for local receivers and those for other ranks are two tensors: here two of the CPU."""
     fields = FIELDS | {"method": method(TRAINED_ON)}
-    job = {"out": str(tmp_path / "2.h5"), "quiet": True}
-    done = mpirun(2, "-c", AS_ON_A_GPU, json.dumps(fields), json.dumps(job))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert differences(run_here(tmp_path / "1.h5", fields), job["out"]) == []
+    out = run_many(2, tmp_path, {"two": fields}, AS_ON_A_GPU)
+    assert differences(run_here(tmp_path / "one.h5", fields), out["two"]) == []
 
 
 def test_kept_rows_are_copies():

@@ -9,7 +9,6 @@ from launch import federation
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from twins import FIELDS
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.training import learning_rate
 from dpfl_mpi.numerics.steps import adam_step
 from dpfl_mpi.settings import Run
@@ -92,21 +91,3 @@ def test_what_a_run_does_not_read_names_no_other_run():
     assert Run(lr_schedule="step", lr_step=7).slug() != Run(lr_schedule="step").slug()
     assert Run(optimizer="adam", beta1=0.8).slug() != Run(optimizer="adam").slug() != Run(optimizer="adamw").slug()
     assert not {"optimizer", "lr_schedule", "beta1", "lr_step"} & set(default.key())
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"optimizer": "lion"}, "--optimizer is 'lion'; allowed are sgd, adam, adamw"),
-        ({"lr_schedule": "linear"}, "--lr_schedule is 'linear'; allowed are constant, step, cosine"),
-        ({"lr_schedule": "step", "lr_step": 0}, "--lr_step is 0; allowed is a whole number of at least 1"),
-        ({"lr_schedule": "step", "lr_gamma": 0.0}, "--lr_gamma is 0.0; allowed is a number above 0 and at most 1"),
-        ({"lr_schedule": "cosine", "lr_final": 2.0}, "--lr_final is 2.0; allowed is a share from 0 to 1"),
-        ({"optimizer": "adam", "beta2": 1.0}, "--beta2 is 1.0; allowed is a number of at least 0 and below 1"),
-        ({"optimizer": "adam", "method": "pfedme"}, "--optimizer is adam; pfedme takes steps of its own, allowed is sgd")
-    ]
-)  # fmt: skip
-def test_mistakes_are_sentences(fields, sentence):
-    with pytest.raises(UserError) as caught:
-        Run(**fields).resolve()
-    assert str(caught.value).startswith(sentence)

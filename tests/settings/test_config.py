@@ -16,7 +16,6 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config
-from dpfl_mpi.settings.command_line import parser
 from dpfl_mpi.settings.fields import as_dict, method_options
 from dpfl_mpi.settings.values import Budget
 
@@ -26,32 +25,22 @@ def budget_name(budget, clients, counts_self):
 
 
 @pytest.mark.parametrize(
-    ("budget", "clients", "name"),
+    ("name", "clients", "budgets"),
     [
-        (10, 100, 10),
-        ("10", 100, 10),
-        ("0.1N", 100, 10),
-        ("0.05N", 100, 5),
-        (".2N", 100, 20),
-        ("0.2 N", 100, 20),
-        ("0.2*N", 100, 20),
-        ("0.1N", 32, 3),  # 3.2
-        ("0.1N", 36, 4),  # 3.6
-        ("0.1N", 35, 4),  # 3.5: halves go up
-        ("0.1N", 25, 3),  # 2.5: and not to the even number
-        ("0.001N", 100, 1),  # at least 1
-        ("1N", 100, "inf"),
-        ("inf", 100, "inf"),
-        (".inf", 100, "inf"),  # as YAML writes it
-        (100, 100, "inf"),  # k itself and all 99 others
-        (99, 100, 99),
-        (1000, 100, "inf"),
-        (1, 1, 1),
-        (1, 100, 1),
+        (10, 100, [10, "10", "0.1N"]),
+        (20, 100, [".2N", "0.2 N", "0.2*N"]),
+        (3, 32, ["0.1N"]),  # 3.2
+        (4, 36, ["0.1N"]),  # 3.6
+        (4, 35, ["0.1N"]),  # 3.5: halves go up
+        (3, 25, ["0.1N"]),  # 2.5: and not to the even number
+        (1, 100, [1, "0.001N"]),  # at least 1
+        ("inf", 100, ["1N", "inf", ".inf", 1000, 100]),  # .inf as YAML writes it; 100: k itself and all 99 others
+        (99, 100, [99]),
+        (1, 1, [1]),
     ],
 )
-def test_budget_name(budget, clients, name):
-    assert budget_name(budget, clients, counts_self=True) == name
+def test_budget_name(name, clients, budgets):
+    assert {budget_name(budget, clients, counts_self=True) for budget in budgets} == {name}
 
 
 def test_budget_that_does_not_count_the_client_itself():
@@ -65,9 +54,7 @@ def test_budget_that_does_not_count_the_client_itself():
 
 @pytest.mark.parametrize("budget", [0, -1, "0N", "0.0N", "-0.1N", "1.5", 1.5, "N", "half", "", None, "nan", True])
 def test_budget_refused(budget):
-    with pytest.raises(
-        UserError, match=r"--budget is .*; allowed is a whole number of at least 1, a share .* 0\.1N, or inf"
-    ):
+    with pytest.raises(UserError, match=r"--budget is .*; allowed is a whole number of at least 1, a share"):
         budget_name(budget, 100, True)
 
 
@@ -152,24 +139,22 @@ def test_every_other_value_is_another_run():
     assert dataclasses.replace(bare, model="cnn").slug() != bare.slug()
 
 
-def test_the_name_says_what_it_is():
+def test_the_name_says_what_it_is(tmp_path):
     slug = Run(dataset="cifar10", budget="0.2N", seed=7).slug()
     head, digest = slug.rsplit("-", 1)
     assert head == "cifar10-pathological-dpfl-B20-s7"
     assert len(digest) == 8 and int(digest, 16) >= 0
     assert str(Run(dataset="cifar10", budget="0.2N", seed=7).path("here")) == f"here/{slug}.h5"
+    (tmp_path / "budget.txt").write_text("3 " * 32)
+    for budget, part in (("uniform:2:20", "-Buniform-2-20-"), (str(tmp_path / "budget.txt"), "-Bfile-")):
+        assert part in Run(budget=budget).slug()
 
 
 def test_a_later_field_orphans_nothing():
     """A schema with one more field, at its default, gives every old Run its old name; another value gives a new name."""
-    later = dataclasses.make_dataclass(
-        "Later",
-        [("sparsity", float, dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""}))],
-        bases=(Resolved,),
-        frozen=True,
-    )
-    fields = {"dataset": "cifar10", "budget": 20, "weight_decay": 0.0}
-    run = Run(**fields).resolve()
+    field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
+    later = dataclasses.make_dataclass("Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True)
+    run = Run(dataset="cifar10", budget=20, weight_decay=0.0).resolve()
     assert later(**vars(run)).slug() == run.slug()
     assert later(**vars(run), sparsity=0.5).slug() != run.slug()
 
@@ -190,24 +175,30 @@ def test_data_counts_by_content(tmp_path, digits_file):
     (tmp_path / "b.bin").write_bytes(b"two")
     other = [Run(dataset="cifar10", data=str(tmp_path / f"{name}.bin")).slug() for name in "ab"]
     assert len({*other, Run(dataset="cifar10").slug()}) == 3
-    with pytest.raises(
-        UserError, match=r"^--data is .*a.bin; the data set digits makes its data itself, and reads no file$"
-    ):
+    with pytest.raises(UserError, match=r"^--data is .*a.bin; the data set digits makes its data itself, and reads no"):
         Run(data=str(tmp_path / "a.bin")).resolve()
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+from dpfl_mpi.settings import option
+
+@dataclass(frozen=True)
+class Options:
+    share: float = option(1, "a share")
+
+def init(fed): ...
+def round(fed, state, t): ...
+"""
 
 
 def test_a_whole_number_is_the_same_run(tmp_path):
     """1 and 1.0 are one setting, wherever they come from; so are no model options and none at all."""
-    assert (
-        Run(momentum=0, clip_norm=5, dirichlet_alpha=1).slug()
-        == Run(momentum=0.0, clip_norm=5.0, dirichlet_alpha=1.0).slug()
-    )
-    assert (
-        Run(method="perfedavg", options={"alpha": 1}).slug() == Run(method="perfedavg", options={"alpha": 1.0}).slug()
-    )
-    assert Run(model_options={}).slug() == Run().slug()
-    method = 'from dataclasses import dataclass\n\nfrom dpfl_mpi.settings import option\nfrom dpfl_mpi.methods import Method\n\nMETHOD = Method(title="Mine", topology="none")\n\n\n@dataclass(frozen=True)\nclass Options:\n    """Of mine."""\n\n    share: float = option(1, "a share")\n\n\ndef init(fed):\n    """Return nothing."""\n\n\ndef round(fed, state, t):\n    """Return nothing."""\n'
-    (tmp_path / "mine.py").write_text(method)
+    for whole in ({"momentum": 0}, {"clip_norm": 5}, {"dirichlet_alpha": 1}):
+        assert Run(**whole).slug() == Run(**{name: float(value) for name, value in whole.items()}).slug()
+    alphas = [Run(method="perfedavg", options={"alpha": alpha}) for alpha in (1, 1.0)]
+    assert alphas[0].slug() == alphas[1].slug() and Run(model_options={}).slug() == Run().slug()
+    (tmp_path / "mine.py").write_text(OWN_METHOD)
     mine = str(tmp_path / "mine.py")
     assert type(Run(method=mine).resolve().options["share"]) is float
     assert Run(method=mine).slug() == Run(method=mine, options={"share": 1.0}).slug()
@@ -237,12 +228,8 @@ def test_flags_become_fields():
     assert (str(run.budget), run.augment, run.budget_counts_self) == ("5", False, False)
     assert (run.partition.kind, run.min_samples) == ("dirichlet", 30)
     assert (job.save_models, job.out, job.block, job.quiet) == (True, "x.h5", 4, False)
-    assert (
-        run
-        == Run(
-            "cifar10", budget=5, augment=False, budget_counts_self=False, partition="dirichlet", min_samples=30
-        ).resolve()
-    )
+    fields = {"budget": 5, "augment": False, "budget_counts_self": False, "partition": "dirichlet", "min_samples": 30}
+    assert run == Run("cifar10", **fields).resolve()
 
 
 def test_print_config_and_config_are_inverse(capsys, tmp_path):
@@ -280,16 +267,6 @@ def test_help_fits_a_terminal(capsys, monkeypatch):
         assert symbol in text, symbol
 
 
-NAMED = """dataset data model partition classes_per_client dirichlet_alpha min_per_class clients method budget rounds tau_init
-    tau_train ggc_period ggc_off_rounds lr momentum momentum_state weight_decay lr_decay batch_size clip_norm augment no-augment init
-    budget_counts_self no-budget_counts_self tie ggc_repeats seed partition_seed preset device results out save_models quiet config"""
-
-
-def test_the_papers_symbols_have_flags():
-    """The names that the paper's symbols go by."""
-    assert {f"--{n}" for n in NAMED.split()} <= {o for action in parser()._actions for o in action.option_strings}
-
-
 def test_options_that_are_plain_fields_are_checked_by_their_type():
     @dataclasses.dataclass(frozen=True)
     class Options:
@@ -306,15 +283,10 @@ def test_options_that_are_plain_fields_are_checked_by_their_type():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"lr": "fast"}, "--lr is 'fast'; allowed is a number above 0$"),
         ({"lr": float("inf")}, "--lr is inf; allowed is a number above 0$"),
-        ({"lr_decay": 1.5}, "--lr_decay is 1.5; allowed is a number above 0 and at most 1$"),
-        ({"momentum": 1}, "--momentum is 1; allowed is a number of at least 0 and below 1$"),
-        ({"seed": 2**32}, "--seed is 4294967296; allowed is a whole number from 0 to 4294967295$"),
         ({"clients": True}, "--clients is True; allowed is a whole number of at least 1$"),
         ({"overlap": 1}, "--overlap is 1; allowed is true or false$"),
         ({"tie": None}, "--tie is None; allowed are latest, earliest$"),
-        ({"participation": 0.0}, "--participation is 0.0; allowed is a share above 0 and at most 1$"),
     ],
 )
 def test_one_check_says_what_a_field_takes(fields, sentence):

@@ -43,13 +43,8 @@ def folder(tmp_path_factory):
     return out
 
 
-NAMED = {
-    "data": "data.h5",
-    "partition": "partition.json",
-    "budget": "budget.txt",
-    "reach": "reach.txt",
-    "available": "available.txt",
-}
+NAMED = {"data": "data.h5", "partition": "partition.json"}
+NAMED |= {name: f"{name}.txt" for name in ("budget", "reach", "available")}
 
 
 def run_of(name, path, **fields):
@@ -72,29 +67,30 @@ every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
 
 
 @every_file
-def test_what_was_resolved_stays_when_the_file_is_edited_or_deleted(one):
+def test_a_file_counts_by_what_it_held(one, tmp_path, capsys):
+    """Edited or deleted, for a Run and for its finished result."""
     name, mine, other = one
-    before = Run(**run_of(name, mine)).resolve()
+    fields, out = run_of(name, mine), tmp_path / "out.h5"
+    before = Run(**fields).resolve()
     slug = before.slug()
+    starts.here(out, fields)
+    changed_at = out.stat().st_mtime_ns
+    starts.here(out, fields)  # the same: nothing to do
+    assert Run(**run_of(name, shutil.copy(mine, tmp_path))).slug() == slug
     shutil.copy(other, mine)
-    after = Run(**run_of(name, mine)).resolve()
+    after = Run(**fields).resolve()
     assert before.slug() == slug != after.slug()
     assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
+    with pytest.raises(UserError, match=rf"out.h5 holds another Run \(different: {name}\); choose another --out"):
+        starts.here(out, fields)
+    assert out.stat().st_mtime_ns == changed_at
     mine.unlink()
     assert before.slug() == slug and before.resolve() is before
     assert before.path("results") == Path("results") / f"{slug}.h5"
-
-
-@every_file
-def test_an_edited_file_is_another_run_for_a_finished_result(one, tmp_path):
-    name, mine, other = one
-    out = starts.here(tmp_path / "out.h5", run_of(name, mine))
-    changed_at = out.stat().st_mtime_ns
-    starts.here(out, run_of(name, mine))  # the same: nothing to do
-    shutil.copy(other, mine)
-    with pytest.raises(UserError, match=rf"out.h5 holds another Run \(different: {name}\); choose another --out"):
-        starts.here(out, run_of(name, mine))
-    assert out.stat().st_mtime_ns == changed_at
+    with Result(out) as result:
+        assert (result.run, result.key) == (before, before.key()) and result.run.slug() == slug
+    assert show.main([str(out), "--compare", str(out), str(out)]) == 0
+    assert "the settings are the same" in capsys.readouterr().out
 
 
 @every_file
@@ -114,18 +110,6 @@ def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatc
     starts.here(out, run_of(name, mine), checkpoint_every="1")
     with Result(out) as result:
         assert result.finished and result.key == Run(**run_of(name, mine)).key()
-
-
-@every_file
-def test_a_result_knows_its_files_when_they_are_gone(one, tmp_path, capsys):
-    name, mine, _ = one
-    run = Run(**run_of(name, mine)).resolve()
-    out = starts.here(tmp_path / "out.h5", run_of(name, mine))
-    mine.unlink()
-    with Result(out) as result:
-        assert (result.run, result.key) == (run, run.key()) and result.run.slug() == run.slug()
-    assert show.main([str(out), "--compare", str(out), str(out)]) == 0
-    assert "the settings are the same" in capsys.readouterr().out
 
 
 def test_to_change_a_field_is_to_resolve_anew():
