@@ -176,7 +176,7 @@ def test_both_searches_start_from_the_same_bits(fed):
         assert np.array_equal(p_once, p_each)
 
 
-def test_a_client_of_budget_one_evaluates_nothing(fed):
+def test_evaluations_are_two_a_candidate_and_none_with_budget_one(fed):
     start(fed, 0, [0] * (N - 1) + [3])
     w, _ = rows_of(fed, 0)
     omega = fed.bggc(w)
@@ -187,16 +187,11 @@ def test_a_client_of_budget_one_evaluates_nothing(fed):
     assert fed.notes["evaluations"][fed.row_of[N - 1]] > 0
     mixed = fed.average(w, omega)
     assert torch.equal(mixed[alone], w[alone])
-
-
-def test_two_evaluations_a_candidate(fed):
-    """R(X) and R(Y) are carried over: 2 to start with and 2 per candidate, one case counted per candidate."""
+    # R(X) and R(Y) are carried over: 2 to start with and 2 per candidate, one case counted per candidate
     start(fed, 0, N - 1)
-    w, _ = rows_of(fed, 0)
     fed.bggc(w)
     decided = fed.notes["cases"].sum(1)
-    assert np.array_equal(fed.notes["evaluations"], 2 + 2 * decided)
-    assert decided.max() == N - 1
+    assert np.array_equal(fed.notes["evaluations"], 2 + 2 * decided) and decided.max() == N - 1
 
 
 def test_average_is_equation_4(fed):

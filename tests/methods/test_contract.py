@@ -177,9 +177,3 @@ def test_a_run_ends_with_the_sentence(text, sentence, write_method, tmp_path):
     write_method(text)
     with pytest.raises(UserError, match=re.escape(sentence)):
         run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})
-
-
-def test_an_option_of_the_tuning_names_a_run_that_tunes():
-    without = {"method": "fedprox", "options": {"finetune_prox": False}}
-    assert Run(**without, finetune_epochs=2).slug() != Run(method="fedprox", finetune_epochs=2).slug()
-    assert Run(**without).slug() == Run(method="fedprox").slug()

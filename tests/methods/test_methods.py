@@ -1,13 +1,19 @@
-"""What the methods are at their exact limits, with clients that are away, on several ranks, and which options they take."""
+"""What the methods are at their exact limits, with clients that are away, on several ranks; their options, optimisers and schedules."""
+
+import math
 
 import launch
 import numpy as np
 import pytest
+import starts
 import torch
 from launch import differences, federation, run_here, run_many
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from twins import FIELDS, HEAD, TAU, play
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.training import learning_rate
+from dpfl_mpi.numerics.steps import adam_step
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -68,7 +74,8 @@ def test_dpfl_of_budget_1_is_local(base):
     """tau_init = c tau_train epochs and R rounds are c + R rounds of Local."""
     _, states, dpfl = play("dpfl", rounds=1, budget=1, tau_init=2 * TAU)
     assert torch.equal(states[-1]["client"]["w"], base["local"][1][-1]["client"]["w"])
-    assert np.array_equal(dpfl.training.epochs, base["local"][2].training.epochs)
+    mine, theirs = dpfl.training, base["local"][2].training
+    assert np.array_equal(mine.epochs, theirs.epochs) and np.array_equal(mine.steps, theirs.steps)
 
 
 def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch():
@@ -94,20 +101,6 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
             assert torch.equal(before[away][..., columns], after[away][..., columns]), (method, name)
         assert not torch.equal(fed.training.momentum["w"][here], fed.training.momentum["w"][away]) or method == "pfedme"
         assert (fed.notes["models_received"][away] == 0).all() and (fed.notes["models_received"][here] > 0).all()
-
-
-def test_a_frozen_head_keeps_weights_and_momentum():
-    """Freezing masks weights, momentum, decay and clip norm: the base's steps are as if the head did not exist."""
-    with federation(FIELDS | {"method": "fedrep", "weight_decay": 0.1}) as fed:
-        head = fed.columns("head")
-        assert int(head.sum()) == 64 * 10 + 10
-        w = fed.local_opt(fed.common_row(), 1)
-        before, momentum = w.clone(), fed.training.momentum["w"].clone()
-        w = fed.local_opt(w, 2, trained=~head)
-        assert torch.equal(w[:, head], before[:, head]) and not torch.equal(w, before)
-        assert torch.equal(fed.training.momentum["w"][:, head], momentum[:, head])
-        with pytest.raises(UserError, match="allowed are head, none, all, or of the layers fc1, head"):
-            fed.columns("fc7")
 
 
 # ranks ------------------------------------------------------------------------------------------------------------------
@@ -144,24 +137,10 @@ def test_more_ranks_than_clients(tmp_path):
 
 
 # options ----------------------------------------------------------------------------------------------------------------
-def test_random_graph_draws():
-    """B_c - 1 distinct others each, once or anew each round."""
-    for redraw in (False, True):
-        _, states, _ = play("random_graph", budget=3, options={"redraw": redraw})
-        graphs = [s["shared"]["chosen"] for s in states]
-        assert all((g.degrees() == 2).all() and not g.matrix().diagonal().any() for g in graphs)
-        assert (len({g.matrix().tobytes() for g in graphs}) > 1) is redraw
-
-
-def test_options_name_the_run():
-    assert Run(method="fedprox", options={"mu": 0.1}).slug() == Run(method="fedprox").slug()
-    assert Run(method="fedprox", options={"mu": 1}).slug() == Run(method="fedprox", options={"mu": 1.0}).slug()
-    assert Run(method="fedprox", options={"mu": 1}).slug() != Run(method="fedprox").slug()
-
-
 @pytest.mark.parametrize(
     ("method", "fields", "sentence"),
     [
+        ("fedrep", {"options": {"head": "fc7"}}, ".*allowed are head, none, all, or of the layers fc1, head"),
         ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1 of 1 epochs of a round, so no head is ever trained; use fewer, "),
         ("fedbn", {}, "--method fedbn keeps normalisation layers personal, and --model mlp has none"),
     ],
@@ -169,3 +148,77 @@ def test_options_name_the_run():
 def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):
     with pytest.raises(UserError, match=f"^{sentence}"):
         play(method, **fields)
+
+
+# optimisers and schedules ------------------------------------------------------------------------------------------------
+BETAS, EPS, DECAY = (0.8, 0.95), 1e-6, 0.1
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_steps_are_pytorchs(decoupled):
+    """Two rows, each clipped by itself; in the third a mask freezes columns, which are as if they did not exist."""
+    w = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    trained = torch.arange(16) % 3 > 0
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    for mask in (None, trained):
+        columns = slice(None) if mask is None else trained
+        rows, memory = w.clone(), torch.zeros(2, 33)
+        leaves = [torch.nn.Parameter(row[columns].clone()) for row in w]
+        theirs = [kind([leaf], 0.05, betas=BETAS, eps=EPS, weight_decay=DECAY) for leaf in leaves]
+        for step in range(6):
+            g = torch.randn(2, 16, generator=torch.Generator().manual_seed(step + 1)) * (1 + step)
+            for leaf, row, optimiser in zip(leaves, g, theirs, strict=True):
+                leaf.grad = row[columns].clone()
+                torch.nn.utils.clip_grad_norm_([leaf], 5.0)
+                optimiser.step()
+            adam_step(rows, g, memory, 0.05, BETAS, EPS, DECAY, decoupled, 5.0, mask)
+        expected = torch.stack([leaf.detach() for leaf in leaves])
+        assert torch.allclose(rows[:, columns], expected, rtol=0, atol=2e-6)
+        if mask is not None:
+            assert torch.equal(rows[:, ~trained], w[:, ~trained]) and not memory[:, :16][:, ~trained].any()
+
+
+def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
+    """As momentum: rows by name; a run that is cut and goes on has the same bits."""
+    for state, steps in (("keep", 2), ("reset", 1)):
+        with federation(FIELDS | {"optimizer": "adam", "momentum_state": state, "method": "local"}) as fed:
+            w, per_epoch = fed.common_row(), -(-fed.clients.n_train // 32)
+            for t in (1, 2):
+                fed.begin_round(t)
+                fed.local_opt(w, 1)
+            assert fed.training.momentum["w"][:, -1].tolist() == (steps * per_epoch).tolist()
+    fields = starts.small(method="fedrep", tau_train=2, optimizer="adam", lr_schedule="cosine")
+    starts.cut_after(monkeypatch, 2, tmp_path / "run.h5", fields)
+    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
+
+
+# schedules ----------------------------------------------------------------------------------------------------------------
+def rates(**fields):
+    run = Run(method="fedavg", rounds=10, lr=0.1, **fields).resolve()
+    return run, [learning_rate(run, t) for t in range(1, 11)]
+
+
+def scheduled(kind, **how):
+    """The rates of ten epochs of a PyTorch scheduler."""
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    schedule, out = kind(optimiser, **how), []
+    for _ in range(10):
+        out.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    return out
+
+
+def test_schedules_are_pytorchs():
+    step, cosine = scheduled(StepLR, step_size=3, gamma=0.5), scheduled(CosineAnnealingLR, T_max=10, eta_min=0.01)
+    assert rates(lr_schedule="step", lr_step=3, lr_gamma=0.5)[1] == pytest.approx(step)
+    assert rates(lr_schedule="cosine", lr_final=0.1)[1] == pytest.approx(cosine)
+    assert rates()[1] == [0.1] * 10
+    run, _ = rates(lr_schedule="cosine", lr_decay=0.5)
+    assert [learning_rate(run, t) for t in (0, 1)] == [0.1, 0.1]  # preprocessing, the first round
+    assert learning_rate(run, 10) == pytest.approx(0.5 * 0.1 * (1 + math.cos(0.9 * math.pi)) / 2, rel=1e-12)
+    assert learning_rate(run, 12) == 0.05  # fine-tuning starts at the schedule's start anew
+
+
+def test_what_the_default_optimiser_does_not_read_is_no_part_of_a_name():
+    assert not {"optimizer", "lr_schedule", "beta1", "lr_step"} & set(Run(method="fedavg").key())

@@ -120,23 +120,47 @@ def test_an_explicit_default_is_the_same_run():
     for f in dataclasses.fields(Run):
         explicit = dataclasses.replace(bare, **{f.name: as_dict(resolved)[f.name]})
         assert explicit.slug() == bare.slug(), f.name
-    assert Run(dataset="cifar10", budget="0.1N").slug() == Run(dataset="cifar10", budget="10").slug()
-    assert Run(dataset="cifar10", budget=100).slug() == Run(dataset="cifar10", budget="inf").slug()
+
+
+SAME = [  # two ways to say the same Run
+    ({"dataset": "cifar10", "budget": "0.1N"}, {"dataset": "cifar10", "budget": "10"}),
+    ({"dataset": "cifar10", "budget": 100}, {"dataset": "cifar10", "budget": "inf"}),
+    ({"momentum": 0, "clip_norm": 5, "dirichlet_alpha": 1}, {"momentum": 0.0, "clip_norm": 5.0, "dirichlet_alpha": 1.0}),
+    ({"method": "perfedavg", "options": {"alpha": 1}}, {"method": "perfedavg", "options": {"alpha": 1.0}}),
+    ({"drift": ".50:2"}, {"drift": "0.5:2"}),
+    ({"attack": "scale:.2"}, {"attack": "scale:0.20"}),
+    ({"omega_period": "3"}, {"omega_period": 3}),
+    # what is the default, or is not read
+    ({"model_options": {}}, {}),
+    ({"flipped_run_ggc": False}, {}),
+    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2}, {"method": "fedavg"}),
+    ({"method": "fedavg", "beta1": 0.5, "lr_step": 7, "lr_gamma": 0.3, "lr_final": 0.2, "adam_eps": 1.0}, {"method": "fedavg"}),
+    ({"optimizer": "adam", "momentum": 0.5}, {"optimizer": "adam"}),
+    ({"method": "fedprox", "options": {"mu": 0.1}}, {"method": "fedprox"}),
+    ({"method": "fedprox", "options": {"finetune_prox": False}}, {"method": "fedprox"})
+]  # fmt: skip
+MU, TUNED = {"method": "fedprox", "options": {"mu": 1}}, {"method": "fedprox", "finetune_epochs": 2}
+OTHER = {
+    "dataset": "cifar10", "partition": "dirichlet", "classes_per_client": 4, "dirichlet_alpha": 0.7, "min_per_class": 1,
+    "clients": 16, "partition_seed": 7, "init": "torch", "method": "local", "rounds": 3, "tau_init": 1, "tau_train": 1,
+    "budget": 3, "budget_counts_self": False, "ggc_period": 2, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
+    "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5, "batch_size": 5, "clip_norm": 5.0,
+    "augment": True, "tie": "earliest", "seed": 5, "on_divergence": "exclude", "drift": "0.5:2", "attack": "scale:0.2",
+    "omega_period": 3, "optimizer": "adam", "lr_schedule": "step", "model": "cnn",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "two"), SAME)
+def test_the_same_run_in_other_words(one, two):
+    assert Run(**one).slug() == Run(**two).slug()
 
 
 def test_every_other_value_is_another_run():
-    """Each field that decides numbers changes the name; the file of the data counts by its content, not its path."""
-    bare = Run(dataset="digits", model="mlp")
-    other = {
-        "dataset": "cifar10", "partition": "dirichlet", "classes_per_client": 4, "dirichlet_alpha": 0.7, "min_per_class": 1,
-        "clients": 16, "partition_seed": 7, "init": "torch", "method": "local", "rounds": 3, "tau_init": 1, "tau_train": 1,
-        "budget": 3, "budget_counts_self": False, "ggc_period": 2, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
-        "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5, "batch_size": 5, "clip_norm": 5.0,
-        "augment": True, "tie": "earliest", "seed": 5, "on_divergence": "exclude",
-    }  # fmt: skip
-    slugs = {name: dataclasses.replace(bare, **{name: value}).slug() for name, value in other.items()}
-    assert len({*slugs.values(), bare.slug()}) == len(slugs) + 1
-    assert dataclasses.replace(bare, model="cnn").slug() != bare.slug()
+    """Each field that decides numbers changes the name."""
+    fields = [{"dataset": "digits", "model": "mlp"} | {name: value} for name, value in OTHER.items()]
+    fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}, {"lr_schedule": "cosine"}]
+    fields += [{"lr_schedule": "step", "lr_step": 7}, MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
+    assert len({Run(**each).slug() for each in fields}) == len(fields)
 
 
 def test_the_name_says_what_it_is(tmp_path):
@@ -165,20 +189,6 @@ def test_numerics_is_part_of_the_name(monkeypatch):
     assert Run().slug() != before
 
 
-def test_data_counts_by_content(tmp_path, digits_file):
-    """A copy of a prepared file is the same data; other bytes are another Run."""
-    copy = tmp_path / "elsewhere.h5"
-    copy.write_bytes(digits_file.read_bytes())
-    fields = {"dataset": "image_folder", "model": "mlp"}
-    assert Run(**fields, data=str(copy)).slug() == Run(**fields, data=str(digits_file)).slug()
-    (tmp_path / "a.bin").write_bytes(b"one")
-    (tmp_path / "b.bin").write_bytes(b"two")
-    other = [Run(dataset="cifar10", data=str(tmp_path / f"{name}.bin")).slug() for name in "ab"]
-    assert len({*other, Run(dataset="cifar10").slug()}) == 3
-    with pytest.raises(UserError, match=r"^--data is .*a.bin; the data set digits makes its data itself, and reads no"):
-        Run(data=str(tmp_path / "a.bin")).resolve()
-
-
 OWN_METHOD = """
 from dataclasses import dataclass
 from dpfl_mpi.settings import option
@@ -192,12 +202,7 @@ def round(fed, state, t): ...
 """
 
 
-def test_a_whole_number_is_the_same_run(tmp_path):
-    """1 and 1.0 are one setting, wherever they come from; so are no model options and none at all."""
-    for whole in ({"momentum": 0}, {"clip_norm": 5}, {"dirichlet_alpha": 1}):
-        assert Run(**whole).slug() == Run(**{name: float(value) for name, value in whole.items()}).slug()
-    alphas = [Run(method="perfedavg", options={"alpha": alpha}) for alpha in (1, 1.0)]
-    assert alphas[0].slug() == alphas[1].slug() and Run(model_options={}).slug() == Run().slug()
+def test_a_whole_number_of_ones_own_option_is_a_float(tmp_path):
     (tmp_path / "mine.py").write_text(OWN_METHOD)
     mine = str(tmp_path / "mine.py")
     assert type(Run(method=mine).resolve().options["share"]) is float

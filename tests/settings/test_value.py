@@ -177,6 +177,7 @@ def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, mon
             runs = runs_of(file)
         except UserError:
             continue  # draws what it is given
+        runs = runs[:: 1 + len(runs) // 30]  # tables of hundreds differ in seeds
         for run in runs:
             held = Run(**as_dict(run)).resolve({"data": "0" * 64})
             path = held.path(tmp_path / "results")
