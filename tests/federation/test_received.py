@@ -110,33 +110,30 @@ def noted(box, *given, **how):
     init(box, *given, **how)
 window.Inbox.__init__, placement.MOST_ROWS = noted, {most}
 """
-
-
-@pytest.mark.parametrize(("ranks", "most", "slots"), [(3, 2, ["2 2 "] * 3), (2, 256, ["3 3 ", "4 4 "])])
-def test_every_row_comes_in_passes_of_one_window(ranks, most, slots, tmp_path):
-    """At most MOST_ROWS rows at a time, through a window that each run makes once; order and numbers are those of one pass."""
-    runs = {name: {"clients": 7, "rounds": 2, "tau_train": 1, "method": name} for name in ("pfedgraph", "cobo")}
-    out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most))
-    assert sorted(path.read_text() for path in tmp_path.glob("*.slots")) == slots
-    for name, fields in runs.items():
-        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), out[name]) == []
-
-
 AS_ON_A_GPU = """
 from dpfl_mpi.federation import mail
-init = mail.MailRoom.__init__
+whole = mail.MailRoom.__init__
 def separate(room, *given):
-    init(room, *given)
+    whole(room, *given)
     room.sent = room.staging.clone()
 mail.MailRoom.__init__ = separate
 """
 
 
-def test_rows_that_are_kept_on_a_gpu_are_put_from_the_host(method, tmp_path):
-    """There the rows for local receivers and those for other ranks are two tensors: here two of the CPU."""
-    fields = FIELDS | {"method": method(TRAINED_ON)}
-    out = run_many(2, tmp_path, {"two": fields}, AS_ON_A_GPU)
-    assert differences(run_here(tmp_path / "one.h5", fields), out["two"]) == []
+@pytest.mark.parametrize(
+    ("ranks", "most", "more", "slots"), [(3, 2, "", ["2 2 3 "] * 3), (2, 256, AS_ON_A_GPU, ["3 3 2 ", "4 4 3 "])]
+)
+def test_every_row_comes_in_passes_of_one_window(method, ranks, most, more, slots, tmp_path):
+    """At most MOST_ROWS rows at a time, through a window that each run makes once; order and numbers are those of one pass.
+
+    On a GPU the rows for local receivers and those for other ranks, put from the host, are two tensors: here two of the CPU.
+    """
+    runs = {name: {"clients": 7, "rounds": 2, "tau_train": 1, "method": name} for name in ("pfedgraph", "cobo")}
+    runs["mine"] = FIELDS | {"method": method(TRAINED_ON)}
+    out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most) + more)
+    assert sorted(path.read_text() for path in tmp_path.glob("*.slots")) == slots
+    for name, fields in runs.items():
+        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), out[name]) == []
 
 
 def test_kept_rows_are_copies():

@@ -109,18 +109,23 @@ BASELINES = [m for m in names("method") if m not in ("dpfl", "fedbn", "replay")]
 SEVEN = {"clients": 7, "rounds": 2, "tau_train": 2, "tau_init": 1, "budget": 3}
 
 
+FEW = {"method": "pfedgraph", "clients": 3, "rounds": 2, "tau_train": 1}
+
+
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
-    """The results of all baselines on three ranks, which are started once."""
-    return run_many(3, tmp_path_factory.mktemp("three"), {m: SEVEN | {"method": m} for m in BASELINES})
+def several(tmp_path_factory):
+    """The results of all baselines on three ranks, and of `FEW` clients on four, with a window of five rows; one start."""
+    runs = {m: SEVEN | {"method": m} for m in BASELINES} | {"few": FEW}
+    jobs = {m: {"ranks": 3} for m in BASELINES} | {"few": {"window_gb": 2e-5}}
+    return run_many(4, tmp_path_factory.mktemp("several"), runs, **jobs)
 
 
 @pytest.mark.parametrize("method", BASELINES)
-def test_a_method_does_not_know_the_ranks(method, tmp_path, three):
+def test_a_method_does_not_know_the_ranks(method, tmp_path, several):
     """The same bits on one and on three ranks."""
     # kernels: as on three, whatever the fixture was
     one = run_here(tmp_path / "one.h5", SEVEN | {"method": method}, kernels="auto")
-    with Result(one) as a, Result(three[method]) as b:
+    with Result(one) as a, Result(several[method]) as b:
         assert Result.differences(a, b) == []
         assert a["round/gradient_steps"][-1] > 0
         assert a["round/epochs"].tolist() == ([1, 3, 5] if find("method", method).preprocesses else [0, 2, 4])
@@ -129,11 +134,8 @@ def test_a_method_does_not_know_the_ranks(method, tmp_path, three):
         assert (received >= 2).all() if method == "cobo" else (received == expected).all()  # cobo: and pairs' midpoints
 
 
-def test_more_ranks_than_clients(tmp_path):
-    """And a window of five rows: several passes."""
-    fields = {"method": "pfedgraph", "clients": 3, "rounds": 2, "tau_train": 1}
-    four = run_many(4, tmp_path, {"four": fields}, four={"window_gb": 2e-5})["four"]
-    assert differences(run_here(tmp_path / "one.h5", fields, kernels="auto"), four) == []
+def test_more_ranks_than_clients_and_several_passes(tmp_path, several):
+    assert differences(run_here(tmp_path / "one.h5", FEW, kernels="auto"), several["few"]) == []
 
 
 # options ----------------------------------------------------------------------------------------------------------------
