@@ -38,8 +38,7 @@ def test_serial_average_is_one_client_after_the_other():
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [(0, 3 / 5), (2, (1.0 + 0.5 + 0.0) / 3), (4, (0.75 + 0.0) / 2), (5, 3 / 5)],
+    ("size", "expected"), [(0, 3 / 5), (2, (1.0 + 0.5 + 0.0) / 3), (4, (0.75 + 0.0) / 2), (5, 3 / 5)]
 )
 def test_means_over_mini_batches(size, expected):
     with federation(SMALL) as fed:

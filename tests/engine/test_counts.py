@@ -22,24 +22,23 @@ from dpfl_mpi.settings.values import nearest, of_clients
 SMALL = {"clients": 9, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
 
 
-@pytest.mark.parametrize(("share", "clients", "count"), [(0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2)])
-def test_a_half_is_rounded_up(share, clients, count):
-    """In floats 0.29 * 50 is 14.499999999999998, and rounded down."""
-    all_of = limits.limits_of(Run(**SMALL).resolve(), World(MPI.COMM_SELF))
-    some = dataclasses.replace(all_of, participation=share, most_senders=np.zeros(clients))
-    assert nearest(share, clients) == count == some.present(1).sum()
-
-
 @pytest.mark.parametrize(
-    ("share", "clients", "count"), [(0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1.0, 7, 7)]
+    ("rule", "share", "clients", "count"),
+    [  # in floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996
+        *((nearest, *case) for case in ((0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2))),
+        *((of_clients, *case) for case in ((0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7))),
+    ],
 )
-def test_a_share_is_that_of_the_decimal(share, clients, count):
-    """In floats 0.29 * 100 is 28.999999999999996."""
-    assert of_clients(share, clients) == count
-    run = Run(clients=clients, flip_share=share).resolve()
-    assert limits.flipped(run).sum() == count
-    if share > 0:
-        assert Drift(Run(clients=clients, rounds=5, drift=f"{share}:2").resolve(), 10).drifted.sum() == count
+def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
+    """Of those who take part a half is rounded up."""
+    assert rule(share, clients) == count
+    run = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
+    if rule is nearest:
+        all_of = limits.limits_of(Run(**SMALL).resolve(), World(MPI.COMM_SELF))
+        some = dataclasses.replace(all_of, participation=share, most_senders=np.zeros(clients))
+        assert some.present(1).sum() == count
+    else:
+        assert limits.flipped(run).sum() == Drift(run, 10).drifted.sum() == count
 
 
 def test_one_after_the_other_sends_each_model_once(tmp_path):
@@ -106,10 +105,8 @@ def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
     """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
     from dpfl_mpi.engine import build
 
-    for limit in (18_000, 17_999):
-        monkeypatch.setattr(build, "node_memory", lambda shared, limit=limit: (limit, "a test"))
-        if limit == 18_000:
-            federation(SMALL).close()
-            continue
-        with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
-            federation(SMALL)
+    monkeypatch.setattr(build, "node_memory", lambda shared: (18_000, "a test"))
+    federation(SMALL).close()
+    monkeypatch.setattr(build, "node_memory", lambda shared: (17_999, "a test"))
+    with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
+        federation(SMALL)

@@ -43,11 +43,8 @@ NATIVE = {"kernels": "native", "portable": True}
 @pytest.mark.parametrize(
     ("before", "now", "changes"),
     [
-        (
-            start("1", "2", "2.12.0"),
-            start(),
-            "processor model 1 -> 17; processor stepping 2 -> 1; versions torch 2.12.0 -> 2.13.0",
-        ),
+        (start("1", "2"), start(), "processor model 1 -> 17; processor stepping 2 -> 1"),
+        (start(torch="2.12.0"), start(), "versions torch 2.12.0 -> 2.13.0"),
         (start(threads=2), start(), "threads 2 -> 1"),
         # the processor is no difference under the native kernels alone
         (start("1", **NATIVE), start(**NATIVE), ""),

@@ -19,9 +19,8 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path):
     fields = SMALL | {"method": "fedavg", "newcomers": 0.3, "rounds": 2}
     with Result(run_here(tmp_path / "a.h5", fields)) as result, federation(fields) as fed:
         new = fed.members.limits.newcomers
-        assert (
-            new.sum() == 2 and np.array_equal(result["client/newcomers"], new) and np.array_equal(result.benign, ~new)
-        )
+        assert new.sum() == 2
+        assert np.array_equal(result["client/newcomers"], new) and np.array_equal(result.benign, ~new)
         assert np.isnan(result["round/val_acc"][:, new]).all() and (result["client/epochs"][new] == 0).all()
         w = fed.initial_row()
         for t in (1, 2):
@@ -41,9 +40,8 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path):
             accuracy.append(fed.notes["test_acc"][fed.row_of[new]])
         stored = result["newcomers/test_acc"]
         assert result["newcomers/epochs"].tolist() == [0, 1, 5] and np.isnan(stored[:, ~new]).all()
-        assert (
-            np.abs(stored[:, new] - np.array(accuracy)).max() <= 0.05
-        )  # an image or two: the twin's mean is in other order
+        # an image or two: the twin's mean is in other order
+        assert np.abs(stored[:, new] - np.array(accuracy)).max() <= 0.05
         assert result["newcomers/models_received"].sum() == 0
 
 
@@ -90,12 +88,8 @@ def test_every_method_takes_newcomers_and_absent_clients(tmp_path, method):
         fields |= {"model": "resnet", "model_options": {"widths": "4,8", "groups": 2}, "augment": False}
     with Result(run_here(tmp_path / "a.h5", fields)) as result:
         new, scored = result["client/newcomers"], np.isfinite(result["round/val_acc"])
-        assert (
-            new.sum() == 2
-            and scored[0, ~new].all()
-            and (scored[1:, ~new].sum(1) == 3).all()
-            and not scored[:, new].any()
-        )
+        assert new.sum() == 2 and scored[0, ~new].all() and not scored[:, new].any()
+        assert (scored[1:, ~new].sum(1) == 3).all()
         later = np.isfinite(result["newcomers/test_acc"])
         assert later[:, new].all() and not later[:, ~new].any()
         best = np.isfinite(result["best/test_acc"])

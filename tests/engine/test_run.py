@@ -75,8 +75,8 @@ def test_the_answer_does_not_know_the_ranks(ranks, one_rank, tmp_path, digits_fi
     if ranks == 3:
         with Result(tmp_path / "inf.h5") as narrow, Result(tmp_path / "wide.h5") as wide:
             assert Result.same_numbers(narrow, wide)
-        # in passes a sender that several clients of a rank want is sent once per pass: so there were passes
-        assert bytes_put(tmp_path / "inf.h5") > bytes_put(tmp_path / "wide.h5")
+            # in passes a sender that several clients of a rank want is sent once per pass: so there were passes
+            assert narrow["traffic/bytes_rma"].sum() > wide["traffic/bytes_rma"].sum()
 
 
 def test_the_command(tmp_path, digits_file):
@@ -93,20 +93,6 @@ def test_the_command(tmp_path, digits_file):
     with Result(path) as result:
         assert f"{100 * result['best/test_acc'].mean():.2f} %" in done.stdout
         assert result.finished and len(result.starts()) == 1
-
-
-def test_budget_one_is_local(tmp_path, digits_file):
-    """With B_c = 1 and tau_init = tau_train DPFL is Local one round later, to the bit."""
-    fields = BASE | {"data": str(digits_file), "tau_init": 1, "budget": 1}
-    dpfl = run_here(tmp_path / "dpfl.h5", fields | {"rounds": 2}, save_models=True)
-    local = run_here(tmp_path / "local.h5", fields | {"method": "local", "rounds": 3}, save_models=True)
-    with Result(dpfl) as a, Result(local) as b:
-        for name in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc", "epochs", "gradient_steps"):
-            assert np.array_equal(a[f"round/{name}"], b[f"round/{name}"][1:]), name
-        assert a["graph/evaluations"].sum() == a["traffic/models_received"].sum() == 0
-        for name in ("model/best", "best/val_acc", "best/test_acc", "best/confusion"):
-            assert np.array_equal(a[name], b[name]), name
-        assert np.array_equal(a["best/round"] + 1, b["best/round"])
 
 
 @pytest.mark.parametrize(
@@ -134,11 +120,7 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
             order=lambda k, e: streams.stream(5, streams.ORDER, k, e).permutation(len(fed.partition.of("train", k))),
             shuffle=lambda k, S, t: [int(j) for j in streams.stream(5, streams.CANDIDATES, k, 1000 * t).permutation(S)],
             coins=lambda k, t: streams.stream(5, streams.COIN, k, 1000 * t).random(6),
-            lr=run.lr,
-            momentum=run.momentum,
-            weight_decay=run.weight_decay,
-            clip_norm=run.clip_norm,
-            batch_size=run.batch_size,
+            **{name: getattr(run, name) for name in ("lr", "momentum", "weight_decay", "clip_norm", "batch_size")},
             period=run.ggc_period,
             off_rounds=run.ggc_off_rounds,
         )
@@ -166,47 +148,10 @@ def data_of(fed, k):
     return out
 
 
-def test_off_rounds(tmp_path, digits_file):
-    """P = 2: an odd round searches nothing; `reuse` fetches and averages the last choice, `skip` does neither."""
-    fields = BASE | {"data": str(digits_file), "rounds": 4, "ggc_period": 2}
-    reuse = run_here(tmp_path / "reuse.h5", fields, mixed=True)
-    skip = run_here(tmp_path / "skip.h5", fields | {"ggc_off_rounds": "skip"}, mixed=True)
-    with Result(reuse) as a, Result(skip) as b:
-        for result in (a, b):
-            evaluated = result["graph/evaluations"].sum(1)
-            assert evaluated[[1, 3]].tolist() == [0, 0] and (evaluated[[0, 2, 4]] > 0).all()
-        degrees = np.diff(a["graph/chosen/indptr"], axis=1)
-        received = a["traffic/models_received"]
-        assert np.array_equal(received[1], degrees[0])  # before the first search: Omega
-        assert np.array_equal(received[2], degrees[0])  # a search looks at all of Omega
-        assert np.array_equal(received[3], degrees[2])  # an off round fetches only what was chosen
-        assert np.array_equal(a["graph/chosen/indptr"][1] - a["graph/chosen/indptr"][1, 0], a["graph/omega/indptr"])
-        assert np.array_equal(a.graph(3), a.graph(2)) and a.graph(2).sum() < a.graph(0).sum()
-        assert b["traffic/models_received"][[1, 3]].sum() == 0
-        assert np.array_equal(b["mixed/val_acc"][1], b["round/val_acc"][1])  # nothing was mixed
-        assert not np.array_equal(a["mixed/val_acc"][1], a["round/val_acc"][1])
-        assert np.array_equal(a["round/val_loss"][:2], b["round/val_loss"][:2])
-        assert not np.array_equal(a["round/val_loss"][2], b["round/val_loss"][2])
-
-
-def test_no_other_budget_is_broken(one_rank, digits_file, colour_file):
-    """In every round |C_k| <= |Omega_k| <= B_c - 1, and C_k is part of Omega_k."""
-    for kind in KINDS:
-        with Result(one_rank[kind]) as result:
-            omega = result.graph(0)
-            assert np.array_equal(omega, result.omega().matrix())
-            assert not omega.diagonal().any()
-            assert omega.sum(1).max() <= result.run.most_senders
-            for t in range(1, result.run.rounds + 1):
-                assert not (result.graph(t) & ~omega).any()
-
-
 def test_blocks_of_clients(tmp_path, digits_file, colour_file, one_rank):
     """Four clients as one tensor program: the same graphs, losses but for rounding."""
     for kind in ("base", "cnn"):
-        path = run_here(
-            tmp_path / f"{kind}.h5", fields_of(kind, digits_file, colour_file), block=4, save_models=True, mixed=True
-        )
+        path = run_here(tmp_path / f"{kind}.h5", fields_of(kind, digits_file, colour_file), block=4)
         with Result(one_rank[kind]) as a, Result(path) as b:
             assert b.starts()[0]["block"] == 4
             for t in range(a.run.rounds + 1):
@@ -227,9 +172,3 @@ def test_seeds_differ(tmp_path, digits_file, one_rank):
         assert not Result.same_numbers(a, c)
         assert np.array_equal(a["client/class_counts"], c["client/class_counts"])
         assert not np.array_equal(a["round/val_loss"][0], c["round/val_loss"][0])
-
-
-def bytes_put(path):
-    """What all ranks put into windows in the whole run."""
-    with Result(path) as result:
-        return int(result["traffic/bytes_rma"].sum())

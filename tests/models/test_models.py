@@ -66,9 +66,6 @@ def test_what_kaiming_does_not_speak_of_starts_as_it_was_built(init):
     assert w["gain"].unique().tolist() == [1.5]
     own = dict(module.named_parameters())
     assert torch.equal(w["conv.weight"], own["conv.weight"]) is (init == "own")
-    if init != "own":
-        assert float(w["conv.weight"].abs().max()) <= math.sqrt((6 if init == "kaiming" else 1) / 9)
-        assert (float(w["head.bias"].abs().max()) == 0) is (init == "kaiming")
 
 
 def source(kind, classes=10, samples=40):
@@ -199,47 +196,41 @@ def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
 
 
 # what is refused --------------------------------------------------------------------------------------------------------------
+INSIDE = {  # what comes before the one layer
+    "alpha": nn.AlphaDropout(0.5),
+    "batch": nn.BatchNorm1d(64),
+    "rrelu": nn.Sequential(nn.ReLU(), nn.RReLU()),
+    "noise": lambda x: x + torch.randn_like(x),
+    "mixes": lambda x: x - x.mean(0),
+    "raises": lambda x: x[:, :9],
+}
+
+
 class Odd(nn.Module):
-    """A model of 8x8 grey images in ten classes that does one thing wrong."""
+    """A model of 8x8 grey images in ten classes, with a constant buffer, that does one thing wrong."""
 
     def __init__(self, wrong, classes=10):
         super().__init__()
-        self.wrong, self.fc = wrong, nn.Linear(64, classes)
+        self.wrong, self.fc, self.inside = wrong, nn.Linear(64, classes), INSIDE.get(wrong, nn.Identity())
+        self.register_buffer("scale", torch.full((64,), 0.5))
         if wrong == "frozen":
             self.fc.bias.requires_grad_(False)
-        if wrong == "buffer":
-            self.register_buffer("seen", torch.zeros(()))
-        if wrong == "constant buffer":
-            self.register_buffer("scale", torch.full((64,), 0.5))
         if wrong == "nan":
             nn.init.constant_(self.fc.bias, math.nan)
         self.odd = nn.Parameter(torch.zeros(3, dtype=torch.float64)) if wrong == "double" else None
-        self.inside = {
-            "alpha": nn.AlphaDropout(0.5),
-            "batch": nn.BatchNorm1d(64),
-            "rrelu": nn.Sequential(nn.ReLU(), nn.RReLU()),
-        }.get(wrong)
 
     def forward(self, x):
-        x = x.flatten(1)
-        if self.inside is not None:
-            x = self.inside(x)
+        x = self.inside(x.flatten(1) * self.scale)
         if self.wrong == "functional":
             x = nn.functional.dropout(x, 0.5, self.training)
-        if self.wrong == "noise":
-            x = x + torch.randn_like(x)
         if self.wrong == "buffer":
-            self.seen.add_(1)
-        if self.wrong == "constant buffer":
-            x = x * self.scale
-        if self.wrong == "mixes":
-            x = x - x.mean(0)
-        if self.wrong == "raises":
-            return self.fc(x[:, :9])
+            self.scale.add_(1)
         return {"none": None, "one axis": self.fc(x)[:, 0]}.get(self.wrong, self.fc(x))
 
 
 DRAWS = "forward draws random numbers from PyTorch's generator"
+BATCHED = nn.Sequential(nn.BatchNorm2d(1, affine=False), nn.Flatten(), nn.Linear(64, 10))
+TRACKED = nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 10))
 
 
 @pytest.mark.parametrize(
@@ -253,12 +244,14 @@ DRAWS = "forward draws random numbers from PyTorch's generator"
         (Odd("noise"), DRAWS),
         (Odd("alpha"), DRAWS),
         (Odd("rrelu"), DRAWS),
-        (Odd("buffer"), "forward changes the buffer seen"),
+        (Odd("buffer"), "forward changes the buffer scale"),
         (Odd("mixes"), "forward gives a sample other logits when it is alone than beside another"),
         (Odd("raises"), "forward failed on samples of 8x8x1: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         (Odd("none"), "forward returned a NoneType for 2 samples of 10 classes; it must return logits, float [2, 10]"),
         (Odd("one axis"), "forward returned a tensor [2] for 2 samples of 10 classes"),
         (Odd("", 11), "forward returned a tensor [2, 11] for 2 samples of 10 classes"),
+        (BATCHED, "layer 0 (BatchNorm2d) keeps batch statistics"),
+        (TRACKED, "layer 0 (InstanceNorm2d) keeps batch statistics"),
         (nn.Flatten(), "has no parameters; there is nothing to train"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "1.weight has no size yet (a Lazy layer)"),
         (dict, "build returned a type; it must return a torch.nn.Module"),
@@ -274,11 +267,11 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
 @pytest.mark.parametrize(
     "module",
     [
-        Odd(""), Odd("constant buffer"), Dropping(), Mixed(),
+        Odd(""), Dropping(), Mixed(),
         nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten(), nn.Linear(64, 10)),
         nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 32, 0.0, batch_first=True), nn.Flatten(), nn.Linear(64, 10)),
     ],
-    ids=["plain", "constant buffer", "dropout", "group norm", "instance norm", "transformer"],
+    ids=["plain", "dropout", "group norm", "instance norm", "transformer"],
 )  # fmt: skip
 def test_modules_that_are_right_pass_and_train_in_blocks(module):
     """Two rows at once have the gradients of each alone."""
@@ -312,23 +305,20 @@ def test_files_that_break_the_contract(content, sentence):
         load("mine", SimpleNamespace(**content))
 
 
-def test_a_head_that_is_no_layer():
-    with pytest.raises(UserError, match="HEAD is 'hed', which is no layer; its layers are fc, head"):
-        check_module("mine", Dropping(), *IMAGE, 10, "hed")
+FAILED = r"--model mlp: build failed for samples of 8x8x1: IndexError: .* \(test_models.py, line \d+\)"
 
 
 @pytest.mark.parametrize(
-    ("build", "sentence"),
+    ("head", "build", "sentence"),
     [
-        (lambda shape: None, r"the model mlp defines build\(shape\), which is called as build\(shape, classes\)"),
-        (
-            lambda shape, classes: nn.Linear(shape[3], classes),
-            r"--model mlp: build failed for samples of 8x8x1: IndexError: .* \(test_models.py, line \d+\)",
-        ),
+        ("hed", lambda shape, classes: Dropping(), "HEAD is 'hed', which is no layer; its layers are fc, head"),
+        ("head", lambda shape: None, r"mlp defines build\(shape\), which is called as build\(shape, classes\)"),
+        ("head", lambda shape, classes: nn.Linear(shape[3], classes), FAILED),
     ],
 )
-def test_builds_that_fail(build, sentence, monkeypatch):
+def test_builds_that_fail(head, build, sentence, monkeypatch):
     monkeypatch.setattr(mlp, "build", build)
+    monkeypatch.setattr(mlp, "HEAD", head)
     with pytest.raises(UserError, match=sentence):
         make(Run().resolve(), source(IMAGE))
 
@@ -339,7 +329,10 @@ def test_builds_that_fail(build, sentence, monkeypatch):
         ({"model": "mlp"}, TEXT, "--model mlp takes numbers, and these data are tokens: use --model text"),
         ({"model": "text"}, VECTOR, "--model text takes tokens, and these data are numbers: use --model cnn or mlp"),
         ({"model": "cnn"}, VECTOR, "--model cnn needs images, these are vectors of 12 numbers"),
+        ({"model": "cnn"}, ((15, 20, 1), "uint8"), "at least 16x16, these are 15x20"),
         ({"model": "resnet"}, VECTOR, "--model resnet needs images; use --model mlp for vectors"),
+        ({"model": "resnet", "model_options": {"depth": 3}}, IMAGE, "--model_options.depth: the model resnet has no such option; its options: widths, blocks, groups"),
+        ({"model": "resnet", "model_options": {"blocks": 0}}, IMAGE, "--model_options.blocks is 0; allowed is a whole number from 1"),
         ({"model": "resnet", "model_options": {"widths": "16,x"}}, IMAGE, "--model_options.widths is 16,x; allowed are whole numbers"),
         ({"model": "text", "model_options": {"heads": 5}}, TEXT, "--model_options.heads is 5; it must divide --model_options.width, 32"),
     ],
@@ -364,11 +357,6 @@ def test_model_options_are_part_of_the_run_where_they_differ():
     assert plain.slug() == Run(model="resnet", model_options={"blocks": 2}).slug()
     deep = Run(model="resnet", model_options={"blocks": 3, "widths": 8})
     assert deep.slug() != plain.slug() and deep.resolve().model_options == {"blocks": 3, "widths": "8"}
-    sentence = "--model_options.depth: the model resnet has no such option; its options: widths, blocks, groups"
-    with pytest.raises(UserError, match=sentence):
-        Run(model="resnet", model_options={"depth": 3}).resolve()
-    with pytest.raises(UserError, match=r"--model_options.blocks is 0; allowed is a whole number from 1"):
-        Run(model="resnet", model_options={"blocks": 0}).resolve()
 
 
 @pytest.mark.parametrize("method", ["fedrep", "knnper"])
@@ -417,27 +405,20 @@ def test_attention_is_pytorchs():
     assert bool(torch.isfinite(short(torch.zeros(2, 5, dtype=torch.int64))).all())  # an empty text
 
 
-RESNET = {
-    "dataset": "digits", "model": "resnet", "model_options": {"widths": "8,16", "blocks": 1}, "clients": 5, "tau_init": 6, "rounds": 1,
-    "tau_train": 1, "lr": 0.1, "batch_size": 32, "classes_per_client": 5, "budget": 3,
-}  # fmt: skip
+SHORT = {"rounds": 1, "tau_train": 1, "lr": 0.1, "budget": 3}
+RESNET = SHORT | {"dataset": "digits", "model": "resnet", "model_options": {"widths": "8,16", "blocks": 1}}
+RESNET |= {"clients": 5, "tau_init": 6, "batch_size": 32, "classes_per_client": 5}
 
 
 def text_fields(path):
-    return {
-        "dataset": "arrays", "data": str(path), "model_options": {"dropout": 0.1}, "tau_init": 10, "rounds": 1, "tau_train": 1, "lr": 0.1,
-        "batch_size": 8, "budget": 3,
-    }  # fmt: skip
+    own = {"dataset": "arrays", "data": str(path), "model_options": {"dropout": 0.1}}
+    return SHORT | own | {"tau_init": 10, "batch_size": 8}
 
 
 def test_both_learn_real_data_alike_on_any_number_of_ranks(help_texts, tmp_path):
-    """A residual network on scikit-learn's digits and a text model on Python's help, both far above chance; the same bits on 1, 2 and 3 ranks."""
+    """A residual network on scikit-learn's digits and a text model on Python's help, far above chance; the same bits on 1 and 3 ranks."""
     wanted = {"resnet": RESNET, "text": text_fields(help_texts)}
-    runs = [
-        [fields, {"out": str(tmp_path / f"{name}-{ranks}.h5"), "quiet": True}, ranks]
-        for ranks in (3, 2)
-        for name, fields in wanted.items()
-    ]
+    runs = [(fields, {"out": str(tmp_path / f"{name}-3.h5"), "quiet": True}) for name, fields in wanted.items()]
     (tmp_path / "runs.json").write_text(json.dumps(runs))
     done = mpirun(3, "-m", "mpi4py", "tests/many.py", tmp_path / "runs.json", timeout=280)
     assert (done.returncode, done.stderr) == (0, "")
@@ -447,6 +428,5 @@ def test_both_learn_real_data_alike_on_any_number_of_ranks(help_texts, tmp_path)
             largest = (counts.max(1) / counts.sum(1)).mean()  # what naming each client's largest class would reach
             assert one.run.model == name
             assert one["best/test_acc"].mean() > largest + {"resnet": 0.4, "text": 0.08}[name]
-            for ranks in (2, 3):
-                with Result(tmp_path / f"{name}-{ranks}.h5") as other:
-                    assert Result.differences(one, other) == [] and Result.same_numbers(one, other)
+            with Result(tmp_path / f"{name}-3.h5") as other:
+                assert Result.differences(one, other) == [] and Result.same_numbers(one, other)

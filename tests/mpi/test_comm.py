@@ -163,9 +163,8 @@ def too_much_memory_is_refused_on_every_rank(world):
     """One rank asks for more than the node has, and all of them hear of it, with the need, the limit and the flag."""
     last = world.rank == world.size - 1
     slots = (comm_module.node_memory()[0] * 2) // (4 * WIDTH) if last else 1
-    with pytest.raises(
-        UserError, match=r"need \d+\.\d\d GiB on a node that has \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
-    ):
+    said = r"need \d+\.\d\d GiB on a node that has \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
+    with pytest.raises(UserError, match=said):
         Inbox(world, np.zeros((1, WIDTH), np.float32), int(slots))
     exchange_equals_permutation(world, 5, 0.5, 1)  # and they are still in step
 
@@ -179,38 +178,16 @@ def the_ranks_of_a_node_are_added_up(world, monkeypatch):
 
 
 def collectives(world):
-    n = 7
-    work = np.arange(n)
-    owner = place(work, world.size)
-    order = np.concatenate([ids_of(owner, work, r) for r in range(world.size)])
-    ids = ids_of(owner, work, world.rank)
-    table = np.arange(n * 3, dtype=np.float64).reshape(n, 3)
-    everywhere, at_root = world.gather(table[ids], owner, everywhere=True), world.gather(table[ids], owner)
-    assert np.array_equal(everywhere, table[order])
-    assert np.array_equal(at_root, table[order]) if world.root else at_root is None
-    lengths = np.arange(world.size) * 2
-    ragged = world.gather_ragged(np.full(2 * world.rank, world.rank), lengths)
+    ragged = world.gather_ragged(np.full(2 * world.rank, world.rank), np.arange(world.size) * 2)
     assert ragged.tolist() == [r for r in range(world.size) for _ in range(2 * r)]
     assert world.agree(world.rank == world.size - 1) and not world.agree(False)
     spread = world.spread(np.array([float(world.rank), 5.0]))
     assert spread.tolist() == [[0.0, (world.size - 1) / 2, world.size - 1.0], [5.0, 5.0, 5.0]]
-    sent = {
-        "int64": np.arange(6).reshape(2, 3),
-        "empty": np.zeros((0, 4)),
-        "uint8": np.array([1, 2], np.uint8),
-        "float32": np.float32([[1.5], [np.nan]]).T,
-        "bool": np.array([True, False]),
-    }
-    got = world.share(lambda: sent if world.root else {})
-    assert list(got) == list(sent)
-    for name, mine in sent.items():
-        assert np.array_equal(mine, got[name], equal_nan=name == "float32") and mine.dtype == got[name].dtype
     assert world.share(dict) == {}
     for value in (None, True, 7, 0.1, "größer", [1, "a", None], {"a": [2]}):
         assert world.decide(lambda value=value: value if world.root else "never asked") == value
     assert world.decide(lambda: (1, 2)) == [1, 2]  # the same on all ranks
-    hosts = world.hosts()
-    assert hosts == ([MPI.Get_processor_name()] * world.size if world.root else [])
+    assert world.hosts() == ([MPI.Get_processor_name()] * world.size if world.root else [])
 
 
 class Counted:
@@ -257,29 +234,26 @@ def counts_fit_into_an_int(world, monkeypatch):
                 here = [(name, len(mine), size), *([(name, each, size)] if everywhere or world.root else [])]
                 assert comm.seen == (here if size else [])
     monkeypatch.setattr(comm_module, "PIECE", 7)
-    sent = {"a": np.arange(8), "b": np.arange(21, dtype=np.uint8), "none": np.zeros((3, 0))}
-    sent["c"] = np.float32([[1.5, 2]])
+    sent = {"a": np.arange(8).reshape(2, 4), "b": np.arange(21, dtype=np.uint8), "none": np.zeros((3, 0))}
+    sent |= {"c": np.float32([[1.5], [np.nan]]).T, "d": np.array([True, False])}
     comm.seen.clear()
     got = counted.share(lambda: sent if world.root else {})
-    assert all(np.array_equal(got[name], values) and got[name].dtype == values.dtype for name, values in sent.items())
+    assert list(got) == list(sent)
+    for name, values in sent.items():
+        assert np.array_equal(got[name], values, equal_nan=name == "c") and got[name].dtype == values.dtype
     pieces = [count for name, count, size in comm.seen[2:] if size == 1]  # after what `decide` sends
-    assert pieces == [*[7] * 9, 1, 7, 7, 7, 7, 1]
+    assert pieces == [*[7] * 9, 1, 7, 7, 7, 7, 1, 2]
 
 
-def a_mistake_found_by_root_is_raised_everywhere(world):
+def what_root_raises_reaches_everyone(world):
+    """A mistake is raised everywhere; of a bug root raises what happened, the others what ends them; none waits for an answer."""
 
     def make():
         raise UserError("no such thing: größer")
 
-    with pytest.raises(UserError, match="no such thing: größer"):
-        world.decide(make)
-    with pytest.raises(UserError, match="no such thing: größer"):
-        world.share(make)
-    assert world.agree(True)
-
-
-def a_bug_on_root_reaches_everyone(world):
-    """Root raises what happened, the others an exception that ends them; none waits for an answer."""
+    for ask in (world.decide, world.share):
+        with pytest.raises(UserError, match="no such thing: größer"):
+            ask(make)
     for wrong, error in ((lambda: [][1], IndexError), (lambda: 1 / 0, ZeroDivisionError), (lambda: {1, 2}, TypeError)):
         with pytest.raises(error if world.root else RootFailed):
             world.decide(wrong)
@@ -306,31 +280,24 @@ def exchanges(world):
             exchange_equals_permutation(world, n, density, seed)
 
 
-# one start of the ranks for each test below: starting them costs more than all they do
+# one start of the ranks for all of these: starting them costs more than all they do
 @pytest.mark.parallel(RANKS)
-def test_rows_arrive_in_the_window_and_too_much_is_refused(monkeypatch):
+def test_ranks_exchange_and_agree(monkeypatch):
     world = World(MPI.COMM_WORLD)
     exchanges(world)
     windows_one_after_the_other(world)
     a_graph_wider_than_the_window_is_refused(world)
     too_much_memory_is_refused_on_every_rank(world)
-    the_ranks_of_a_node_are_added_up(world, monkeypatch)
-
-
-@pytest.mark.parallel(RANKS)
-def test_collectives_give_every_rank_the_same(monkeypatch):
-    world = World(MPI.COMM_WORLD)
     collectives(world)
-    counts_fit_into_an_int(world, monkeypatch)
-    a_mistake_found_by_root_is_raised_everywhere(world)
-    a_bug_on_root_reaches_everyone(world)
+    what_root_raises_reaches_everyone(world)
     the_exact_sum_does_not_know_the_ranks(world)
+    the_ranks_of_a_node_are_added_up(world, monkeypatch)
+    counts_fit_into_an_int(world, monkeypatch)
 
 
 @pytest.mark.skipif("mpich" not in MPI.Get_library_version().casefold(), reason="NOLOCAL is a setting of MPICH")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_rma_without_shared_memory(ranks):
+def test_rma_without_shared_memory():
     """As between nodes: MPICH told to use the network inside the node, where a Put from a temporary would crash."""
     code = "import tests.mpi.test_comm as t; w = t.World(t.MPI.COMM_WORLD); t.exchanges(w); t.windows_one_after_the_other(w); print('done')"
-    done = mpirun(ranks, "-c", code, env={"MPIR_CVAR_NOLOCAL": "1"})
-    assert (done.returncode, done.stdout.count("done")) == (0, ranks), done.stderr
+    done = mpirun(3, "-c", code, env={"MPIR_CVAR_NOLOCAL": "1"})
+    assert (done.returncode, done.stdout.count("done")) == (0, 3), done.stderr

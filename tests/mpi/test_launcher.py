@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,22 +14,21 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import launcher
 
 
+def command(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Return a function that puts fake launchers first, and alone, in the path."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(
-        launcher.shutil, "which", lambda name: str(tmp_path / name) if (tmp_path / name).exists() else None
-    )
+    found = launcher.shutil.which
+    monkeypatch.setattr(launcher.shutil, "which", lambda name: found(name, path=tmp_path))
     for name in [n for n in os.environ if n.startswith("SLURM_")]:
         monkeypatch.delenv(name)
 
-    def put(name: str, text: str) -> None:
-        path: Path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(path.stat().st_mode | stat.S_IEXEC)
-
-    return put
+    return lambda name, text: command(tmp_path / name, f"#!/bin/sh\n{text}\n")
 
 
 GOOD = "echo 'world of 2'; echo 'world of 2'"
@@ -44,29 +42,25 @@ def srun(**kinds: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "line"),
+    ("job", "kinds", "line"),
     [
-        ({"pmi2": GOOD, "pmix": "exit 16"}, "srun --mpi=pmi2"),
-        ({"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
-        ({"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
-        ({"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
-        ({"pmi2": "exec sleep 60"}, "mpirun --bind-to none"),  # one that hangs is passed over
+        ("1", {"pmi2": GOOD, "pmix": "exit 16"}, "srun --mpi=pmi2"),
+        ("1", {"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
+        ("1", {"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
+        ("1", {"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
+        ("1", {"pmi2": "exec sleep 60"}, "mpirun --bind-to none"),  # one that hangs is passed over
+        (None, {"pmi2": GOOD}, "mpirun"),  # outside Slurm
     ],
 )
-def test_inside_slurm_the_truth_is_tried(place, monkeypatch, kinds, line):
+def test_inside_slurm_the_truth_is_tried(place, monkeypatch, job, kinds, line):
     if "exec sleep 60" in kinds.values():
         monkeypatch.setattr(launcher, "SECONDS", 1)
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setenv("SLURM_NTASKS", "8")
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_NTASKS", "8")
     place("srun", srun(**kinds))
-    place("mpirun", GOOD)
+    place("mpirun", GOOD if job else "exit 1")
     assert " ".join(launcher.find_line()).startswith(line)
-
-
-def test_outside_slurm_it_is_mpirun(place):
-    place("srun", srun(pmi2=GOOD))
-    place("mpirun", "exit 1")
-    assert launcher.find_line() == ["mpirun"]
 
 
 def test_no_launcher_is_a_sentence(place, monkeypatch, capsys):
@@ -114,8 +108,7 @@ def submitted(folder, cases, asked="17", flags=(), **env):
         "scontrol": f'#!/bin/sh\necho "$@" > {folder}/requeued\n',
     }
     for name, text in commands.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+        command(folder / name, text)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     env |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
     script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), *flags]

@@ -44,10 +44,8 @@ def test_room_in_cgroups(lines, groups, rooms, tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(lines)
     for name, (limit, used, *cache) in groups.items():
-        folder, (top, now, inactive) = (
-            tmp_path / "sys/fs/cgroup" / name,
-            FILES["memory" if name.startswith("memory") else ""],
-        )
+        folder = tmp_path / "sys/fs/cgroup" / name
+        top, now, inactive = FILES["memory" if name.startswith("memory") else ""]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / top).write_text(f"{limit}\n")
         (folder / now).write_text(f"{used}\n")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import run_here, run_mpi
+from launch import differences, run_here, run_mpi
 
 from dpfl_mpi.results import Result
 
@@ -23,8 +23,7 @@ def gpu(fields, tmp_path_factory):
 
 
 def test_same_bits_twice(gpu, fields, tmp_path):
-    with Result(gpu) as a, Result(run_here(tmp_path / "again.h5", fields, device="cuda")) as b:
-        assert Result.same_numbers(a, b)
+    assert differences(gpu, run_here(tmp_path / "again.h5", fields, device="cuda")) == []
 
 
 def test_as_a_cpu_decides(gpu, fields, tmp_path):
@@ -34,19 +33,15 @@ def test_as_a_cpu_decides(gpu, fields, tmp_path):
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.005
 
 
-def test_recorded_steps_are_the_launched_ones(gpu, fields, tmp_path):
-    with (
-        Result(gpu) as a,
-        Result(run_here(tmp_path / "eager.h5", fields | {"rounds": 2}, device="cuda", cuda_graphs=False)) as b,
-    ):
-        np.testing.assert_allclose(a["round/val_loss"][:2], b["round/val_loss"][:2], rtol=1e-3)
-
-
-def test_ranks_share_a_gpu(gpu, fields, tmp_path):
+def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields, tmp_path):
     """Two ranks on one GPU: the same decisions; sums over clients are exact, so only the kernels' shapes differ."""
-    with Result(gpu) as a, Result(run_mpi(2, tmp_path / "two.h5", fields, device="cuda")) as b:
-        assert np.array_equal(a.graph(0), b.graph(0))
-        np.testing.assert_allclose(a["round/val_loss"][0], b["round/val_loss"][0], rtol=1e-3)
+    short = fields | {"rounds": 2}
+    eager = run_here(tmp_path / "eager.h5", short, device="cuda", cuda_graphs=False)
+    two = run_mpi(2, tmp_path / "two.h5", short, device="cuda")
+    with Result(gpu) as a, Result(eager) as b, Result(two) as c:
+        assert np.array_equal(a.graph(0), c.graph(0))
+        np.testing.assert_allclose(a["round/val_loss"][:2], b["round/val_loss"][:2], rtol=1e-3)
+        np.testing.assert_allclose(a["round/val_loss"][0], c["round/val_loss"][0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clients import crop_and_flip
-from test_ensemble import row_from, row_from_grads
+from test_ensemble import row_from_grads
 from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
@@ -89,32 +89,21 @@ def distance(g, reference):
 
 
 # gradients --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("size", [1, 5, 16, 17, 32])
-@pytest.mark.parametrize("kind", NETS)
-def test_gradient_is_autograds(kind, size):
-    net = make(kind)
-    order = net.rng.permutation(net.m)[:size]
-    loss, g = net.gradient(order)
-    want_loss, want = net.autograd(order, torch.float32)
-    assert loss == pytest.approx(want_loss, rel=5e-6)
-    assert float((g - want).abs().max()) <= 1e-5 * max(1.0, float(want.abs().max()))
-    assert float(want.abs().max()) > 1e-2
-
-
 @pytest.mark.parametrize("kind", NETS)
 def test_gradient_is_closer_to_float64_than_torchs(kind):
-    """The median of the two distances' ratio over 48 mini-batches of eight nets (single ones differ by where a pool is nearly tied).
+    """The median of the two distances' ratio over 80 mini-batches of eight nets (single ones differ by where a pool is nearly tied).
 
     PyTorch's convolutions are oneDNN's; where that is not used they are matrix products, to which ours are as close (1.05 at most).
     """
     ratios = []
     for seed in range(8):
         net = make(kind, seed)
-        for size in (1, 5, 16) * 2:
+        for size in (1, 5, 16, 17, 32) * 2:
             order = net.rng.permutation(net.m)[:size]
-            exact = net.autograd(order)[1]
-            ours, torchs = (distance(g, exact) for g in (net.gradient(order)[1], net.autograd(order, torch.float32)[1]))
-            ratios.append(ours / torchs)
+            (loss, g), (want_loss, exact) = net.gradient(order), net.autograd(order)
+            assert loss == pytest.approx(want_loss, rel=5e-6, abs=5e-7)
+            assert float(exact.abs().max()) > 1e-2
+            ratios.append(distance(g, exact) / distance(net.autograd(order, torch.float32)[1], exact))
     assert np.median(ratios) < (1 if torch.backends.mkldnn.enabled else 1.1)
 
 
@@ -181,7 +170,6 @@ def test_empty_lanes_and_old_work_change_nothing():
     _, first = net.gradient(np.arange(5))
     net.native._memory.view(np.float32)[:] = np.nan
     assert torch.equal(net.gradient(np.arange(5))[1], first)
-    assert torch.equal(net.gradient(np.array([0, 1, 2, 3, 4]))[1], first)
 
 
 def test_loss_at_any_size_of_logits():
@@ -273,27 +261,11 @@ def test_training_is_the_loop_of_steps(kind, batch_size, how):
         assert float((want_w - without).abs().max()) > 1e-3
 
 
-def test_training_is_torchs_optimiser():
-    net = make("odd")
-    order = numbers(np.arange(12))[None]
-    w, m = net.row.clone(), torch.zeros_like(net.row)
-    net.native.train(w, m, net.images, order, None, 4, SGD)
-    module = copy.deepcopy(net.module)
-    optimiser = torch.optim.SGD(module.parameters(), SGD.lr, SGD.momentum, weight_decay=SGD.weight_decay)
-    for at in (0, 4, 8):
-        optimiser.zero_grad()
-        x = net.ensemble.normalise(torch.from_numpy(net.pixels[at : at + 4])).permute(0, 3, 1, 2)
-        nn.functional.cross_entropy(module(x), torch.from_numpy(net.labels[at : at + 4])).backward()
-        nn.utils.clip_grad_norm_(module.parameters(), SGD.clip_norm)
-        optimiser.step()
-    close(w, row_from(module, net.ensemble.width))
-
-
 def test_train_is_gradient_and_step():
-    """One call a client and one call a step: the same bits; two calls of an epoch are one of two, the momentum kept."""
+    """One call a client and one call a step: the same bits; two calls of an epoch are one of two; a mask of ones changes nothing."""
     net = make("odd")
     order, crop = plan(net)
-    (a, m_a), (b, m_b), (c, m_c) = ((net.row.clone(), torch.zeros_like(net.row)) for _ in range(3))
+    (a, m_a), (b, m_b), (c, m_c), (d, m_d) = ((net.row.clone(), torch.zeros_like(net.row)) for _ in range(4))
     g, losses = torch.zeros_like(a), 0.0
     loss = net.native.train(a, m_a, net.images, order, crop, 8, SGD)
     for e in range(2):
@@ -301,32 +273,10 @@ def test_train_is_gradient_and_step():
         for at in range(0, 21, 8):
             losses += net.native.gradient(c, g, net.images, order[e, at : at + 8], crop[:, e, at : at + 8])
             net.native.step(c, m_c, g, SGD)
-    assert torch.equal(a, b) and torch.equal(m_a, m_b)
-    assert torch.equal(a, c) and torch.equal(m_a, m_c)
-    assert loss == losses
-
-
-def test_a_mask_of_ones_changes_no_bit():
-    net = make("odd")
-    order, crop = plan(net)
-    rows = [(net.row.clone(), torch.zeros_like(net.row)) for _ in range(2)]
-    for (w, m), trained in zip(rows, (None, torch.ones(net.ensemble.width, dtype=torch.bool)), strict=True):
-        net.native.train(w, m, net.images, order, crop, 8, Sgd(0.05, 0.9, 1e-2, 0.5, trained))
-    assert torch.equal(rows[0][0], rows[1][0]) and torch.equal(rows[0][1], rows[1][1])
-
-
-def test_a_diverging_client_is_found():
-    """Training at a rate of 1e6 without clipping ends in rows that are not finite or far beyond the limit, as torch's."""
-    for kind in ("odd", "mlp"):
-        net = make(kind)
-        order, crop = plan(net, epochs=6)
-        sgd = Sgd(1e6, 0.9, 0.0, 0.0)
-        w, m = net.row.clone(), torch.zeros_like(net.row)
-        loss = net.native.train(w, m, net.images, order, crop, 8, sgd)
-        want, _, want_loss = trained_by_torch(net, order, crop, 8, sgd)
-        for row, total in ((w, loss), (want, want_loss)):
-            assert not float(row.abs().max()) < 4096  # true for NaN as well
-            assert not total < 1e4
+    masked = replace(SGD, trained=torch.ones(net.ensemble.width, dtype=torch.bool))
+    assert loss == losses == net.native.train(d, m_d, net.images, order, crop, 8, masked)
+    for w, m in ((b, m_b), (c, m_c), (d, m_d)):
+        assert torch.equal(a, w) and torch.equal(m_a, m)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -369,12 +319,8 @@ def test_scores_of_several_rows(kind, n):
     torch.testing.assert_close(torch.from_numpy(scores.losses), losses, rtol=2e-5, atol=2e-5)
     assert np.array_equal(scores.predicted, scores.logits.argmax(2))
     assert np.array_equal(scores.predicted, logits.argmax(2).numpy())
-
-
-def test_the_first_of_equal_logits_is_predicted():
-    net = make("mlp")
-    row = net.row * 0
-    assert not net.native.score(row[None], net.images, numbers([0, 1, 2])).predicted.any()
+    # of equal logits the first is predicted
+    assert not net.native.score(net.row[None] * 0, net.images, numbers(order)).predicted.any()
 
 
 # the greedy search ------------------------------------------------------------------------------------------------------

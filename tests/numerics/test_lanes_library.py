@@ -98,51 +98,45 @@ def test_another_processor_gives_the_same_bits(tmp_path):
     assert said[0] == said[1] and said[0].count("\n") == 10
 
 
-def test_what_cannot_be_used_says_why(tmp_path):
-    net = make("mlp")
-    scale, shift = net.ensemble.scale, net.ensemble.shift
-    with pytest.raises(UserError, match=r"--kernels is avx9; this processor and library have .*portable"):
-        Native(net.module, net.shape, scale, shift, "avx9")
-    with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Linear"):
-        Native(nn.Linear(4, 2), (2, 2, 1), scale, shift)
-    with pytest.raises(UserError, match=r"the CPU kernels were not built: .* is not there; install again"):
-        Native(net.module, net.shape, scale, shift, path=tmp_path / "_lanes.so")
-    (tmp_path / "text.so").write_text("no library")
-    with pytest.raises(UserError, match="the CPU kernels cannot be loaded"):
-        Native(net.module, net.shape, scale, shift, path=tmp_path / "text.so")
-
-
-def test_a_model_that_inherits_from_one_of_ours_computes_itself():
+class Inherits(CNN):
     """Its forward may differ: neither our kernels nor our stacked products know."""
 
-    class Mine(CNN):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    mine = Mine((16, 16, 3), 10, (6, 16), (120, 84))
-    assert not native.computes(mine) and Ensemble(mine, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
-    with pytest.raises(UserError, match="--kernels native computes the models cnn and mlp, not Mine"):
-        native.describe(mine)
+    def __init__(self):
+        super().__init__((16, 16, 3), 10, (6, 16), (120, 84))
+        self.scale = nn.Parameter(torch.ones(1))
 
 
-def test_a_model_that_names_a_part_of_itself_is_refused():
-    class More(CNN):
-        def __init__(self):
-            super().__init__((16, 16, 3), 10, (6, 16), (120, 84))
-            self.scale = nn.Parameter(torch.ones(1))
+class Names(Inherits):
+    def lanes(self):
+        return super().lanes()
 
-        def lanes(self):
-            return super().lanes()
 
-    with pytest.raises(UserError, match=r"what More\.lanes names must be all of the model"):
-        native.describe(More())
+def test_what_cannot_be_used_says_why(tmp_path):
+    net, inherits = make("mlp"), Inherits()
+    (tmp_path / "text.so").write_text("no library")
+
+    def start(**more):
+        return Native(net.module, net.shape, net.ensemble.scale, net.ensemble.shift, **more)
+
+    computes = "--kernels native computes the models cnn and mlp, not"
+    for call, sentence in (
+        (lambda: start(form="avx9"), r"--kernels is avx9; this processor and library have .*portable"),
+        (lambda: start(path=tmp_path / "_lanes.so"), "the CPU kernels were not built: .* is not there; install again"),
+        (lambda: start(path=tmp_path / "text.so"), "the CPU kernels cannot be loaded"),
+        (lambda: native.describe(nn.Linear(4, 2)), f"{computes} Linear"),
+        (lambda: native.describe(inherits), f"{computes} Inherits"),
+        (lambda: native.describe(Names()), r"what Names\.lanes names must be all of the model"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            call()
+    assert not native.computes(inherits)
+    assert Ensemble(inherits, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
 
 
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     """pip is asked for one from PyPI; where that does not work either, the build says so and goes on without the library."""
-    for name in ("CC", "CFLAGS"):
-        monkeypatch.delenv(name, raising=False)
     backend, build = setup_py("_build/backend.py"), setup_py()
+    monkeypatch.delenv("CFLAGS", raising=False)
     monkeypatch.setenv("CC", "my-cc -m64")
     assert backend._compiler() == [] and build.compilers()[0] == ["my-cc", "-m64"]
     monkeypatch.delenv("CC")
@@ -167,19 +161,16 @@ def test_a_library_of_another_source_is_refused(tmp_path):
         native.load(tmp_path / "_lanes.so")
 
 
+TOO_FAR = np.array([[9], [0], [0]], np.uint8)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
-        (
-            lambda n, w: n.native.images(np.zeros((40, 6, 6, 1), np.uint8), n.labels),
-            "images of 6 rows; the model reads 8",
-        ),
+        (lambda n, w: n.native.images(n.pixels[:, :6], n.labels), "images of 6 rows; the model reads 8"),
         (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
-        (
-            lambda n, w: n.native.gradient(w, w, n.images, numbers([0]), np.array([[9], [0], [0]], np.uint8)),
-            "a crop beyond the border of 8",
-        ),
+        (lambda n, w: n.native.gradient(w, w, n.images, numbers([0]), TOO_FAR), "a crop beyond the border of 8"),
         (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
         (lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], n.images, numbers([0])), "without gaps"),
         (lambda n, w: n.native.gradient(w.double(), w, n.images, numbers([0])), "float64"),

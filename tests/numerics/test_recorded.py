@@ -54,14 +54,8 @@ def test_rows_behind_the_batch_keep_every_bit():
 def test_replayed_training_is_the_plain_loop(present, block, digits_file):
     """Three rounds of two epochs of ragged clients, the learning rate falling in between: rows, momentum, losses and steps."""
     fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": 6, "batch_size": 8}
-    fields |= {
-        "seed": 3,
-        "classes_per_client": 3,
-        "augment": False,
-        "method": "local",
-        "participation": present,
-        "lr_decay": 0.5,
-    }
+    fields |= {"seed": 3, "classes_per_client": 3, "augment": False, "method": "local"}
+    fields |= {"participation": present, "lr_decay": 0.5}
     seen = []
     for kind in (Backend, RecordedBackend):
         with federation(fields, block=block) as fed:

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 from launch import run_here, run_mpi
-from making import folder, images, real
 
+from dpfl_mpi import prepare
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
@@ -50,9 +51,8 @@ def test_partition_and_plan(capsys):
         assert [int(f) for f in fields[:5]] == [k, owner[k], *(dealt.sizes(p)[k] for p in ("train", "val", "test"))]
         assert [0 if c == "." else int(c) for c in fields[6:]] == dealt.class_counts[k].tolist()
     for rank in range(3):
-        assert re.search(
-            rf"rank {rank} .*: {' '.join(map(str, sorted(ids_of(owner, dealt.sizes('train'), rank))[:12]))}", text
-        )
+        ids = sorted(ids_of(owner, dealt.sizes("train"), rank))[:12]
+        assert re.search(rf"rank {rank} .*: {' '.join(map(str, ids))}", text)
     assert "at most 2208 received in preprocessing and 224 per round" in text
     assert re.search(r"time +[\d.]+ s without choosing", text) and "ms per step" in text
     assert "anew" not in text
@@ -75,13 +75,18 @@ def test_a_plan_counts_the_rounds_that_search_anew(capsys):
     assert (often.judged - once.judged).tolist() == [searches * val[once.owner == rank].sum() for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "random_graph"])
-def test_a_plan_without_a_search_is_what_the_run_does(method, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "each"), [("local", 0), ("random_graph", 2), ("fedavg", 2), ("scaffold", 4), ("cobo", 22)]
+)
+def test_a_plan_without_a_search_is_what_the_run_does(method, each, tmp_path):
+    """Models go to the server and back; SCAFFOLD sends controls, too; CoBo two more per partner, of which ten are planned."""
     fields = FEW | {"method": method}
     plan = planned(fields)
+    assert plan.received[1] == 8 * each
     with Result(run_here(tmp_path / "r.h5", fields)) as result:
         received = result["traffic/models_received"].sum(1)
-        assert received.tolist() == [plan.received[0], plan.received[1], plan.received[1]]
+        assert received[0] == plan.received[0] and (received[1:] <= plan.received[1]).all()
+        assert method == "cobo" or (received[1:] == plan.received[1]).all()
         assert result["graph/evaluations"].sum() == sum(plan.evaluations) == 0
 
 
@@ -124,17 +129,6 @@ def test_window_of_a_rank():
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     alone = planned({"method": "local", "clients": 30, "min_per_class": 1}, 4)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
-
-
-@pytest.mark.parametrize(("method", "each"), [("fedavg", 2), ("scaffold", 4), ("cobo", 22)])
-def test_what_goes_by_a_server_is_planned(method, each, tmp_path):
-    """SCAFFOLD sends models and controls, both ways: 4 per client; CoBo two, and two per partner."""
-    fields = {"rounds": 2, "clients": 5, "tau_train": 1, "method": method}
-    plan = planned(fields)
-    with Result(run_here(tmp_path / "r.h5", fields)) as result:
-        received = result["traffic/models_received"][1:].sum(1)
-    assert plan.received[1] == 5 * each and (received <= plan.received[1]).all()
-    assert method == "cobo" or (received == plan.received[1]).all()
 
 
 @pytest.mark.parametrize("method", ["pfedgraph", "cobo"])
@@ -202,10 +196,7 @@ def test_plot(tmp_path, capsys, suffix):
         (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
         (["--partition", "natural"], "needs a data set with clients of its own"),
         (["--model", "cnn"], "--model cnn needs images of at least 16x16"),
-        (
-            ["--dataset", "cinic10", "--data", "nowhere.h5"],
-            "there is no such file: make it with `python -m dpfl_mpi.prepare cinic10",
-        ),
+        (["--dataset", "cinic10", "--data", "nowhere.h5"], "make it with `python -m dpfl_mpi.prepare cinic10"),
     ],
 )
 def test_refuses_what_cannot_run(capsys, flags, text):
@@ -214,9 +205,8 @@ def test_refuses_what_cannot_run(capsys, flags, text):
 
 
 def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
-    monkeypatch.setattr(
-        needs, "node_memory", lambda shared=True: (2**20, "/dev/shm") if shared else (2**40, "available memory")
-    )
+    small_shm = {True: (2**20, "/dev/shm"), False: (2**40, "available memory")}
+    monkeypatch.setattr(needs, "node_memory", lambda shared=True: small_shm[shared])
     assert "the RMA windows need" in shown(capsys, "--budget", "inf", "--ranks", "64", code=2)
     monkeypatch.setattr(needs, "node_memory", lambda shared=True: (2**30, "available memory"))
     assert "use more --nodes" in shown(capsys, "--ranks", "64", code=2)
@@ -232,23 +222,9 @@ def test_wrong_flag_is_a_sentence(capsys):
 
 
 def test_many_classes_and_many_clients(tmp_path, capsys):
-    from dpfl_mpi.prepare import prepare
-
-    names = [f"c{i:02}" for i in range(15)]
-    prepare(
-        "image_folder", folder(tmp_path / "i", images(("train", "test"), names, 20, (16, 16))), tmp_path / "i.h5", {}
-    )
-    data = ["--dataset", "image_folder", "--data", str(tmp_path / "i.h5")]
-    flags = [*data, "--dirichlet_alpha", "5", "--clients", "20", "--classes_per_client", "15"]
-    text = shown(capsys, *flags, "--min_per_class", "0", "--ranks", "20", "--rows", "3")
+    path, y = tmp_path / "many.h5", np.arange(600) % 15
+    prepare.write(arrays_of(np.zeros((600, 2)), y), "arrays", path)
+    flags = ["--dataset", "arrays", "--data", str(path), "--clients", "20", "--classes_per_client", "15"]
+    flags += ["--dirichlet_alpha", "5", "--min_per_class", "0", "--ranks", "20", "--rows", "3"]
+    text = shown(capsys, *flags)
     assert "largest classes" in text and "... and 17 more (--rows 20)" in text and "and 8 more ranks" in text
-
-
-@pytest.mark.data
-def test_real_cifar10(capsys, tmp_path):
-    from dpfl_mpi.prepare import prepare
-
-    prepare("cinic10", real("cinic10-sample.tar"), tmp_path / "c.h5", {})
-    data = ["--dataset", "cinic10", "--data", str(tmp_path / "c.h5")]
-    flags = [*data, "--clients", "20", "--min_per_class", "2", "--ranks", "4"]
-    assert "1500 training and 500 test images of 32x32x3" in shown(capsys, *flags)

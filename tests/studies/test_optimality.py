@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from launch import federation, run_here
+from launch import federation, run_here, validation
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi import streams
@@ -30,9 +30,8 @@ def test_greedy_by_hand():
     order = np.array([0, 1, 2])
     # 0: a = 2, b = R(110) - R(111) = 2: a coin below 1/2 adds. 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: below 1/4 adds
     assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 2) == 0b011
-    assert (
-        optimality.greedy(rewards, order, np.array([0.4, 0.3, 0.9]), 2) == 0b101
-    )  # not 1; then 2: a = 3, b = 0: added
+    # with a coin of 0.3 not 1; then 2: a = 3, b = 0: added
+    assert optimality.greedy(rewards, order, np.array([0.4, 0.3, 0.9]), 2) == 0b101
     assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 1) == 0b001
     assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 0) == 0
     assert [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)] == [0, 0b100, 0b100, 0b100]
@@ -44,10 +43,8 @@ def test_rewards_are_losses_of_averages(saved):
     with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
         models, k = optimality.Models(result, None), 2
         rewards, others = models.rewards(k), [0, 1, 3, 4]
-        i, p, module = int(fed.row_of[k]), result["client/p"], mlp.build((8, 8, 1), 10)
-        start, n = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
-        images = ((fed.clients.score_x[start : start + n].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
-        labels = fed.clients.score_y[start : start + n]
+        p, module = result["client/p"], mlp.build((8, 8, 1), 10)
+        images, labels = validation(fed, k)
         best = result["model/best"].astype(float)
         for size in range(5):
             for members in itertools.combinations(range(4), size):

@@ -14,9 +14,7 @@ def test_chance_by_hand():
     chance = chance_of([np.array([1.0, 3.0]), np.array([4.0, 8.0])])
     assert (chance.mean, chance.partitions, chance.clients) == (4, 2, 2)
     assert chance.within**2 == pytest.approx(5) and chance.between**2 == pytest.approx(5.5)
-    assert chance.half == pytest.approx(
-        12.706 * 2, rel=1e-4
-    )  # t with one degree of freedom; the error of the mean is 2
+    assert chance.half == pytest.approx(12.706 * 2, rel=1e-4)  # one degree of freedom; the error of the mean is 2
     one = chance_of([np.array([0.0, 1.0, 2.0, 5.0])])
     assert one.between == 0 and one.half == pytest.approx(3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4)
     assert chance_of([np.array([1.0, 9.0]), np.array([5.1, 4.9])]).between == 0  # never below 0
@@ -43,9 +41,13 @@ def test_power_by_simulation():
     assert found / 4000 == pytest.approx(power(chance, 1.5, 6, 50, 0.05), abs=0.025)
 
 
-def test_from_results(tmp_path, capsys):
+@pytest.fixture
+def paths(tmp_path):
+    return [str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s)) for m in ("dpfl", "local") for s in (42, 52)]
+
+
+def test_from_results(paths, capsys):
     """Differences of two partitions: (20, 0, 20, -20) with mean 5, and (30, 10, 10, -10) with mean 10."""
-    paths = [str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s)) for m in ("dpfl", "local") for s in (42, 52)]
     assert plan_power.main([*paths, "--difference", "5"]) == 0
     out = capsys.readouterr().out
     assert "dpfl, B_c = 3 minus local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
@@ -84,7 +86,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path, capsys):
         ([0, 3], ["--difference", "1"], "no partition in common"),
     ],
 )
-def test_mistakes_are_sentences(tmp_path, capsys, which, more, sentence):
-    paths = [str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s)) for m in ("dpfl", "local") for s in (42, 52)]
+def test_mistakes_are_sentences(paths, capsys, which, more, sentence):
     assert plan_power.main([*(paths[i] for i in which), *more]) == 2
     assert sentence in capsys.readouterr().err
