@@ -102,7 +102,6 @@ def test_gradient_is_closer_to_float64_than_torchs(kind):
             order = net.rng.permutation(net.m)[:size]
             (loss, g), (want_loss, exact) = net.gradient(order), net.autograd(order)
             assert loss == pytest.approx(want_loss, rel=5e-6, abs=5e-7)
-            assert float(exact.abs().max()) > 1e-2
             ratios.append(distance(g, exact) / distance(net.autograd(order, torch.float32)[1], exact))
     assert np.median(ratios) < (1 if torch.backends.mkldnn.enabled else 1.1)
 
