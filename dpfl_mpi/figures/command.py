@@ -214,22 +214,15 @@ def drawn(
     return 0
 
 
-def write_line(text: str, path: Path) -> None:
-    path.write_text(text + "\n")
-
-
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
-    figure, texts = (
-        drawing.figure,
-        {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html},
-    )
-    writers: dict[str, Callable[[Path], object]] = {}
+    figure, writers = drawing.figure, dict[str, Callable[[Path], object]]()
+    texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
     if figure:
         writers["pdf"] = lambda new: figure.savefig(new, format="pdf", metadata={"CreationDate": None})
         writers["png"] = lambda new: figure.savefig(new, format="png")
     writers["csv"] = lambda new: drawing.data.to_csv(new, index=False, float_format="%.10g")
-    writers |= {ending: partial(write_line, text) for ending, text in texts.items() if text}
+    writers |= {ending: partial(Path.write_text, data=text + "\n") for ending, text in texts.items() if text}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for ending, write in writers.items():

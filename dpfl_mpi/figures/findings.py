@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from dpfl_mpi.figures import pareto
 from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.recomputed import Lines
+from dpfl_mpi.figures.recomputed import Lines, intervals
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, TEXT, curves
-from dpfl_mpi.figures.tables import Parts, cell, comparable, interval, means, paired, told
+from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 from dpfl_mpi.settings.values import ATTACKS
 
 DRAWN = 42  # the seed of which one curve per method is shown
@@ -22,6 +22,7 @@ COMPARED = (
     *("Local", "FedAvg", "FedAvg+FT", "Pairwise", "Random graph", "Random graph, DPFL's degrees"),
     *("Replay, rewired", "Replay, shuffled", "Replay, reversed", "Oracle", "PENS", "DPFL, search_share 0.5"),
 )
+COSTS = ("models", "evaluations", "steps")
 OVER_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
 Needed = Callable[
     [Parts, float], tuple[float, float, int]
@@ -45,10 +46,10 @@ def in_order(rows: Iterable[str], without: str) -> list[str]:
     return sorted(shown, key=lambda row: (known.index(row) if row in known else len(known), row))
 
 
-def mean_of(runs: pd.DataFrame, row: str, column: str) -> str:
-    """Return a column's mean over a row's seeds, a dash where there is none."""
-    values = runs[runs["row"] == row][column].dropna() if column in runs else []
-    return f"{np.mean(values):,.0f}" if len(values) else "-"
+def costs(runs: pd.DataFrame, row: str, words: str = "") -> dict[str, str]:
+    """Return what a row's Runs cost per client, means over the seeds."""
+    mean = runs[runs["row"] == row][[f"{name}_per_client" for name in COSTS]].mean()
+    return {pareto.COSTS[name] + words: number(mean[f"{name}_per_client"], ",.0f") for name in COSTS}
 
 
 def benign(frames: Frames, method: str) -> pd.DataFrame:
@@ -61,29 +62,30 @@ def benign(frames: Frames, method: str) -> pd.DataFrame:
 # -- tables -------------------------------------------------------------------------------------------------------------------------------
 
 
+def about(runs: pd.DataFrame, clients: pd.DataFrame, row: str, words: str, *pair: str) -> dict[str, str]:
+    """Return the cells of every table: a row's accuracy, the difference of a pair of rows, the gap, and costs."""
+    return {
+        "method": row,
+        "accuracy, %": cell(means(clients, row)),
+        words: told(paired(clients, *pair)) if len(set(pair)) > 1 else "-",
+        "validation - test": told(gaps(clients[clients["row"] == row])),
+        **costs(runs, row),
+    }
+
+
 def compared(frames: Frames) -> Lines:
     """Yield the comparisons."""
     runs, clients = long(frames).runs, long(frames)["clients"]
     for row in ("DPFL", *COMPARED):
-        if len(mine := clients[clients["row"] == row]):
-            costs = {"models received": "models", "models evaluated": "evaluations", "steps": "steps"}
-            yield {
-                "method": row,
-                "accuracy, %": cell(means(clients, row)),
-                "DPFL minus it": "-" if row == "DPFL" else told(paired(clients, "DPFL", row)),
-                "validation - test": told(gaps(mine)),
-            } | {name: mean_of(runs, row, f"{cost}_per_client") for name, cost in costs.items()}
+        if len(clients[clients["row"] == row]):
+            yield about(runs, clients, row, "DPFL minus it", "DPFL", row)
 
 
-def reached(frames: Frames, accuracy: float = 78.0) -> Lines:
-    """Yield what it took each method to have this accuracy for the first time, per client, seed 42."""
-    lines = long(frames)["costs"].query(f"seed == {DRAWN}")
-    for row in in_order(lines["row"], "same clients"):
-        at = lines[lines["row"] == row].sort_values("point")
-        first = pareto.first_at(at, accuracy)
-        costs = {"models received": "models", "models evaluated": "evaluations", "steps": "steps"}
-        took = {name: "-" if np.isnan(first[cost]) else f"{first[cost]:,.0f}" for name, cost in costs.items()}
-        yield {"method": row, "best, %": f"{at['accuracy'].iloc[-1]:.2f}"} | took
+def reached(frames: Frames) -> str:
+    """Return what it took each method to have 78 % for the first time, seed 42."""
+    runs = frames.runs
+    shown = frames.where((runs["rounds"] >= 20) & (runs["seed"] == DRAWN) & ~runs["row"].str.contains("same clients"))
+    return pareto.table(shown, 78, COSTS)
 
 
 def graphs(frames: Frames) -> Lines:
@@ -110,55 +112,38 @@ def power(frames: Frames, needed: Needed) -> Lines:
 
 
 def attacks(frames: Frames) -> Lines:
-    """Yield what lies did."""
-    runs, clients = short(frames).runs.set_index("row"), short(frames)["clients"]
+    """Yield what lies did to the benign."""
+    runs = short(frames).runs
     for method in ("DPFL", "FedAvg"):
-        honest = benign(frames, method)
-        for kind in ("", *ATTACKS):
-            row = method + (f", attack {kind}:0.2" if kind else "")
-            if row in runs.index:
-                line = runs.loc[row]
-                opened = f"{percent(line['backdoor'])} ({percent(line['backdoor_unmarked'])})"
-                yield {
-                    "method": method,
-                    "lie": kind or "none",
-                    "accuracy of the benign, %": f"{means(honest, row).mean():.2f}",
-                    "to no lie": told(paired(clients, row, method)) if kind else "-",
-                    "liars of those chosen, %": percent(line["liars_chosen"]),
-                    "backdoor opens, % (unmarked)": opened if kind == "backdoor" else "-",
-                }
+        clients = benign(frames, method)
+        for line in runs[(runs["row"] == method) | runs["row"].str.startswith(f"{method}, attack")].itertuples():
+            opened = f"{percent(line.backdoor)} ({percent(line.backdoor_unmarked)})"
+            yield about(runs, clients, line.row, "to no lie", line.row, method) | {
+                "liars of those chosen, %": percent(line.liars_chosen),
+                "backdoor opens, % (unmarked)": "-" if np.isnan(line.backdoor) else opened,
+            }
 
 
 def newcomers(frames: Frames) -> Lines:
-    """Yield newcomers' accuracy, and DPFL's minus it, paired by client."""
-    later = frames["newcomers"].query("epochs == 5")
-    mine = frames.runs[frames.runs["row"].str.contains("newcomers")]
-    for row, part in mine.groupby("row", sort=False):
-        line = part.iloc[0]
-        came = {e: f"{100 * line[f'newcomers_{e}']:.1f} ± {100 * line[f'newcomers_{e}_half']:.1f}" for e in (0, 1, 5)}
+    """Yield the accuracy of those who trained and of newcomers, and DPFL's minus it, paired by client."""
+    base, clients, later = "DPFL, newcomers 0.1", frames["clients"], frames["newcomers"].query("epochs == 5")
+    for _, line in frames.runs[frames.runs["row"].str.contains("newcomers")].iterrows():
+        came = {e: [percent(line[f"newcomers_{e}{end}"]) for end in ("", "_half")] for e in (0, 1, 5)}
         yield {
-            "method": row.split(",")[0],
-            "those who trained, %": f"{100 * line['test_acc']:.2f}",
-            **{f"newcomers, E = {epochs}": values for epochs, values in came.items()},
-            "DPFL minus it, E = 5": "-" if row.startswith("DPFL") else told(paired(later, "DPFL, newcomers 0.1", row)),
+            "method": line["row"],
+            "those who trained, %": cell(means(clients, line["row"])),
+            **{f"newcomers, E = {epochs}": " ± ".join(both) for epochs, both in came.items()},
+            "DPFL minus it, E = 5": "-" if line["row"] == base else told(paired(later, base, line["row"])),
         }
 
 
 def moved(frames: Frames) -> Lines:
     """Yield what drift, new Omegas and early stopping did."""
-    mine = frames.runs[frames.runs["row"].str.contains("drift|omega_period|patience")]
-    for row, part in mine.groupby("row", sort=False):
-        line, base = part.iloc[0], row.split(",")[0]
-        same = frames.where((frames.runs["rounds"] == line["rounds"]) & (frames.runs["seed"] == line["seed"]))
-        yield {
-            "run": row,
-            "accuracy, %": f"{100 * line['test_acc']:.2f}",
-            "to the run without": told(paired(same["clients"], row, base)),
-            "models per client": f"{line['models_per_client']:,.0f}",
-            "models without it": mean_of(same.runs, base, "models_per_client"),
-            "steps per client": f"{line['steps_per_client']:,.0f}",
-            "steps without it": mean_of(same.runs, base, "steps_per_client"),
-        }
+    for line in frames.runs[frames.runs["row"].str.contains("drift|omega_period|patience")].itertuples():
+        same = frames.where((frames.runs["rounds"] == line.rounds) & (frames.runs["seed"] == line.seed))
+        base = line.row.split(",")[0]
+        mine = about(same.runs, same["clients"], line.row, "to the run without", line.row, base)
+        yield mine | costs(same.runs, base, " without it")
 
 
 # -- figures ------------------------------------------------------------------------------------------------------------------------------
@@ -175,21 +160,11 @@ def differences(frames: Frames) -> Figure:
     pairs = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
     pairs = {"DPFL": [], **{row: parts for row, parts in pairs.items() if comparable(parts)}}
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 3.2), sharey=True)
-    for y, (row, parts) in enumerate(pairs.items()):
-        mine = clients[clients["row"] == row]
-        for axes, values in ((left, parts), (right, gaps(mine))):
-            if values:
-                mean, half = interval(values)
-                colour = BLUE if mine["seed"].nunique() > 1 else GREY
-                axes.errorbar(mean, y, xerr=half, fmt="o", capsize=2, color=colour)
-    left.set_yticks(range(len(pairs)), list(pairs))
-    left.invert_yaxis()
-    for panel, text in ((left, "DPFL minus this method, points"), (right, "validation minus test accuracy, points")):
-        panel.axvline(0, color=GREY, lw=0.6)
-        panel.set_xlabel(text)
-    left.plot([], [], "o", color=BLUE, label="over partitions")
-    left.plot([], [], "o", color=GREY, label="over clients of one")
-    figure.legend(loc="outside upper center", ncols=2)
+    intervals(left, pairs)
+    intervals(right, {row: gaps(clients[clients["row"] == row]) for row in pairs})
+    left.set_xlabel("DPFL minus this method, points")
+    right.set_xlabel("validation minus test accuracy, points")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 
@@ -197,7 +172,7 @@ def over_costs(frames: Frames) -> Figure | None:
     """Return accuracy of the best models so far over what they took, seed 42."""
     runs = frames.runs
     shown = frames.where((runs["rounds"] >= 20) & (runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS))
-    figure = pareto.draw(shown, costs=("models", "evaluations", "steps")).figure
+    figure = pareto.draw(shown, costs=COSTS).figure
     if figure:
         figure.axes[0].set_ylim(60)
     return figure

@@ -5,6 +5,7 @@ steps are means per client, of methods with a server too (one model down, one up
 machine the run had: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -39,33 +40,41 @@ def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:
 
 
 def shown(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
-def draw(frames: Frames, reach: float = 80.0, costs: tuple[str, ...] = tuple(COSTS)) -> Drawing:
-    """Return the figure, and the table of costs at the end and where `reach` percent is reached first."""
+def means_of(lines: pd.DataFrame) -> pd.DataFrame:
+    """Return accuracy and costs by point, means over a row's repetitions, as far as all of them are."""
+    each = lines.groupby("point")[["accuracy", *COSTS]]
+    return each.mean()[: lines.groupby("run").size().min()]
+
+
+def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> str:
+    """Return the table of costs at the end and where `reach` percent is reached first."""
+    out = []
+    for line in frames.rows.itertuples():
+        lines = frames.of("costs", line.setting, line.row)
+        each = [first_at(part, reach) for _, part in lines.groupby("run")]
+        mean, first = means_of(lines), pd.DataFrame(each).mean(skipna=False)  # nan where a repetition does not reach it
+        cells = {"setting": line.setting, "method": line.row}
+        cells["accuracy"] = f"{mean['accuracy'].iloc[-1]:.2f} ({len(each)})"
+        cells |= {COSTS[name]: shown(mean[name].max()) for name in costs}
+        out.append(cells | {f"{name} to {reach:g} %": shown(first[name]) for name in costs})
+    return markdown(pd.DataFrame(out))
+
+
+def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS)) -> Drawing:
     figure, panels = plt.subplots(1, len(costs), figsize=(TEXT, 2.2), sharey=True)
-    parts, table = [], []
+    parts = []
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
         lines = frames.of("costs", line.setting, line.row)
-        runs = [part for _, part in lines.groupby("run")]
-        mean = lines.groupby("point")[["accuracy", *COSTS]].mean()[: min(map(len, runs))]
+        mean = means_of(lines)
         for axes, cost in zip(panels, costs, strict=True):
             axes.plot(mean[cost], mean["accuracy"], label=text_label(line.row), **look)
             axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
             axes.set_xlabel(COSTS[cost])
-        who = {"setting": line.setting, "method": line.row}
-        parts.append(mean.reset_index().assign(**who, n=len(runs)))
-        # nan where one of the repetitions does not reach it
-        sure = pd.DataFrame([first_at(part, reach) for part in runs]).mean(skipna=False)
-        end = f"{mean['accuracy'].iloc[-1]:.2f} ({len(runs)})"
-        table.append(
-            who
-            | {"accuracy": end}
-            | {title: shown(mean[n].max()) for n, title in COSTS.items()}
-            | {f"{n} to {reach:g} %": shown(sure[n]) for n in COSTS}
-        )
+        parts.append(mean.reset_index().assign(setting=line.setting, method=line.row, n=lines["run"].nunique()))
     panels[0].set_ylabel("test accuracy, %")
     legend(figure, panels[0], "outside upper center")
     units = "Accuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
-    return Drawing(pd.concat(parts, ignore_index=True), figure, f"{markdown(pd.DataFrame(table))}\n\n{units}")
+    return Drawing(pd.concat(parts, ignore_index=True), figure, f"{table(frames, reach, costs)}\n\n{units}")

@@ -11,7 +11,7 @@ from dpfl_mpi.figures.command import SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import fields
 from dpfl_mpi.figures.style import COLUMN, curves, legend
-from dpfl_mpi.figures.tables import Parts, comparable, interval, means, paired
+from dpfl_mpi.figures.tables import Parts, cell, comparable, markdown, means, paired, told
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -31,16 +31,22 @@ def draw(frames: Frames) -> Drawing:
     data = curves(axes, rows, frames["curves"], "test_acc", factor=100).rename(columns={"mean": "accuracy"})
     axes.set(xlabel="round", ylabel="test accuracy, %")
     legend(figure, axes, "outside upper center")
-    text = []
-    for a, b, difference in pairs(frames, rows):
-        mean, half = interval(difference)
-        one, two = (f"{line.row} {means(frames.of('clients', a.setting), line.row).mean():.2f} %" for line in (a, b))
-        n = len(difference)
-        what = f"{n} partitions" if n > 1 else f"{len(difference[0])} clients of one partition"
-        told = f"difference client by client {mean:+.2f} ± {half:.2f} points (95 % over {what})"
-        text.append(f"{a.setting}, {one}, {two}, {told}")
     data[["accuracy", "std"]] *= 100
-    return Drawing(data, figure, "\n".join(text) or "no budget has both DPFL and the random graph yet")
+    note = "Differences client by client, points, with their 95 % interval: over partitions, of one over its clients."
+    found = compared(frames)
+    text = f"{markdown(found)}\n\n{note}" if len(found) else "no budget has both DPFL and the random graph yet"
+    return Drawing(data, figure, text)
+
+
+def compared(frames: Frames) -> pd.DataFrame:
+    """Return the table of DPFL beside every method on another graph."""
+    out = []
+    for a, b, difference in pairs(frames, frames.rows[frames.rows["topology"] == "graph"]):
+        lines = frames.of("clients", a.setting)
+        ours, theirs = (cell(means(lines, line.row)) for line in (a, b))
+        cells = {"setting": a.setting, "method": a.row, "accuracy, %": ours, "against": b.row}
+        out.append(cells | {"its accuracy, %": theirs, "difference": told(difference)})
+    return pd.DataFrame(out)
 
 
 def pairs(frames: Frames, rows: pd.DataFrame) -> Iterator[tuple[Any, Any, Parts]]:

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
@@ -19,21 +20,20 @@ from dpfl_mpi.figures.motivation import with_whom
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, curves
 from dpfl_mpi.figures.tables import Parts, by_budget, cell, comparable, interval, markdown, means, paired, told
+from dpfl_mpi.graph import asymmetry, sparsity
 
 Lines = Iterator[dict[str, str]]
 HEADLINE = ("FedAvg", "Local", "FedAvg+FT", "DPFL (B_c = 0.1N)", "Ditto")  # of the project's README
 CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
 DPFL = {f"DPFL (B_c = {budget})": budget for budget in paper.BUDGETS}
-RIVALS = {  # what their rows begin and end with
-    "Random graph": ("Random graph (", ")"),
-    "Random graph, drawn anew each round": ("Random graph (", "), redraw True"),
-    "Pairwise": ("Pairwise (", ")"),
-}
 
 
-def text(lines: Iterable[Mapping[str, str]]) -> str:
+def text(lines: Iterable[Mapping[str, str]] | pd.DataFrame | str) -> str:
     """Return a table as markdown, a word where it has no line."""
-    return markdown(pd.DataFrame(rows)) if (rows := list(lines)) else "(not run)"
+    if isinstance(lines, str):
+        return lines
+    table = pd.DataFrame(lines)
+    return markdown(table) if len(table) else "(not run)"
 
 
 def aligned(lines: Lines) -> str:
@@ -109,12 +109,10 @@ def table_1(frames: Frames) -> Lines:
         }
 
 
-def headline(frames: Frames) -> Lines:
-    """Yield the methods on which the paper's order rests, side by side."""
-    heads = {"": "method", "here": "ours, %", "the paper": "paper, %"}
-    heads |= {"to Local, here": "to Local, paired", "to Local, the paper": "paper, to Local"}
-    lines = {line["method"]: line for line in table_1(frames)}
-    yield from ({name: lines[row][key] for name, key in heads.items()} for row in HEADLINE)
+def headline(frames: Frames) -> pd.DataFrame:
+    """Return the lines of Table 1 on which the paper's order rests."""
+    lines = pd.DataFrame(table_1(frames)).set_index("method").loc[list(HEADLINE)]
+    return lines.drop(columns=["over clients", "verdict"]).reset_index()
 
 
 def order(frames: Frames) -> Lines:
@@ -138,38 +136,21 @@ def ablation(frames: Frames, field: str, symbol: str, published: Mapping[int, st
     return by_budget(frames, rows, field, symbol, published, where(frames), bold=False)[1].partition("\n\n")[0]
 
 
-def against(frames: Frames) -> Lines:
-    """Yield DPFL beside the same method on a random graph, and on the graph of the clients that are best one by one, by budget."""
-    lines = frames["clients"]
-    for row, budget in DPFL.items():
-        for name, (start, end) in RIVALS.items():
-            other = f"{start}B_c = {budget}{end}"
-            if comparable(parts := paired(lines, row, other)):
-                theirs = paper.RANDOM_GRAPH.get(where(frames), "-") if name.startswith("Random") else "-"
-                ours = {"its accuracy, %": cell(means(lines, other)), "DPFL minus it": told(parts)}
-                yield {"B_c": budget, "against": name} | ours | {"paper": theirs}
-
-
-def ends(frames: Frames, rows: Iterable[str]) -> pd.DataFrame:
-    """Return the measures of `graph_evolution` of Omega and of the last graph that are stored of each row."""
-    mine = frames.where(frames.runs["row"].isin(rows))
-    if not len(mine["graphs"]):
-        return pd.DataFrame({"row": [], "t": []})
-    graphs = mine["graphs"].sort_values("t", kind="stable").groupby("run", sort=False).nth([0, -1])
-    nobody = np.zeros(2 * [len(mine["clients"]["client"].unique())], bool)
-    measures = [graph_evolution.measure(graph().matrix(), nobody) for graph in graphs["graph"]]
-    return pd.concat([graphs[["row", "t"]].reset_index(drop=True), pd.DataFrame(measures)], axis=1)
+def against(frames: Frames) -> pd.DataFrame:
+    """Return DPFL beside the same method on a random graph, and on the graph of the clients that are best one by one."""
+    rows = frames.runs["row"]
+    found = random_graph.compared(frames.where(rows.isin(list(DPFL)) | rows.str.match("Random graph|Pairwise")))
+    return found.assign(paper=paper.RANDOM_GRAPH.get(where(frames), "-"))
 
 
 def graphs(frames: Frames) -> Lines:
     """Yield how sparse and how mutual the graphs of DPFL's rows are, Omega beside the last round."""
-    both = ends(frames, DPFL)
     for row, budget in DPFL.items():
-        if len(mine := both[both["row"] == row].sort_values("t")):
-            sparse, edges, pairs = (
-                " to ".join(f"{100 * value:.1f}" for value in values)
-                for values in (mine["sparsity"], 1 - mine["one_way_edges"], 1 - mine["one_way_pairs"])
-            )
+        drawn = frames.of("graphs", where(frames), row).sort_values("t")["graph"]
+        if len(drawn):
+            ends = [graph().matrix() for graph in drawn.iloc[[0, -1]]]
+            both = [(sparsity(matrix), *(1 - share for share in asymmetry(matrix))) for matrix in ends]
+            sparse, edges, pairs = (f"{100 * a:.1f} to {100 * b:.1f}" for a, b in zip(*both, strict=True))
             yield {
                 "B_c": budget,
                 "sparsity, %": sparse,
@@ -240,16 +221,9 @@ def of_table_1(frames: Frames) -> Frames:
     return frames.where(frames.runs["row"].isin(list(paper.TABLE_1)))
 
 
-def variances(frames: Frames) -> Lines:
-    """Yield the variance over clients by row, beside what is read off the paper's figure."""
-    for spot in variance.measure(of_table_1(frames)).itertuples():
-        yield {
-            "method": f"{spot.method} ({spot.n})",
-            "accuracy, %": f"{spot.accuracy:.2f}",
-            "variance, squared points": f"{spot.variance:.0f}",
-            "of which by the size of the test sets": f"{spot.sampling_variance:.0f}",
-            "the paper's, read off its figure": str(paper.VARIANCE[where(frames)].get(spot.method, "-")),
-        }
+def variances(frames: Frames) -> str:
+    """Return the variance over clients by row, beside what is read off the paper's figure."""
+    return variance.table(variance.measure(of_table_1(frames)), paper.VARIANCE[where(frames)])
 
 
 def without_tuning(frames: Frames) -> pd.DataFrame:
@@ -263,16 +237,19 @@ def total(folders: Mapping[str, Frames]) -> str:
     return f"So far these are {len(runs)} Runs, {runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT."
 
 
-def spent(folders: Mapping[str, Frames]) -> Lines:
-    """Yield what the Runs cost, by folder."""
-    for name, runs in ((name, without_tuning(frames)) for name, frames in folders.items()):
-        yield {
-            "setting": name,
-            "Runs": f"{len(runs)}",
-            "core hours": f"{runs['core_hours'].sum():.1f}",
-            "starts": f"{runs['starts'].sum()}",
-            "computed by": ", ".join(sorted(set(runs["cpu"] + ", " + runs["kernels"] + " kernels"))),
-        }
+def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
+    """Return what the Runs cost, by folder."""
+    runs = pd.concat([without_tuning(frames).assign(setting=name) for name, frames in folders.items()])
+    runs["cpu"] += ", " + runs["kernels"] + " kernels"
+    each = runs.groupby("setting", sort=False)
+    total = each.agg(
+        Runs=("run", "size"),
+        hours=("core_hours", "sum"),
+        starts=("starts", "sum"),
+        by=("cpu", lambda cpus: ", ".join(sorted(set(cpus)))),
+    )
+    total["hours"] = total["hours"].map("{:.1f}".format)
+    return total.rename(columns={"hours": "core hours", "by": "computed by"}).reset_index().astype(str)
 
 
 def measured(folders: Mapping[str, Frames]) -> Lines:
@@ -324,10 +301,23 @@ def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
         first = {} if name in ALONE else {"table 1": table_1, "order": order}
         out |= {f"{mark} {name}": lines(frames) for mark, lines in (first | TABLES.get(name, {})).items()}
     out |= {"spent": spent(folders), "measured": aligned(measured(full))}
-    return {mark: lines if isinstance(lines, str) else text(lines) for mark, lines in out.items()}
+    return {mark: text(lines) for mark, lines in out.items()}
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------------------------------
+
+
+def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
+    """Draw means with their 95 % intervals, a line for each name, and say over what the intervals are."""
+    for y, each in enumerate(parts.values()):
+        if each:
+            mean, half = interval(each)
+            axes.errorbar(mean, y, xerr=half, fmt="o", capsize=2, color=BLUE if len(each) > 1 else GREY)
+    axes.axvline(0, color=GREY, lw=0.6)
+    axes.set_yticks(range(len(parts)), [text_label(name) for name in parts])
+    axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.plot([], [], "o", color=BLUE, label="95 % over partitions")
+    axes.plot([], [], "o", color=GREY, label="95 % over clients of one")
 
 
 def accuracy(frames: Frames) -> Figure | None:
@@ -338,20 +328,12 @@ def accuracy(frames: Frames) -> Figure | None:
     if not parts:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
-    ours = {"ours, 95 % over partitions": BLUE, "ours, 95 % over clients of one": GREY}
-    drawn = {}  # by the text of the legend
-    for y, (row, each) in enumerate(parts.items()):
-        mean, half = interval(each)
-        name = list(ours)[len(each) == 1]
-        drawn[name] = left.errorbar(mean, y, xerr=half, fmt="o", color=ours[name], capsize=2)[0]
-        if (theirs := paper_gap(frames, row, "Local")) != "-":
-            drawn["paper"] = left.plot(float(theirs), y, "D", mfc="none", color=DARK)[0]
-    left.axvline(0, color=GREY, lw=0.6)
-    left.set_yticks(range(len(parts)), [text_label(row) for row in parts])
-    left.invert_yaxis()
+    intervals(left, parts)
+    known = [(float(gap), y) for y, row in enumerate(parts) if (gap := paper_gap(frames, row, "Local")) != "-"]
+    if known:
+        left.plot(*zip(*known, strict=True), "D", mfc="none", color=DARK, label="paper")
     left.set_xlabel("difference to Local, points")
-    names = [name for name in (*ours, "paper") if name in drawn]
-    left.legend([drawn[name] for name in names], names, loc="best")
+    left.legend(loc="best")
     curves(right, frames.rows[frames.rows["row"].isin(CURVES)], frames["curves"], "test_acc", "models_epochs", 100)
     right.set(xlabel="local epochs, of all its models", ylabel="test accuracy, %")
     right.legend(loc="lower right")

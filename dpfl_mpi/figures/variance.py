@@ -4,6 +4,8 @@ The filled marker is the variance of the clients' accuracies in squared points; 
 the size of the clients' test sets alone explains: a client of accuracy a and n test images has a sampling variance of a (1 - a) / (n - 1).
 """
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import COLUMN, TEXT, hide_rest, legend, looks, marks
-from dpfl_mpi.figures.tables import means
+from dpfl_mpi.figures.tables import markdown, means, number
 
 RUNS = accuracy_table.RUNS
 REACH = 10.0  # points below the best: what is further away (FedAvg by 35) would press all others together, and is only printed
@@ -43,6 +45,20 @@ def measure(frames: Frames) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
+def table(data: pd.DataFrame, published: Mapping[str, int] | None = None) -> str:
+    """Return what `measure` found, beside what is `published` of each row."""
+    cells = {
+        "setting": data["setting"],
+        "method": [f"{row} ({n})" for row, n in zip(data["method"], data["n"], strict=True)],
+        "accuracy, %": data["accuracy"].map(number),
+        "variance, squared points": data["variance"].map("{:.0f}".format),
+        "of which by the size of the test sets": data["sampling_variance"].map("{:.0f}".format),
+    }
+    if published is not None:
+        cells["the paper's, read off its figure"] = [str(published.get(row, "-")) for row in data["method"]]
+    return markdown(pd.DataFrame(cells))
+
+
 def draw(frames: Frames) -> Drawing:
     """Return the figure: one panel per setting, every method with its colour, every row with a mark of its own."""
     data = measure(frames)
@@ -70,9 +86,4 @@ def draw(frames: Frames) -> Drawing:
     hide_rest(list(grid.flat)[len(settings) :])
     drawn = {text_label(row): handles[row] for row in kinds["row"] if row in handles}
     legend(figure, drawn, "outside lower center", handlelength=1.0, handletextpad=0.3)
-    lines = [
-        f"{r.setting}, {r.method}: accuracy {r.accuracy:.2f} %, variance {r.variance:.1f} %^2, of which test-set size alone explains "
-        f"{100 * r.sampling_share:.0f} %"
-        for r in data.itertuples()
-    ]
-    return Drawing(data, figure, "\n".join(lines))
+    return Drawing(data, figure, table(data))

@@ -140,7 +140,7 @@ def cells(lines):
     """Return the texts of a table, line by line, without its head."""
     if isinstance(lines, str):
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()[2:]]
-    return [list(line.values()) for line in lines]
+    return pd.DataFrame(lines).values.tolist()
 
 
 def test_what_a_step_took_by_hand(tmp_path):
@@ -170,9 +170,10 @@ def test_random_graph_by_hand(tmp_path):
     rows |= {(RANDOM, 1): [0.4, 0.6], (RANDOM, 2): [0.4, 0.4], (f"{RANDOM}, redraw True", 1): [0.5, 0.6]}
     # differences of the partitions 10 and 30: mean 20, deviation 14.142, over sqrt(2) 10, t(1) = 12.7062
     # of the clients 0 and 10: mean 5, over sqrt(2) 5
+    ours = ["CIFAR-10 Dir(0.1)", DPFL, "65.00 ± 7.07 (2)"]
     assert cells(recomputed.against(written(tmp_path, rows))) == [
-        ["inf", "Random graph", "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "about +4"],
-        ["inf", "Random graph, drawn anew each round", "55.00 (1)", "+5.00 ± 63.53 (1)", "about +4"],
+        [*ours, RANDOM, "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "about +4"],
+        [*ours, f"{RANDOM}, redraw True", "55.00 (1)", "+5.00 ± 63.53 (1)", "about +4"],
     ]
 
 
@@ -229,7 +230,8 @@ def test_what_decides_by_hand(tmp_path):
 
 def test_newcomers_and_lies_by_hand(tmp_path):
     later = {"DPFL, newcomers 0.1": [0.6, 0.65], "Local, newcomers 0.1": [0.7, 0.85]}
-    runs = {"rounds": 6, "test_acc": 0.8, "liars_chosen": [np.nan, np.nan, 0.125], "backdoor": np.nan}
+    runs = {"models_per_client": 7, "evaluations_per_client": 8, "steps_per_client": 9}
+    runs |= {"rounds": 6, "liars_chosen": [np.nan, np.nan, 0.125], "backdoor": np.nan}
     for epochs, mean, half in ((0, 0.1, 0.01), (1, 0.5, 0.02), (5, 0.625, 0.03)):
         runs |= {f"newcomers_{epochs}": mean, f"newcomers_{epochs}_half": half}
     rows = {(row, 42): values for row, values in (later | {"DPFL, attack noise:0.2": [0.7, 0.8]}).items()}
@@ -238,9 +240,13 @@ def test_newcomers_and_lies_by_hand(tmp_path):
     lines.assign(epochs=5).to_csv(tmp_path / "controls" / "newcomers.csv", index=False)
     lines.assign(val_acc=[0, 0, 0, 0, 0.75, 0.8]).to_csv(tmp_path / "controls" / "clients.csv", index=False)
     # differences of the two newcomers -10 and -20: mean -15, deviation 7.0711, over sqrt(2) 5, t(1) = 12.7062
-    came = ["80.00", "10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0"]
-    assert cells(findings.newcomers(frames)) == [["Local", *came, "-15.00 ± 63.53 (1)"], ["DPFL", *came, "-"]][::-1]
-    assert cells(findings.attacks(frames)) == [["DPFL", "noise", "75.00", "-", "12.5", "-"]]
+    came = ["10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0"]
+    assert cells(findings.newcomers(frames)) == [
+        ["DPFL, newcomers 0.1", "62.50 (1)", *came, "-"],
+        ["Local, newcomers 0.1", "77.50 (1)", *came, "-15.00 ± 63.53 (1)"],
+    ]
+    noise = ["DPFL, attack noise:0.2", "75.00 (1)", "-", "+2.50 ± 31.77 (1)", "7", "8", "9", "12.5", "-"]
+    assert cells(findings.attacks(frames)) == [noise]
     [gap] = controls_table.gaps(frames.of("clients", "controls", "DPFL, attack noise:0.2"))
     np.testing.assert_allclose(gap, [5, 0], atol=1e-12)
 
