@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from launch import run_here
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI
@@ -57,6 +58,12 @@ def environment(**more: str) -> dict[str, str]:
     """Return the environment of a start: this package, one thread, nothing of a launcher or job around the tests."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM_", "_PYTEST_MPI"))}
     return clean | OPEN_MPI | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+
+
+def script(path: Path, text: str) -> None:
+    """Write a shell script that can be started."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list[str]:
@@ -173,14 +180,7 @@ def complete(ranks: int, out: Path, fields: dict[str, Any] | None = None, **job:
 
 def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
     """Compute a Run in this process, on one rank."""
-    from mpi4py import MPI
-
-    from dpfl_mpi.engine.train import train
-    from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.settings import Job, Run
-
-    run = Run(**(small() if fields is None else fields)).resolve()
-    return train(run, Job(out=str(out), **({"quiet": True} | job)), World(MPI.COMM_SELF))
+    return run_here(out, small() if fields is None else fields, **job)
 
 
 def checkpoint_rounds(out: Path) -> list[int]:

@@ -43,14 +43,17 @@ def heard_nothing(monkeypatch):
     monkeypatch.setattr(signals.Heard, "at", 0.0)
 
 
+@pytest.fixture
+def ended(monkeypatch) -> list[int]:
+    """The exit codes with which a watch has ended all ranks of `World`."""
+    codes: list[int] = []
+    monkeypatch.setattr(World, "abort", staticmethod(codes.append))
+    return codes
+
+
 def hanging(out: Path, ranks: tuple[int, ...], **job: object) -> list[str]:
     """Return the command line of a run whose round 3 never ends on these ranks."""
     return [sys.executable, "-c", SLOW.format(slow=ranks), *starts.command(out, checkpoint_every=1, **job)[3:]]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5")
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -83,55 +86,38 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path):
     assert starts.same(out, starts.here(tmp_path / "whole.h5", fields))
 
 
-def test_a_round_that_would_outlast_the_grace_is_replayed(tmp_path, undisturbed):
-    out = tmp_path / "run.h5"
-    process = starts.start(2, hanging(out, (0, 1), grace=1))
-    starts.wait_for(lambda: 2 in starts.checkpoint_rounds(out), process)
-    process.send_signal(signal.SIGUSR1)
-    message = starts.finish(process, signals.REQUEUE)
-    assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in message
-    assert not Path(f"{out}.lock").exists()  # it may go on elsewhere at once
-    starts.here(out)
-    assert starts.same(out, undisturbed)
-
-
-def test_two_starts_without_progress_are_not_requeued(tmp_path):
-    out = tmp_path / "run.h5"
-    for number, code in enumerate((signals.REQUEUE, signals.REQUEUE, signals.STALLED), 1):  # the first keeps round 2
-        process = starts.start(1, hanging(out, (0,), grace=1))
+def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, undisturbed):
+    """The first start keeps round 2; after two that keep nothing more the same command would do no better."""
+    out, messages = tmp_path / "run.h5", []
+    for number, code in enumerate((signals.REQUEUE, signals.REQUEUE, signals.STALLED), 1):
+        process = starts.start(2, hanging(out, (0, 1), grace=1))
         starts.wait_for(lambda n=number: 2 in starts.checkpoint_rounds(out) and starts.times_started(out) == n, process)
         process.send_signal(signal.SIGUSR1)
-        message = starts.finish(process, code)
-    assert "two starts in a row kept no new checkpoint" in message
-
-
-def test_the_end_of_the_allocation_counts_as_a_signal(tmp_path, undisturbed):
-    out = tmp_path / "run.h5"
-    end = str(int(time.time()) + 20)
-    process = starts.start(1, hanging(out, (0,), grace=3), {"SLURM_JOB_END_TIME": end})
-    message = starts.finish(process, signals.REQUEUE)
-    assert message.startswith("end of the allocation: round 3 would outlast")
-    assert time.time() < int(end) + 1
+        messages.append(starts.finish(process, code))
+        assert not Path(f"{out}.lock").exists()  # it may go on elsewhere at once
+    assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in messages[0]
+    assert "two starts in a row kept no new checkpoint" in messages[2]
     starts.here(out)
     assert starts.same(out, undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("answer", "left"),
-    [
-        ("58", 58),
-        ("12:34", 754),
-        ("3:02:01", 10921),
-        ("2-03:00:10", 183610),
-        ("UNLIMITED", None),
-        ("INVALID", None),
-        ("", None),
-    ],
-)
+def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, ended, monkeypatch, capsys):
+    end = int(time.time()) + 4
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
+    with signals.Watch(Job(grace=1), World) as watch:
+        watch.begin(3)
+        starts.wait_for(lambda: ended, timeout=10)
+    assert ended == [signals.REQUEUE] and time.time() < end + 1
+    assert capsys.readouterr().err.startswith("end of the allocation: round 3 would outlast --grace 1, stopped at once")
+
+
+LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610, "UNLIMITED": None, "INVALID": None, "": None}
+
+
+@pytest.mark.parametrize(("answer", "left"), LEFT.items())
 def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch, answer, left):
     """Slurm before 23.02 has no SLURM_JOB_END_TIME. A job shorter than --grace leaves half-way."""
-    (tmp_path / "squeue").write_text(f'#!/bin/sh\ntest "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked\n')
-    (tmp_path / "squeue").chmod(0o755)
+    starts.script(tmp_path / "squeue", f'test "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked')
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -154,10 +140,10 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
 
 def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    process = starts.start(3, hanging(out, (1,), watchdog=10))
+    process = starts.start(3, hanging(out, (1,), watchdog=6))
     message = starts.finish(process, 1)
     for rank in range(3):
-        assert f"rank {rank} of 3 has not finished round 3 in 10 s" in message
+        assert f"rank {rank} of 3 has not finished round 3 in 6 s" in message
     assert "time.sleep" in message or "in round" in message
     assert starts.checkpoint_rounds(out) == [1, 2]
 
@@ -187,32 +173,26 @@ def test_preprocessing_is_no_round_that_could_not_end(heard_nothing, monkeypatch
     assert watch.stop(more=True, spare=5) and signals.Heard.name == signals.ALLOCATION
 
 
-@pytest.mark.parametrize(
-    ("fresh", "command"), [(True, "the same command without --fresh"), (False, "the same command")]
-)
-def test_a_round_that_is_cut_names_the_command_that_goes_on(monkeypatch, capsys, fresh, command):
-    ended: list[int] = []
-    monkeypatch.setattr(World, "abort", staticmethod(ended.append))
-    monkeypatch.setattr(signals.Heard, "name", "SIGTERM")
-    monkeypatch.setattr(signals.Heard, "at", time.monotonic() - 30)
-    watch = signals.Watch(Job(fresh=fresh), World)
-    watch.round = 3
-    watch._watch()
-    assert ended == [signals.REQUEUE]
-    assert capsys.readouterr().err == (
-        f"SIGTERM: round 3 would outlast --grace 25, stopped at once; {command} replays it from the last checkpoint\n"
-    )
-
-
 def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatch, undisturbed):
     out = tmp_path / "run.h5"
     with monkeypatch.context() as patch, pytest.raises(signals.Leave) as leave:
         patch.setattr(signals.Heard, "at", time.monotonic())
         patch.setattr(signals.Heard, "name", "SIGINT")
         starts.here(out, fresh=True)
-    assert str(leave.value) == (
-        "stopped after round 0 of 4 (SIGINT); the same command without --fresh goes on from there"
-    )
+    said = "stopped after round 0 of 4 (SIGINT); the same command without --fresh goes on from there"
+    assert str(leave.value) == said
     starts.here(out)
-    assert starts.same(out, undisturbed)
-    assert starts.times_started(out) == 2
+    assert starts.same(out, undisturbed) and starts.times_started(out) == 2
+
+
+def test_what_replays_a_round_after_fresh_is_the_command_without_it(ended, monkeypatch, capsys):
+    monkeypatch.setattr(signals.Heard, "name", "SIGTERM")
+    monkeypatch.setattr(signals.Heard, "at", time.monotonic() - 30)
+    watch = signals.Watch(Job(fresh=True), World)
+    watch.round = 3
+    watch._watch()
+    assert ended == [signals.REQUEUE]
+    said = (
+        "SIGTERM: round 3 would outlast --grace 25, stopped at once; the same command without --fresh replays it from"
+    )
+    assert capsys.readouterr().err == f"{said} the last checkpoint\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import starts
-from sweeps import script
+from starts import script
 
 from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import here, known

@@ -10,12 +10,6 @@ from dpfl_mpi.settings import Run
 from dpfl_mpi.sweep import known
 
 
-def script(path: Path, text: str) -> None:
-    """Write a shell script that can be started."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
 def lines(path: Path) -> list[str]:
     """Return the lines of a file, none where it is not there."""
     return path.read_text().splitlines() if path.exists() else []

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import starts
-from sweeps import base_and_tuned, jobs_of, lines, runs_file, script, submitted
+from starts import script
+from sweeps import base_and_tuned, jobs_of, lines, runs_file, submitted
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder

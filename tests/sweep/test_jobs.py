@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import starts
-from sweeps import base_and_tuned, jobs_of, lines, script, submitted
+from starts import script
+from sweeps import base_and_tuned, jobs_of, lines, submitted
 
 from dpfl_mpi import __main__
 from dpfl_mpi.results.recorder import Recorder
