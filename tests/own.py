@@ -65,15 +65,20 @@ def load():
 SMALL = {"clients": 4, "rounds": 1, "classes_per_client": 2}
 
 
-def folder(at: Path, **files: str) -> Path:
-    """Write a folder with a method `mine.py`, a model `nets/net.py`, a data set `trees.py` and what they import; return it."""
-    texts = {"mine": METHOD, "helper": "SCALE = 1.0\n", "nets/__init__": "", "nets/net": MODEL, "trees": DATA}
-    texts["nets/parts"] = "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
-    for name, text in (texts | files).items():
+def write(at: Path, **files: str) -> Path:
+    """Write Python files by their names without `.py` into a folder; return it."""
+    for name, text in files.items():
         path = at / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return at
+
+
+def folder(at: Path, **files: str) -> Path:
+    """Write a folder with a method `mine.py`, a model `nets/net.py`, a data set `trees.py` and what they import; return it."""
+    texts = {"mine": METHOD, "helper": "SCALE = 1.0\n", "nets/__init__": "", "nets/net": MODEL, "trees": DATA}
+    texts["nets/parts"] = "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
+    return write(at, **(texts | files))
 
 
 def example(page: str) -> str:

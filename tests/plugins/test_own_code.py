@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import own
 import pytest
@@ -49,21 +48,15 @@ FILES = {
 }
 
 
-def write(folder, **files):
-    for name, text in files.items():
-        (folder / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.py").write_text(text)
-
-
 def test_what_a_file_imports_from_its_folder(tmp_path):
     """Absolute and relative imports, packages with what runs before their modules, imports inside functions; what it does not import is not its."""
-    write(tmp_path, **FILES)
+    own.write(tmp_path, **FILES)
     code = in_path("--method", tmp_path / "start.py")
     assert set(code.modules) == {"start", "a", "b", "c", "d", "e", "pack", "pack.inside", "pack.part"}
     assert code.start == "start"
     inside = in_path("--method", tmp_path / "pack" / "part.py")  # the folder around the outermost package
     assert (inside.start, set(inside.modules)) == ("pack.part", {"pack", "pack.part", "pack.inside", "b"})
-    write(tmp_path, start="import json, bare.deep, numpy\n")  # its own json.py goes before Python's
+    own.write(tmp_path, start="import json, bare.deep, numpy\n")  # its own json.py goes before Python's
     (tmp_path / "numpy").mkdir()  # a bare folder does not go before an installed package
     assert set(in_path("--method", tmp_path / "start.py").modules) == {"start", "json", "bare", "bare.deep"}
 
@@ -77,31 +70,28 @@ def test_every_form_of_an_import_finds_the_file_beside(tmp_path):
         "def round(fed, state, t): pass\n"
     )
     more = {"pack/__init__": "y = 2\n", "pack/part": "", "pack/late": "import helper\n", "bare/deep": "d = 4\n"}
-    write(tmp_path, start=start, helper="x = 3\n", **more)
+    own.write(tmp_path, start=start, helper="x = 3\n", **more)
     admit("method", str(tmp_path / "start.py"))
     assert find("method", str(tmp_path / "start.py")).init(None) == ("Doc.", "/", 1, 3, True, 2, 3, 4, True)
 
 
 def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
-    write(tmp_path / "one", **FILES)
+    own.write(tmp_path / "one", **FILES)
     first = in_path("", tmp_path / "one" / "start.py").sha256
-    write(tmp_path / "two", **{"renamed" if n == "start" else n: text for n, text in FILES.items()})
+    own.write(tmp_path / "two", **{"renamed" if n == "start" else n: text for n, text in FILES.items()})
     assert in_path("", tmp_path / "two" / "renamed.py").sha256 == first
     for name in FILES:
-        write(tmp_path / "one", **{name: FILES[name] + "#\n"})
+        own.write(tmp_path / "one", **{name: FILES[name] + "#\n"})
         changed = in_path("", tmp_path / "one" / "start.py").sha256 != first
         assert changed == (name not in ("bare/deep", "other", "json")), name
-        write(tmp_path / "one", **{name: FILES[name]})
+        own.write(tmp_path / "one", **{name: FILES[name]})
     assert in_path("", tmp_path / "one" / "start.py").sha256 == first
 
 
 def test_files_of_one_content_are_executed_under_their_own_names(tmp_path):
     """Two methods of the same text in one process, and a file that is renamed between two Runs."""
-    write(
-        tmp_path,
-        **dict.fromkeys(("mine_a", "mine_b"), own.METHOD.replace('title="Mine", ', "")),
-        helper="SCALE = 1.0\n",
-    )
+    text = own.METHOD.replace('title="Mine", ', "")
+    own.folder(tmp_path, mine_a=text, mine_b=text)
     runs = [Run(method=str(tmp_path / f"mine_{name}.py"), **own.SMALL).resolve() for name in "ab"]
     assert runs[0].contents["method"] == runs[1].contents["method"]
     assert [find("method", run.method).title for run in runs] == ["mine_a", "mine_b"]
@@ -123,18 +113,24 @@ def test_what_was_hashed_is_what_runs(tmp_path):
 def test_two_folders_may_have_helpers_of_one_name(tmp_path):
     """And both are there at once, for imports that happen later, too."""
     later = "def init(fed):\n    from helper import SCALE\n    return SCALE\n\ndef round(fed, state, t): pass\n"
+    found = []
     for name, scale in (("v1", 1), ("v2", 2)):
-        own.folder(tmp_path / name, mine=later, helper=f"SCALE = {scale}\n")
-    found = {}
-    for name in ("v1", "v2"):
-        path = str(tmp_path / name / "mine.py")
+        path = str(own.folder(tmp_path / name, mine=later, helper=f"SCALE = {scale}\n") / "mine.py")
         admit("method", path)
-        found[name] = find("method", path)
-    assert [found[name].init(None) for name in ("v1", "v2")] == [1, 2]
+        found.append(find("method", path))
+    assert [method.init(None) for method in found] == [1, 2]
     assert "helper" not in sys.modules and str(tmp_path / "v1") not in sys.path
 
 
 # names ------------------------------------------------------------------------------------------------------------------
+def announce(site, name, points):
+    """Write what an installed package says of itself, with its entry points."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """An installed package `lab` that announces a method, a model and a data set; executing any of it leaves a mark."""
@@ -146,14 +142,9 @@ def package(tmp_path, monkeypatch):
         "trees": own.DATA,
     }
     parts = {"helper": "SCALE = 1.0\n", "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n"}
-    write(site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()})
-    info = site / "lab-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
-        "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n"
-    )
+    own.write(site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()})
+    points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
+    announce(site, "lab", points + "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n")
     monkeypatch.syspath_prepend(site)
     return site
 
@@ -170,9 +161,8 @@ def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, capsys)
     run = Run(method="lab_gossip", dataset="lab_trees", model="lab_net", **own.SMALL).resolve()
     assert run.slug().startswith("lab_trees-pathological-lab_gossip-B1-s42-")
     assert set(run.contents) == {"method", "dataset", "model"}
-    assert (
-        find("model", "lab_net").HEAD == "head" and find("model", "lab_net").build((3, 3, 1), 4).head.out_features == 4
-    )
+    net = find("model", "lab_net")
+    assert net.HEAD == "head" and net.build((3, 3, 1), 4).head.out_features == 4
     before = run.slug()
     (package / "lab" / "helper.py").write_text("SCALE = 2.0\n")
     assert Run(method="lab_gossip", dataset="lab_trees", model="lab_net", **own.SMALL).resolve().slug() != before
@@ -187,10 +177,7 @@ def test_module_and_object(package):
 
 
 def test_one_name_of_two_packages_is_refused(package, tmp_path, monkeypatch):
-    info = tmp_path / "second" / "den-2.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: den\nVersion: 2.0\n")
-    (info / "entry_points.txt").write_text("[dpfl_mpi.methods]\nlab_gossip = den.method\n")
+    announce(tmp_path / "second", "den", "[dpfl_mpi.methods]\nlab_gossip = den.method\n")
     monkeypatch.syspath_prepend(tmp_path / "second")
     with pytest.raises(UserError, match=r"a name that den \(den.method\) and lab \(lab.gossip\) announce; write"):
         admit("method", "lab_gossip")
@@ -214,30 +201,35 @@ def test_a_file_that_fails_is_one_sentence(tmp_path, text, sentence):
     assert sentence.format(path, path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_names_that_nothing_has(tmp_path):
-    shipped = ROOT / "dpfl_mpi" / "methods" / "fedavg.py"
-    for name, sentence in (
-        ("nope", "--method is nope; allowed are apfl, "),
-        (f"{tmp_path}/nope.py", f"--method is {tmp_path}/nope.py; there is no such file"),
-        ("no.such.module:x", "--method is no.such.module:x; Python finds no module no.such.module"),
-        (str(shipped), "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
-    ):
-        with pytest.raises(UserError) as refused:
-            Run(method=name).resolve()
-        assert sentence in str(refused.value)
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("nope", "--method is nope; allowed are apfl, "),
+    ("no/nope.py", "--method is no/nope.py; there is no such file"),
+    ("no.such.module:x", "--method is no.such.module:x; Python finds no module no.such.module"),
+    (f"{ROOT}/dpfl_mpi/methods/fedavg.py", "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
+])  # fmt: skip
+def test_names_that_nothing_has(name, sentence):
+    with pytest.raises(UserError) as refused:
+        Run(method=name).resolve()
+    assert sentence in str(refused.value)
 
 
 # the key ------------------------------------------------------------------------------------------------------------------
-def test_an_edit_is_another_run_and_two_files_of_one_stem_do_not_collide(tmp_path):
+def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
+    """Of the file, and of what it imports: of a method, a model and a data set."""
     a, b = own.folder(tmp_path / "a"), own.folder(tmp_path / "b")
-    first = run_of(a)
-    assert first.slug().startswith("digits-pathological-mine-B1-s42-")
-    assert run_of(b).slug() == first.slug()  # the same code at another place
+
+    def run(at):
+        return run_of(at, dataset=str(at / "trees.py"), model=str(at / "nets" / "net.py"))
+
+    first = run(a)
+    assert first.slug().startswith("trees-pathological-mine-B1-s42-") and run(b).slug() == first.slug()
     assert first.key()["method"] == admit("method", str(a / "mine.py")) != str(a / "mine.py")
-    (b / "helper.py").write_text("SCALE = 2.0\n")
-    assert run_of(b).slug() != first.slug()
-    (a / "mine.py").write_text(own.METHOD + "# edited\n")
-    assert run_of(a).slug() not in (first.slug(), run_of(b).slug())
+    slugs = [first.slug()]
+    for name in ("helper", "mine", "nets/parts", "nets/net", "trees"):
+        with (a / f"{name}.py").open("a") as file:
+            file.write("# edited\n")
+        slugs.append(run(a).slug())
+    assert len(set(slugs)) == 6
 
 
 def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_path):
@@ -248,22 +240,6 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     with pytest.raises(UserError, match=f"the name of another Run; this is {run_of(at).slug()}"):
         run_here(old.path(tmp_path), {"method": str(at / "mine.py")} | own.SMALL)
     assert not old.path(tmp_path).exists()
-
-
-def test_a_model_and_a_data_set_are_part_of_the_key_too(tmp_path):
-    a = own.folder(tmp_path)
-
-    def slug():
-        return Run(dataset=str(a / "trees.py"), model=str(a / "nets" / "net.py"), **own.SMALL).resolve().slug()
-
-    first = slug()
-    assert first.startswith("trees-pathological-dpfl-")
-    (a / "nets" / "parts.py").write_text(
-        "from torch import nn\n\ndef hidden(i):\n    return nn.Sequential(nn.Linear(i, 8))\n"
-    )
-    second = slug()
-    (a / "trees.py").write_text(own.DATA.replace("SEED = 0", "SEED = 1"))
-    assert len({first, second, slug()}) == 3
 
 
 def test_options_are_declared_as_the_shipped_ones(tmp_path):
@@ -333,10 +309,8 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
 
 
 def test_no_result_names_what_is_executed(alone, capsys):
-    with (
-        Result(alone) as result,
-        pytest.raises(UserError, match="executed only where a command line or a Run names it"),
-    ):
+    said = "executed only where a command line or a Run names it"
+    with Result(alone) as result, pytest.raises(UserError, match=said):
         find("method", result.run.method)
     assert show.main([str(alone), "--cite"]) == 0
 
@@ -355,10 +329,7 @@ def test_a_number_that_no_method_can_declare_is_refused(models, alone):
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):
     at, _, _ = outside
     assert evaluate.main([str(alone)]) == 2
-    said = (
-        "error: the run's model is code of its own; name it with --model (nets/net.py), in Python model(k, code=...)\n"
-    )
-    assert capsys.readouterr().err == said
+    assert "the run's model is code of its own; name it with --model (nets/net.py), in" in capsys.readouterr().err
     assert evaluate.main([str(alone), "--model", "nets/net.py"]) == 2
     assert "--model is nets/net.py; other code than the run's" in capsys.readouterr().err
     model = ["--model", str(at / "nets" / "net.py")]
@@ -366,26 +337,6 @@ def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):
     assert "the run's data set is code of its own; name it with --dataset (trees.py)" in capsys.readouterr().err
     assert evaluate.main([str(alone), *model, "--dataset", str(at / "trees.py")]) == 0
     assert "the same for 4 of 4 clients" in capsys.readouterr().out
-
-
-def test_a_checkpoint_of_the_old_code_is_not_gone_on_from(tmp_path):
-    breaks = own.METHOD.replace(
-        "def round(fed, state, t):", "def round(fed, state, t):\n    if t == 2: raise KeyboardInterrupt"
-    )
-    at = own.folder(tmp_path, mine=breaks)
-    fields = {"method": str(at / "mine.py")} | own.SMALL | {"rounds": 2}
-    out = tmp_path / "run.h5"
-    with pytest.raises(KeyboardInterrupt):
-        run_here(out, fields, checkpoint_every="1")
-    assert list(Path(f"{out}.checkpoint").glob("000001.*.manifest.h5"))
-    (at / "mine.py").write_text(own.METHOD)
-    with pytest.raises(UserError, match=r"run.h5 holds another Run \(different: method\)"):
-        run_here(out, fields)
-    out.unlink()
-    with pytest.raises(UserError, match=r"holds a checkpoint of another run \(different: method\)"):
-        run_here(out, fields)
-    with Result(run_here(out, fields, fresh=True)) as result:
-        assert result.finished
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path):
@@ -431,27 +382,22 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == (
-        f"error: --model is nets/net.py, which fails: ValueError: no such layer ({a}/nets/parts.py, line 1)\n"
-    )
+    said = f"error: --model is nets/net.py, which fails: ValueError: no such layer ({a}/nets/parts.py, line 1)\n"
+    assert done.stderr == said
     assert not list(a.glob("results/*"))
 
 
 # what else takes names --------------------------------------------------------------------------------------------------
 def test_prepare_takes_a_file(tmp_path, monkeypatch, capsys):
     """A data set with `read` is staged under its short name; its data count by their content."""
-    text = own.DATA.replace("DATA = None", 'DATA = "data/trees.h5"\nSOURCE, NO_DOWNLOAD = "a file", "none"').replace(
-        "def load():", "def read(source):"
-    )
-    at = own.folder(tmp_path, trees=text)
-    monkeypatch.chdir(at)
+    text = own.DATA.replace("DATA = None", 'DATA = "data/trees.h5"\nSOURCE, NO_DOWNLOAD = "a file", "none"')
+    own.folder(tmp_path, trees=text.replace("def load():", "def read(source):"))
+    monkeypatch.chdir(tmp_path)
     assert prepare.main(["trees.py", "--source", "helper.py"]) == 0
     assert "data/trees.h5: 240 training and 80 test" in capsys.readouterr().out
-    first = Run(dataset="trees.py", **own.SMALL).resolve()
-    assert len(first.contents["data"]) == 64
+    assert len(Run(dataset="trees.py", **own.SMALL).resolve().contents["data"]) == 64
     with Result(run_here(tmp_path / "a.h5", {"dataset": "trees.py", "tau_init": 0} | own.SMALL)) as result:
         assert result.finished and json.loads(str(result.file.attrs["declared"]))["dataset"] == {"name": "trees"}
     assert prepare.main(["digits"]) == 2
-    assert (
-        capsys.readouterr().err == "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
-    )
+    said = "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
+    assert capsys.readouterr().err == said

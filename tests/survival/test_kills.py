@@ -146,14 +146,6 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     assert "damaged" not in starts.finish(process, 75)
 
 
-def test_windows_that_cannot_fit_are_refused(tmp_path, monkeypatch):
-    from dpfl_mpi.mpi import world as comm
-
-    monkeypatch.setattr(comm, "node_memory", lambda: (1000, "/dev/shm"))
-    with pytest.raises(UserError, match=r"the RMA windows need .* GiB on a node that has .* GiB \(/dev/shm\)"):
-        comm.World(comm.MPI.COMM_SELF).check_memory(2000, "set a smaller --window_gb")
-
-
 def poisoned(monkeypatch: pytest.MonkeyPatch, client: int, t: int) -> None:
     """Let a client's model be NaN after its training in round t."""
     from dpfl_mpi.federation import Federation

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import starts
@@ -70,22 +71,13 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch, dead):
     for number, lives in ((PermissionError, True), (ProcessLookupError, False)):
         with monkeypatch.context() as patch:
             patch.setattr(lock, "born", lambda pid: "")  # /proc shows nothing of others
-            patch.setattr(os, "kill", raises(number))
+            patch.setattr(os, "kill", Mock(side_effect=number))
             assert taken(out, pid=1, born="1") != lives
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert taken(out, **other, slurm_job="7", restarts=1)  # this job, before it was requeued
     assert not taken(out, **other, slurm_job="7", restarts=2)  # another step of this very job
     assert not taken(out, **other, slurm_job="8", restarts=1)
-
-
-def raises(error: type[Exception]):
-    """Return a function that raises."""
-
-    def raising(*_: object) -> None:
-        raise error
-
-    return raising
 
 
 def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch, dead):
