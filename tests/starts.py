@@ -77,32 +77,26 @@ def of_sweep(results: Path, **changes: object) -> list[str]:
     return [*command(results, small(**changes))[4:], f"--results={results}"]
 
 
-def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `mpirun -n RANKS WORDS` in the background, in a process group of its own."""
+def begin(words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a command in the background, in a process group of its own."""
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        ["mpirun", "-n", str(ranks), *words],
-        cwd=ROOT,
-        env=environment(**(env or {})),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        words, cwd=ROOT, env=environment(**(env or {})), stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
+
+
+def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `mpirun -n RANKS WORDS` in the background."""
+    return begin(["mpirun", "-n", str(ranks), *words], env)
 
 
 def start_in_terminal(ranks: int, words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start `mpirun -n RANKS WORDS` in the foreground of a terminal of its own; return it and the file that is the terminal's user."""
     user, theirs = os.openpty()
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", take, "mpirun", "-n", str(ranks), *words],
-        cwd=ROOT,
-        env=environment(),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
+    words = [sys.executable, "-c", take, "mpirun", "-n", str(ranks), *words]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen(words, cwd=ROOT, env=environment(), start_new_session=True, **streams)
     os.close(theirs)
     return process, user
 

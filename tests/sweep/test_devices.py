@@ -11,6 +11,7 @@ import pytest
 import starts
 import torch
 from launch import mpirun
+from starts import script
 
 from dpfl_mpi.engine.build import pick_backend
 from dpfl_mpi.errors import UserError
@@ -39,13 +40,8 @@ def smi(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def lists(text):
-        (folder / "list").write_text(text)
-        (folder / "nvidia-smi").write_text(f'#!/bin/sh\ntest "$1" = -L && cat {folder}/list\n')
-        (folder / "nvidia-smi").chmod(0o755)
-
-    return lists
+    script(folder / "nvidia-smi", f'test "$1" = -L && cat {folder}/list')
+    return (folder / "list").write_text
 
 
 def uuids(*numbers):
@@ -201,16 +197,17 @@ def seen(smi, tmp_path):
     It computes nothing, unless it is told to go on as `real`.
     """
     smi(FOUR)
-    script, folder = tmp_path / "bin" / "mpirun", tmp_path / "seen"
+    folder = tmp_path / "seen"
     folder.mkdir()
 
-    def make(real=""):
-        go_on = f'exec {real} "$@"' if real else "sleep 0.5"
-        script.write_text(f'#!/bin/sh\necho "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$\n{go_on}\n')
-        script.chmod(0o755)
+    def make(go_on):
+        script(tmp_path / "bin" / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$\n{go_on}')
 
-    make()
-    return SimpleNamespace(real=make, read=lambda: sorted(p.read_text().strip() for p in folder.iterdir()))
+    make("sleep 0.5")
+    return SimpleNamespace(
+        real=lambda mpirun: make(f'exec {mpirun} "$@"'),
+        read=lambda: sorted(p.read_text().strip() for p in folder.iterdir()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,12 +246,10 @@ def test_the_sbatch_file_has_lines_for_gpus(tmp_path):
     pair = dict(re.findall(r"^##SBATCH --(gpus-per-node|ntasks-per-node)=(\d+)$", text, re.M))
     assert len(pair) == 2 and len(set(pair.values())) == 1
     lines = re.findall(r"^# ((?:export CUDA_MPS|mkdir).*)$", text, re.M)
-    fake = tmp_path / "nvidia-cuda-mps-control"
-    fake.write_text('#!/bin/sh\ntest "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat\n')
-    fake.chmod(0o755)
-    script = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks']).replace(
-        "/tmp/", f"{tmp_path}/"
-    )
+    script(tmp_path / "nvidia-cuda-mps-control", 'test "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat')
+    text = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks'])
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", text.replace("/tmp/", f"{tmp_path}/")], env=env, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "ranks\nquit\n"), done.stderr

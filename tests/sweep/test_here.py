@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import starts
@@ -27,7 +27,10 @@ from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.sweep import here, interrupt, jobs, known
 from dpfl_mpi.sweep.table import Live
 
-SWEEP = [sys.executable, "-m", "dpfl_mpi.sweep"]
+
+def start_sweep(*words: str) -> subprocess.Popen[str]:
+    """Start a sweep in the background, in a process group of its own."""
+    return starts.begin([sys.executable, "-m", "dpfl_mpi.sweep", *words])
 
 
 @pytest.fixture
@@ -78,15 +81,12 @@ def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path
     assert again.code == 1 and "---" not in again.out and "1 failed, 1 finished of 2" in again.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, number):
-    """Ctrl-C, or a terminal that goes away: one line, a checkpoint, and the same command goes on to the same numbers."""
-    words = [*SWEEP, "--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=25)]
-    how = {"cwd": starts.ROOT, "env": starts.environment(), "text": True}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(words, start_new_session=True, **how, **pipes)
+def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
+    """One line, a checkpoint, and the same command goes on to the same numbers."""
+    words = ["--seeds", "1,2", "--max_parallel", "1"]
+    process = start_sweep(*words, *starts.of_sweep(tmp_path, rounds=25))
     starts.wait_for(lambda: [p for p in tmp_path.glob("*.h5") if starts.recorded(p) >= 1], process)
-    os.killpg(process.pid, number)  # what a terminal sends
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
     assert starts.finish(process, 130) == (
         "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
     )
@@ -95,20 +95,17 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, number):
     with Result(out) as result:
         assert result.state == f"stopped after round {t}"
     assert not out.with_name(f"{out.name}.lock").exists()
-    listed = subprocess.run([*words, "--list"], capture_output=True, **how)
-    assert listed.returncode == 0 and "1 missing, 1 stopped of 2" in listed.stdout
-    if number == signal.SIGINT:
-        done = subprocess.run(words, capture_output=True, timeout=240, **how)
-        assert done.returncode == 0 and "2 finished of 2" in done.stdout, done.stdout + done.stderr
-        assert starts.times_started(out) == 2
+    listed = swept(*words, "--list", rounds=25)
+    assert listed.code == 0 and "1 missing, 1 stopped of 2" in listed.out
+    done = swept(*words, rounds=25)
+    assert done.code == 0 and "2 finished of 2" in done.out, done.err
+    assert starts.times_started(out) == 2
 
 
 def test_two_sweeps_at_once_share_the_runs(tmp_path):
     """Started together over the same Runs: each Run is computed once, nothing is called failed, and the tables agree at the end."""
-    words = [*SWEEP, "--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=3)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [subprocess.Popen(words, cwd=starts.ROOT, env=starts.environment(), text=True, **pipes) for _ in range(2)]
-    for process in both:
+    words = ["--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=3)]
+    for process in [start_sweep(*words) for _ in range(2)]:
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, out + err
         assert "failed" not in out and err == ""
@@ -120,7 +117,8 @@ def test_two_sweeps_at_once_share_the_runs(tmp_path):
 
 
 # how a sweep ends early --------------------------------------------------------------------------------------------------
-def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, number):
     """Python ignores what is raised in `__del__`, KeyboardInterrupt too; the next look at the Runs raises it."""
     dropped = []
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: dropped.append(lost.exc_type))
@@ -128,28 +126,19 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch):
     class Caught:
         def __del__(self):
             # no real one: runs of this process would hear it, too
-            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+            signal.getsignal(number)(number, None)
 
-    for _ in range(2):  # a second sweep of the process starts without the first one's signal
-        with pytest.raises(KeyboardInterrupt), interrupt.ended_as_by_ctrl_c():
-            interrupt.check()
-            Caught()
-            assert dropped == [KeyboardInterrupt]
-            known.follow([], Live(sys.stdout), known.Queue([]), 0.0, lambda: True)
-        dropped.clear()
+    with pytest.raises(KeyboardInterrupt), interrupt.ended_as_by_ctrl_c():
+        interrupt.check()  # a second sweep of the process starts without the first one's signal
+        Caught()
+        assert dropped == [KeyboardInterrupt]
+        known.follow([], Live(sys.stdout), known.Queue([]), 0.0, lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("more", "command"), [((), "the same command"), (("--fresh",), "the same command without --fresh")]
-)
-def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch, more, command):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(here, "compute", interrupted)
-    done = swept("--seeds", "1", *more)
-    said = "interrupted: the Runs keep a checkpoint each; {} goes on, with --list it says how far they are\n"
-    assert (done.code, done.err) == (130, said.format(command))
+def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
+    monkeypatch.setattr(here, "compute", Mock(side_effect=KeyboardInterrupt))
+    done = swept("--seeds", "1", "--fresh")
+    assert done.code == 130 and "checkpoint each; the same command without --fresh goes on, with --list" in done.err
 
 
 def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
@@ -214,9 +203,8 @@ def test_a_silent_slurm_does_not_end_a_sweep_of_this_machine(tmp_path, swept, fa
 
 
 @pytest.mark.parametrize("cluster", ["local", "debug"])
-def test_a_base_that_fails_on_slurm_meanwhile_is_not_waited_for(
-    tmp_path, swept, mpirun, no_blind_time, pauses, cluster
-):
+@pytest.mark.usefixtures("no_blind_time")
+def test_a_base_that_fails_on_slurm_meanwhile_is_not_waited_for(tmp_path, swept, mpirun, pauses, cluster):
     submitted(tmp_path, starts.small(method="fedavg"), "39")
     (mpirun / "queue").write_text("39 39_N/A\n")
 
@@ -259,28 +247,26 @@ def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, swept
 
 
 def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
-    """Alive is the process that began when the job did; on another host what the lock says."""
+    """Alive is the process that began when the job did; on another host what the lock says. The newest submission counts."""
     path, pid = tmp_path / "a.h5", os.getpid()
-    (tmp_path / "1").mkdir()
-    one = known.Known(Run().resolve(), path)
-    for since, host, lives in ((born(pid), {}, True), ("1", {}, False), (born(pid), {"host": "elsewhere"}, False)):
-        known.Submission("local", {"a.h5": str(pid)}, {"a.h5": since}, **host).remember(tmp_path / "1")
+    one, times = known.Known(Run().resolve(), path), iter(range(1, 9))
+
+    def recalled(folder: str, job: str, since: str, **more: object) -> known.Known:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        known.Submission("local", {"a.h5": job}, {"a.h5": since}, submitted=next(times), **more).remember(
+            tmp_path / folder
+        )
         known.recall([one], tmp_path)
-        assert one.alive(set()) == lives
+        assert one.job_id == job
+        return one
+
+    assert recalled("b", str(pid), born(pid)).alive(set())
+    assert not recalled("a", str(pid), "1").alive(set())
+    assert not recalled("b", str(pid), born(pid), host="elsewhere").alive(set())
     mine = Lock(path)
     mine.acquire()
-    assert one.look(set()).state == "running"
+    assert recalled("a", "2", "1").look(set()).state == "running"
     mine.release()
-
-
-def test_the_newest_submission_counts(tmp_path):
-    for folder, when, job in (("b", 1.0, "1"), ("a", 2.0, "2")):
-        (tmp_path / folder).mkdir()
-        known.Submission("slurm", {"a.h5": job}, submitted=when).remember(tmp_path / folder)
-        assert json.loads((tmp_path / folder / "jobs.json").read_text())["jobs"] == {"a.h5": job}
-    one = known.Known(Run().resolve(), tmp_path / "a.h5")
-    known.recall([one], tmp_path)
-    assert one.job_id == "2"
 
 
 def test_a_result_is_read_again_where_it_was_replaced(tmp_path, monkeypatch):

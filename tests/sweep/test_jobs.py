@@ -6,14 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import starts
 from starts import script
-from sweeps import base_and_tuned, jobs_of, lines, submitted
+from sweeps import base_and_tuned, jobs_of, lines, runs_file, submitted
 
 from dpfl_mpi import __main__
 from dpfl_mpi.results.recorder import Recorder
@@ -97,12 +95,8 @@ def test_a_job_has_most_of_its_warning_to_end_the_round(tmp_path, swept, fakes, 
 
 
 def test_a_job_loads_neither_torch_nor_mpi_to_begin():
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, dpfl_mpi.sweep.jobs; print({'torch', 'mpi4py'} & set(sys.modules))"],
-        cwd=starts.ROOT,
-        capture_output=True,
-        text=True,
-    )
+    code = "import sys, dpfl_mpi.sweep.jobs; print({'torch', 'mpi4py'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=starts.ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 
 
@@ -115,14 +109,11 @@ def test_a_percent_sign_in_the_folder_is_refused(tmp_path, fakes, capsys):
     assert sweep.main([*words, *flags, "--list"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (f"echo {shlex.quote(REFUSAL)} >&2; exit 1", "Slurm refuses the jobs: Batch job submission failed: Invalid name"),
-        ("exit 1", "sbatch does not say why"),
-        ("echo what", "manually if needed)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    (f"echo {shlex.quote(REFUSAL)} >&2; exit 1", "Slurm refuses the jobs: Batch job submission failed: Invalid name"),
+    ("exit 1", "sbatch does not say why"),
+    ("echo what", "manually if needed)"),
+])  # fmt: skip
 def test_a_refusal_of_sbatch_is_one_sentence(tmp_path, swept, fakes, text, said):
     script(fakes / "sbatch", text)
     for seeds in ("1", "1,2"):  # a job, an array
@@ -207,10 +198,8 @@ def test_watching_ends_with_the_last_job(tmp_path, swept, fakes, no_blind_time, 
 def test_a_tuned_run_waits_for_its_base(tmp_path, fakes, capsys):
     count = f"n=$(ls {fakes} | grep -c script)"
     script(fakes / "sbatch", f'{count}; cp "$1" {fakes}/script$n; echo "Submitted batch job 4$n"')
-    file = tmp_path / "table.py"
-    file.write_text(
-        "from dpfl_mpi.settings import Run\nRUNS = [Run(method='fedavg', finetune_epochs=e, seed=s) for s in (1, 2) for e in (0, 2)]\n"
-    )
+    fields = [{"method": "fedavg", "finetune_epochs": e, "seed": s} for s in (1, 2) for e in (0, 2)]
+    file = runs_file(tmp_path / "table.py", *fields)
     assert sweep.main([str(file), *ON_SLURM, f"--results={tmp_path}"]) == 0
     assert "submitted 2 jobs as array 40 and 2 that wait for others" in capsys.readouterr().out
     scripts = [path.read_text() for path in sorted(fakes.glob("script*"))]
@@ -250,40 +239,26 @@ def test_the_warning_of_a_sweeps_job_is_heard_by_the_run_not_by_submitit(tmp_pat
     assert (done.stdout, done.returncode) == ("SIGUSR2\n", 0), done.stderr
 
 
-class World:
-    """A world that notes who ended it, and what was asked of Slurm before."""
-
-    def __init__(self, asked: Path):
-        self.asked = asked
-        self.ends: list[Any] = []
-
-    def abort(self, code: int) -> None:
-        self.ends.append((code, lines(self.asked)))
-
-
-@pytest.mark.parametrize(
-    ("code", "rank", "state", "asked"),
-    [
-        (signals.REQUEUE, 0, "RUNNING", ["requeue 41_1"]),
-        (signals.REQUEUE, 0, "CANCELLED", []),
-        (signals.REQUEUE, 1, "RUNNING", []),  # root does
-        (signals.STALLED, 0, "RUNNING", []),
-        (1, 0, "RUNNING", []),
-    ],
-)
+@pytest.mark.parametrize(("code", "rank", "state", "asked"), [
+    (signals.REQUEUE, 0, "RUNNING", ["requeue 41_1"]),
+    (signals.REQUEUE, 0, "CANCELLED", []),
+    (signals.REQUEUE, 1, "RUNNING", []),  # root does
+    (signals.STALLED, 0, "RUNNING", []),
+    (1, 0, "RUNNING", []),
+])  # fmt: skip
 def test_a_run_that_leaves_with_75_requeues_its_job(fakes, monkeypatch, code, rank, state, asked):
     """In order, or before its ranks are ended: nothing runs after an abort.
 
     The last task of an array has the array's number, by which all of its tasks would be requeued.
     """
-    world, slept = World(fakes / "asked"), []
+    ends, slept = [], []  # (exit code of all ranks, what Slurm was asked before)
     monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=slept.append))
     for name, value in {"PROCID": rank, "JOB_ID": 41, "ARRAY_JOB_ID": 41, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     script(fakes / "squeue", f'[ "$3" != 41_1 ] || echo {state}')
-    monkeypatch.setattr(__main__, "main", lambda _, before: (before(code), world.abort(code)))
+    monkeypatch.setattr(__main__, "main", lambda _, before: (before(code), ends.append((code, lines(fakes / "asked")))))
     assert jobs.compute([]) == 0
-    assert world.ends == [(code, asked)]
+    assert ends == [(code, asked)]
     assert slept == ([jobs.ROOT_S] if rank and code == signals.REQUEUE else [])
     monkeypatch.setattr(__main__, "main", lambda *_: sys.exit(code))
     with pytest.raises(SystemExit, match=str(code)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import starts
 import tiny_result
@@ -32,23 +34,20 @@ def test_time_limits():
             jobs.minutes(wrong)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
-        ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
-        ("--runs_per_gpu 0", "--runs_per_gpu is 0; allowed is a whole number of at least 1"),
-        ("--runs_per_gpu 2 --cluster slurm", "--sbatch gres=shard:1"),
-        ("--results FILE", "nothing can be written there: Not a directory"),
-        ("--clints 3", "clints"),
-        ("--rounds ten", "--rounds is"),
-        ("--seeds 1,x", "--seeds has x; allowed are whole numbers, separated by commas"),
-        ("a.py b.py", "b.py"),
-        ("--cluster", "--cluster"),
-        ("--time 0 --cluster slurm --dry_run", "at least a minute"),
-        ("--partition gpu --cluster slurm --list", "or file:PATH; Slurm's partition is --slurm_partition"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
+    ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
+    ("--runs_per_gpu 0", "--runs_per_gpu is 0; allowed is a whole number of at least 1"),
+    ("--runs_per_gpu 2 --cluster slurm", "--sbatch gres=shard:1"),
+    ("--results FILE", "nothing can be written there: Not a directory"),
+    ("--clints 3", "clints"),
+    ("--rounds ten", "--rounds is"),
+    ("--seeds 1,x", "--seeds has x; allowed are whole numbers, separated by commas"),
+    ("a.py b.py", "b.py"),
+    ("--cluster", "--cluster"),
+    ("--time 0 --cluster slurm --dry_run", "at least a minute"),
+    ("--partition gpu --cluster slurm --list", "or file:PATH; Slurm's partition is --slurm_partition"),
+])  # fmt: skip
 def test_what_cannot_be_is_one_sentence(tmp_path, capsys, words, said):
     (tmp_path / "FILE").touch()
     mine = words.replace("FILE", str(tmp_path / "FILE")).split()
@@ -57,34 +56,44 @@ def test_what_cannot_be_is_one_sentence(tmp_path, capsys, words, said):
     assert err.startswith("error: ") and err.count("\n") == 1 and said in err, err
 
 
-def test_flags_of_runs_beside_a_grid(tmp_path, capsys):
+def test_flags_of_runs_beside_a_grid(listed):
     """--partition is the Runs'; the value of a Run's flag is no file, and a switch takes no value."""
-    words = ["--list", f"--results={tmp_path}", "--partition", "dirichlet", "--rounds", "30"]
-    assert sweep.main(["--seeds", "1", "--no-augment", "--mixed", *words]) == 0
-    out = capsys.readouterr().out
-    assert "digits-dirichlet-dpfl-" in out and "1 missing of 1" in out
-    assert sweep.main(["--seeds", "1", "--methods", "ditto", "--options.lam", "0.3", *words]) == 0  # DPFL has no lam
-    assert "dirichlet-ditto-" in capsys.readouterr().out
+    words = ["--partition", "dirichlet", "--rounds", "30", "--seeds", "1"]
+    assert listed("--no-augment", "--mixed", *words) == ["digits-dirichlet-dpfl-B8-s1"]
+    (name,) = listed("--methods", "ditto", "--options.lam", "0.3", *words)  # DPFL has no lam
+    assert name.startswith("digits-dirichlet-ditto-")
 
 
-def test_a_file_of_analysis_names_its_runs(tmp_path, capsys):
+@pytest.fixture
+def listed(tmp_path, capsys):
+    """A function that returns the names of the Runs that a sweep lists, without their hash; or the sentence in which it refuses."""
+
+    def names(*words) -> list[str] | str:
+        code = sweep.main([*map(str, words), "--list", f"--results={tmp_path}"])
+        out, err = capsys.readouterr()
+        if code:
+            assert code == 2 and err.startswith("error: ")
+            return err
+        return sorted(line.split()[0].rsplit("-", 1)[0] for line in out.splitlines()[1:-1])
+
+    return names
+
+
+def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     file = tmp_path / "figure.py"
     file.write_text(
         "from neighbour import SEEDS\nfrom dpfl_mpi.settings import Run\nRUNS = [Run(seed=s) for s in SEEDS]\n"
     )
     (tmp_path / "neighbour.py").write_text("SEEDS = (1, 2)\n")
-    assert sweep.main(["--rounds", "30", "--list", str(file), f"--results={tmp_path}"]) == 0
-    out = capsys.readouterr().out
-    assert "-s1-" in out and "-s2-" in out and "2 missing of 2" in out
-    assert sweep.main([str(tmp_path / "none.py"), "--list"]) == 2
+    assert listed("--rounds", "30", file) == [f"digits-pathological-dpfl-B8-s{s}" for s in (1, 2)]
+    assert "there is no such file" in listed(tmp_path / "none.py")
     for text, said in (
         ("", "has no list RUNS of Run(...)"),
         ("RUNS = ['local']", "has no list RUNS of Run(...)"),
-        ("import nowhere", "wrong.py, which fails: ModuleNotFoundError: No module named 'nowhere'"),
+        ("import nowhere", "figure.py, which fails: ModuleNotFoundError: No module named 'nowhere'"),
     ):
-        (tmp_path / "wrong.py").write_text(text)
-        assert sweep.main([str(tmp_path / "wrong.py"), "--list"]) == 2
-        assert said in capsys.readouterr().err
+        file.write_text(text)
+        assert said in listed(file)
 
 
 def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capsys):
@@ -100,30 +109,18 @@ def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: --data is {tmp_path}/none.h5; ")
 
 
-def test_a_grid_picks_runs_of_a_file(tmp_path, capsys):
+def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
     """One of the values of each flag; a method that reads no budget has every budget, and a share is a number."""
-    file = tmp_path / "figure.py"
-    file.write_text(
-        "from dpfl_mpi.settings import Run\n"
-        "RUNS = [Run(method=m, seed=s, budget=b) for m in ('dpfl', 'local') for s in (1, 2) for b in ('0.25N', 4)]\n"
-    )
-
-    def listed(*words: str) -> list[str]:
-        assert sweep.main([str(file), "--list", f"--results={tmp_path}", *words]) == 0, capsys.readouterr().err
-        return sorted(line.split()[0].rsplit("-", 1)[0] for line in capsys.readouterr().out.splitlines()[1:-1])
-
+    points = itertools.product(("dpfl", "local"), (1, 2), ("0.25N", 4))
+    file = runs_file(tmp_path / "figure.py", *({"method": m, "seed": s, "budget": b} for m, s, b in points))
     name = "digits-pathological-{}-B{}-s{}".format
-    assert len(listed()) == 6
-    assert listed("--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), name("local", 1, 2)]
-    assert listed("--seeds", "1,2", "--methods", "local") == [name("local", 1, 1), name("local", 1, 2)]
-    assert listed("--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), name("local", 1, 1)]
-    for words, said in (
-        (["--seeds", "1,3"], "--seeds has 3; "),
-        (["--methods", "ditto"], "have dpfl, local"),
-        (["--datasets", "cifar10"], "have digits"),
-    ):
-        assert sweep.main([str(file), "--list", *words]) == 2
-        assert said in capsys.readouterr().err
+    assert len(listed(file)) == 6
+    assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), name("local", 1, 2)]
+    assert listed(file, "--seeds", "1,2", "--methods", "local") == [name("local", 1, 1), name("local", 1, 2)]
+    assert listed(file, "--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), name("local", 1, 1)]
+    assert "--seeds has 3; " in listed(file, "--seeds", "1,3")
+    assert "have dpfl, local" in listed(file, "--methods", "ditto")
+    assert "have digits" in listed(file, "--datasets", "cifar10")
 
 
 # tuning ------------------------------------------------------------------------------------------------------------------
@@ -148,10 +145,8 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 def test_values_are_read_as_on_the_command_line():
     """YAML 1.1 alone takes 1e-3 for a text and 1:2 for 62."""
     numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5")
-    assert [(v, r.resolve().options["lam"], r.method, r.seed) for v, [r] in numbers.items()] == [
-        ("1e-3", 0.001, "ditto", 7),
-        ("0.5", 0.5, "ditto", 7),
-    ]
+    found = [(v, r.resolve().options["lam"], r.method, r.seed) for v, [r] in numbers.items()]
+    assert found == [("1e-3", 0.001, "ditto", 7), ("0.5", 0.5, "ditto", 7)]
     assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
     assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
     for wrong, said in (
