@@ -38,10 +38,8 @@ def hosts() -> Iterator[dict[str, str]]:
                 ip(f"-n {name} addr add {address}/24 dev wire")
                 ip(f"-n {name} link set lo up")
                 ip(f"-n {name} link set wire up")
-            for name in (
-                one,
-                two,
-            ):  # the cable has a carrier a moment after it is up; MPI would see no network until then
+            for name in (one, two):
+                # the cable has a carrier a moment after it is up; MPI would see no network until then
                 deadline = time.monotonic() + 30
                 while "state UP" not in ip(f"-n {name} -o link show wire"):
                     assert time.monotonic() < deadline, "the cable between the namespaces stays down"

@@ -169,10 +169,8 @@ def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, tmp_path, lo
 
 
 def test_an_array_is_a_sweep_over_seeds(jobs, tmp_path):
-    fields = starts.small(results=str(tmp_path))
-    flags = [word for word in starts.command(tmp_path, fields)[3:] if not word.startswith("--out")]
     shape = ["--nodes=1", "--ntasks-per-node=1", "--mem-per-cpu=1G", f"--output={tmp_path}/%j.log", "--array=1-2"]
-    job = jobs.ask("sbatch", "--parsable", *shape, "slurm/cifar10.sbatch", *flags)
+    job = jobs.ask("sbatch", "--parsable", *shape, "slurm/cifar10.sbatch", *starts.of_sweep(tmp_path))
     for task in (1, 2):
         jobs.until(f"{job}_{task}", "COMPLETED")
     seeds = []
@@ -183,14 +181,8 @@ def test_an_array_is_a_sweep_over_seeds(jobs, tmp_path):
     assert sorted(seeds) == [1, 2]
 
 
-def of_sweep(folder: Path, fields: dict[str, Any], **job: Any) -> list[str]:
-    """Return the flags of a sweep over these Runs, which puts its results into this folder."""
-    flags = starts.command(folder, fields | {"results": str(folder)}, **job)[3:]
-    return [word for word in flags if not word.startswith("--out")]
-
-
 def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
-    words = ["--seeds=1,2", *of_sweep(tmp_path, starts.small())]
+    words = ["--seeds=1,2", *starts.of_sweep(tmp_path)]
     assert "submitted 2 jobs as array" in jobs.sweep(*words)
     assert "2 finished of 2" in jobs.sweep(*words, "--list", "--watch")
     listed = jobs.sweep(*words, "--list")
@@ -205,7 +197,7 @@ def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
 
 
 def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undisturbed):
-    words = [f"--seeds={Run().seed}", *of_sweep(tmp_path, long, checkpoint_every=1)]
+    words = [f"--seeds={Run().seed}", *starts.of_sweep(tmp_path, rounds=40), "--checkpoint_every=1"]
     job = jobs.sweep(*words).split("submitted job ")[1].split(";")[0]
     out = Run(**long).resolve().path(tmp_path)
     starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
@@ -257,8 +249,8 @@ def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs,
     It is the last task of the array, which has the array's number: the other one is left alone.
     """
     (tmp_path / "endless.py").write_text(ENDLESS)
-    fields = starts.small(method=f"{tmp_path}/endless.py", clients=4, budget=1)
-    words = ["--seeds=1,2", *of_sweep(tmp_path, fields, checkpoint_every=1, grace=1)]
+    endless = starts.of_sweep(tmp_path, method=f"{tmp_path}/endless.py", clients=4, budget=1)
+    words = ["--seeds=1,2", *endless, "--checkpoint_every=1", "--grace=1"]
     array = jobs.sweep(*words).split("as array ")[1].split(" ")[0].split(";")[0]
     for number in (1, 2, 3):
         while begun_and_kept(tmp_path, 2) != [number]:

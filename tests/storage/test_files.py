@@ -1,7 +1,5 @@
 """Files that are there whole or not at all: written in memory, replaced at once, whatever the disk and the processes do meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -5,8 +5,6 @@ A case is (reader, number): the number seeds all of its draws, so that it can be
 number before it begins: a crash or an endless loop in a library is a case, too, and the next process goes on behind it.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import os

@@ -1,7 +1,5 @@
 """Checkpoints: what goes in comes out, under any number of ranks, damaged or not, and only for the same Run."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

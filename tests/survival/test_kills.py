@@ -1,7 +1,5 @@
 """Kills without notice: of a rank, of root, of mpirun, at random moments; a full disk; clients that diverge."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """One run at a time on a results file: who holds its lock, who may take it over, and what a run does that has lost it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the tests of sweeps share: a Slurm that only writes down what it is asked."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Short ways of the tests of sweeps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

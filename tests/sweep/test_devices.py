@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -140,7 +139,7 @@ import torch
 from types import SimpleNamespace
 from mpi4py import MPI
 from dpfl_mpi.settings import Job
-from dpfl_mpi.engine.build import warn_of_device
+from dpfl_mpi.engine import build
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.device import pick_device
 
@@ -151,18 +150,20 @@ torch.cuda.set_device = lambda device: None
 for gpus, bound in ((1, False), (2, False), (2, True), (3, True)):
     uuid = lambda d: SimpleNamespace(uuid=f"GPU-{world.local_rank % gpus if bound else d.index}")
     torch.cuda.device_count, torch.cuda.get_device_properties = lambda: 1 if bound else gpus, uuid
-    warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
+    build.warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
+build.why_hidden = lambda: "GPUs are hidden"
+build.warn_of_device(Job(), world, torch.device("cpu"))
 """
 
 
 def test_ranks_that_share_a_gpu_are_counted(tmp_path):
+    """And all of them say in one line that GPUs are hidden from them."""
     (tmp_path / "sharing.py").write_text(SHARING)
     done = mpirun(3, tmp_path / "sharing.py")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == [
-        f"warning: up to {most} ranks share one GPU; they take turns on it, unless CUDA's MPS runs"
-        for most in (3, 2, 2)
-    ]
+    shared = "warning: up to {} ranks share one GPU; they take turns on it, unless CUDA's MPS runs".format
+    hidden = "warning: --device auto takes the CPU: GPUs are hidden"
+    assert done.stderr.splitlines() == [shared(3), shared(2), shared(2), hidden]
 
 
 # sweeps ------------------------------------------------------------------------------------------------------------------
@@ -192,52 +193,28 @@ def test_gpus_that_cannot_be(smi, tmp_path, capsys):
 
 @pytest.fixture
 def seen(smi, tmp_path):
-    """A function that returns what CUDA_VISIBLE_DEVICES was for each mpirun, sorted: an mpirun that writes it down is first on PATH.
-
-    It computes nothing, unless it is told to go on as `real`.
-    """
+    """A function that returns what CUDA_VISIBLE_DEVICES was for each mpirun, sorted: an mpirun that only writes it down is first on PATH."""
     smi(FOUR)
     folder = tmp_path / "seen"
     folder.mkdir()
-
-    def make(go_on):
-        script(tmp_path / "bin" / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$\n{go_on}')
-
-    make("sleep 0.5")
-    return SimpleNamespace(
-        real=lambda mpirun: make(f'exec {mpirun} "$@"'),
-        read=lambda: sorted(p.read_text().strip() for p in folder.iterdir()),
-    )
+    script(tmp_path / "bin" / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$; sleep 0.5')
+    return lambda: sorted(p.read_text().strip() for p in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("visible", "words", "expected"),
-    [
-        (None, [], uuids(0, 1)),
-        ("2,3", ["--gpus", "2"], ["2,3", "2,3"]),  # one after the other
-        ("1", ["--runs_per_gpu", "2"], ["1", "1"]),
-        (None, ["--device=cpu"], ["unset", "unset"]),
-        ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
-    ],
-)
-def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatch, visible, words, expected):
+@pytest.mark.parametrize(("visible", "words", "expected"), [
+    (None, [], uuids(0, 1)),
+    (None, ["--gpus", "2", "--ranks", "2"], [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]),
+    ("2,3", ["--gpus", "2"], ["2,3", "2,3"]),  # one after the other
+    ("1", ["--runs_per_gpu", "2"], ["1", "1"]),
+    (None, ["--device=cpu"], ["unset", "unset"]),
+    ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
+])  # fmt: skip
+def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatch, capsys, visible, words, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     sweep.main(["--seeds", "1,2", "--max_parallel", "2", *words, *starts.of_sweep(tmp_path)])
-    assert seen.read() == expected
-
-
-@pytest.mark.timeout(600)
-def test_a_sweep_with_two_gpus_for_two_ranks(seen, tmp_path, capsys):
-    """Whole Runs: each mpirun has two GPUs of its own. PyTorch cannot use these, and each Run's log says so in one line."""
-    seen.real(shutil.which("mpirun", path=os.environ["PATH"].split(":", 1)[1]))
-    words = ["--seeds", "1,2", "--max_parallel", "2", "--gpus", "2", "--ranks", "2"]
-    assert sweep.main([*words, *starts.of_sweep(tmp_path, rounds=1)]) == 0
-    out = capsys.readouterr().out
-    assert "GPUs visible here: 4; per Run 2, Runs on each 1" in out and "2 finished of 2" in out
-    assert seen.read() == [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]
-    logs = [log.read_text() for log in tmp_path.glob("sweeps/*/*.log")]
-    assert [log.count("warning: --device auto takes the CPU: 4 GPUs are installed, but ") for log in logs] == [1, 1]
+    assert seen() == expected
+    assert "--ranks" not in words or "GPUs visible here: 4; per Run 2, Runs on each 1" in capsys.readouterr().out
 
 
 def test_the_sbatch_file_has_lines_for_gpus(tmp_path):

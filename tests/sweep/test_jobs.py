@@ -1,7 +1,5 @@
 """Sweeps on Slurm, which is faked: what sbatch gets, what becomes of the jobs, and what a rank does at its end."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The table of a sweep: its columns, its refreshing on a terminal, what a log gets."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """Which Runs a command line wants: of a grid, of a file, of values to be tuned; and what it refuses."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -12,19 +10,8 @@ from sweeps import runs_file
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import jobs, wanted
-
-
-def test_flags_name_the_same_run():
-    from dpfl_mpi.__main__ import parse
-
-    for run in (Run(), Run(method="local", seed=3), Run(**starts.small(budget="0.5N", lr=0.25))):
-        run = run.resolve()
-        back, job = parse(to_flags(changed(run) | {"mixed": True, "results": "elsewhere"}))
-        assert back.key() == run.key() and back.slug() == run.slug()
-        assert job.mixed and job.results == "elsewhere"
 
 
 def test_time_limits():
