@@ -138,23 +138,23 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
 
 def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    process = starts.start(2, hanging(out, (1,), watchdog=6))
+    process = starts.start(2, hanging(out, (1,), watchdog=10))
     message = starts.finish(process, 1)
     for rank in range(2):
-        assert f"rank {rank} of 2 has not finished round 3 in 6 s" in message
+        assert f"rank {rank} of 2 has not finished round 3 in 10 s" in message
     assert "time.sleep" in message or "in round" in message
     assert starts.checkpoint_rounds(out) == [1, 2]
 
 
-def test_what_came_before_the_first_round_tells_nothing_about_its_length(monkeypatch):
-    for first in (0, 1, 8):  # a new run, one without preprocessing, one that goes on
-        watch = signals.Watch(Job(), World)
-        watch.started = time.monotonic() - 40  # reading data
-        watch.begin(first)
-        assert watch.last == 0
-        watch.started -= 3
-        watch.begin(first + 1)
-        assert watch.last == (pytest.approx(3, abs=0.5) if first else 0)
+@pytest.mark.parametrize("first", [0, 1, 8], ids=["a new run", "without preprocessing", "one that goes on"])
+def test_what_came_before_the_first_round_tells_nothing_about_its_length(first):
+    watch = signals.Watch(Job(), World)
+    watch.started = time.monotonic() - 40  # reading data
+    watch.begin(first)
+    assert watch.last == 0
+    watch.started -= 3
+    watch.begin(first + 1)
+    assert watch.last == (pytest.approx(3, abs=0.5) if first else 0)
 
 
 def test_preprocessing_is_no_round_that_could_not_end(heard_nothing, monkeypatch):
@@ -190,7 +190,7 @@ def test_what_replays_a_round_after_fresh_is_the_command_without_it(ended, monke
     watch.round = 3
     watch._watch()
     assert ended == [signals.REQUEUE]
-    said = (
-        "SIGTERM: round 3 would outlast --grace 25, stopped at once; the same command without --fresh replays it from"
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "SIGTERM: round 3 would outlast --grace 25, stopped at once; the same command without --fresh"
     )
-    assert capsys.readouterr().err == f"{said} the last checkpoint\n"

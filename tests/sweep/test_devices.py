@@ -224,9 +224,9 @@ def test_the_sbatch_file_has_lines_for_gpus(tmp_path):
     assert len(pair) == 2 and len(set(pair.values())) == 1
     lines = re.findall(r"^# ((?:export CUDA_MPS|mkdir).*)$", text, re.M)
     script(tmp_path / "nvidia-cuda-mps-control", 'test "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat')
-    text = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks'])
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(
-        ["bash", "-c", text.replace("/tmp/", f"{tmp_path}/")], env=env, capture_output=True, text=True
+    text = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks']).replace(
+        "/tmp/", f"{tmp_path}/"
     )
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "ranks\nquit\n"), done.stderr

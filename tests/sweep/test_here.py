@@ -34,11 +34,8 @@ def start_sweep(*words: str) -> subprocess.Popen[str]:
 @pytest.fixture
 def mpirun(fakes) -> Path:
     """The folder of an mpirun that computes nothing until it is asked to leave."""
-    script(
-        fakes / "mpirun",
-        f'trap "echo $$ >> {fakes}/left; exit 75" USR1; echo "mpirun $*" >> {fakes}/up\n'
-        f"for i in $(seq 600); do sleep 0.1; done",
-    )
+    hear = f'trap "echo $$ >> {fakes}/left; exit 75" USR1; echo "mpirun $*" >> {fakes}/up'
+    script(fakes / "mpirun", f"{hear}\nfor i in $(seq 600); do sleep 0.1; done")
     return fakes
 
 
@@ -236,9 +233,8 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
 
     def recalled(folder: str, job: str, since: str, **more: object) -> known.Known:
         (tmp_path / folder).mkdir(exist_ok=True)
-        known.Submission("local", {"a.h5": job}, {"a.h5": since}, submitted=next(times), **more).remember(
-            tmp_path / folder
-        )
+        made = known.Submission("local", {"a.h5": job}, {"a.h5": since}, submitted=next(times), **more)
+        made.remember(tmp_path / folder)
         known.recall([one], tmp_path)
         assert one.job_id == job
         return one

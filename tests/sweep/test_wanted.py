@@ -24,7 +24,6 @@ def test_time_limits():
 @pytest.mark.parametrize(("words", "said"), [
     ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
     ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
-    ("--runs_per_gpu 0", "--runs_per_gpu is 0; allowed is a whole number of at least 1"),
     ("--runs_per_gpu 2 --cluster slurm", "--sbatch gres=shard:1"),
     ("--results FILE", "nothing can be written there: Not a directory"),
     ("--clints 3", "clints"),
@@ -68,10 +67,8 @@ def listed(tmp_path, capsys):
 
 def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     file = tmp_path / "figure.py"
-    file.write_text(
-        "from neighbour import SEEDS\nfrom dpfl_mpi.settings import Run\nRUNS = [Run(seed=s) for s in SEEDS]\n"
-    )
-    (tmp_path / "neighbour.py").write_text("SEEDS = (1, 2)\n")
+    file.write_text("from neighbour import RUNS\n")
+    runs_file(tmp_path / "neighbour.py", {"seed": 1}, {"seed": 2})
     assert listed("--rounds", "30", file) == [f"digits-pathological-dpfl-B8-s{s}" for s in (1, 2)]
     assert "there is no such file" in listed(tmp_path / "none.py")
     for text, said in (
@@ -157,8 +154,7 @@ def test_tuning_says_a_tie(tmp_path):
             values[value] = [run]
         return wanted.choose(values, Job(results=str(folder)), "ditto.lam=a,b,c").splitlines()[-1]
 
-    assert chosen(a=0.5, b=0.75, c=0.75) == (
-        "best by validation: ditto.lam=b (a tie to two digits with c; of equal accuracies the first is taken)"
-    )
+    tie = "(a tie to two digits with c; of equal accuracies the first is taken)"
+    assert chosen(a=0.5, b=0.75, c=0.75) == f"best by validation: ditto.lam=b {tie}"
     assert chosen(a=0.75, b=0.750001, c=0.25).startswith("best by validation: ditto.lam=b (a tie to two digits with a;")
     assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
