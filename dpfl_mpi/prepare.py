@@ -15,6 +15,7 @@ import hashlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, 
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.job import FILE_NAME, file_name
-from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
+from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha256
 
 
@@ -181,6 +182,9 @@ def download(module: ModuleType, folder: Path) -> Path:
     url, checksum, size = module.DOWNLOAD
     archive = folder / url.rsplit("/", 1)[-1]
     if not archive.exists():
+        for left in folder.glob("tmp*"):  # of downloads that were killed, under pooch's temporary names
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                left.unlink()
         print(f"downloading {url}, {size / 1e6:.0f} MB", file=sys.stderr)
     pooch.get_logger().setLevel(logging.WARNING)
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
