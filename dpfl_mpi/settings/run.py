@@ -344,11 +344,12 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
         UserError: a text, or a file, is not what it should be; the sentence says what is allowed.
     """
     n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
-    out = dict(filled) | {n: parse(filled[n]) for n, parse in PARSED.items() if filled[n] is not None}
+    whole = {"reach": (n,), "drift": (rounds,)}  # what their sentences say is allowed
+    given = {name: parse for name, parse in PARSED.items() if filled[name] is not None}
+    out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
     out["budget"] = out["budget"].resolved(n, filled["budget_counts_self"], "budget" not in gone)
     out["reach"] = out["reach"] and out["reach"].resolved(n, "reach" not in gone)
     out["available"] = out["available"] and out["available"].resolved(n, rounds, "available" not in gone)
-    out["drift"] = out["drift"] and Drift.parse(out["drift"], rounds)
     if out["attack"] and flips > 0:
         raise UserError(
             f"--attack is {out['attack']} and --flip_share is {flips:g}; both draw the same clients: use one of them"

@@ -164,8 +164,8 @@ class Reach(Text):
     edges: Any = field(default=None, compare=False, repr=False)  # of a file, int64 [E, 2]: receiver, sender
 
     @classmethod
-    def parse(cls, value: Any) -> Reach:
-        """Return the reach that a text says."""
+    def parse(cls, value: Any, clients: int | None = None) -> Reach:
+        """Return the reach that a text says, of so many clients where that is known."""
         text = str(value)
         kind, _, rest = text.partition(":")
         if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
@@ -176,7 +176,7 @@ class Reach(Text):
             return cls(text, kind, groups=tuple(tuple(map(int, g.split(","))) for g in rest.split(";")))
         if file_of(text):
             return cls(text, "file")
-        raise cls.refused(text, "S", "N - 1")
+        raise cls.refused(text, "N", "N - 1") if clients is None else cls.refused(text, clients, clients - 1)
 
     @staticmethod
     def refused(text: str, most_sites: int | str, last: int | str) -> UserError:
@@ -266,7 +266,7 @@ class Drift(Text):
         last = math.inf if rounds is None else rounds
         if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= last:
             raise UserError(
-                f"--drift is {value}; allowed is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {rounds}"
+                f"--drift is {value}; allowed is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {'the last' if rounds is None else rounds}"
             )
         share, round = float(found[1]), int(found[2])
         return cls(f"{share}:{round}", share, round) if share > 0 else None
