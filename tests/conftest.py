@@ -5,15 +5,20 @@ import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality holds for one thread per rank
 
+import hypothesis
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # its options are read; a pytest that a test starts is not split again
-    os.environ.pop("PYTEST_ADDOPTS", None)
+os.environ["PYTEST_ADDOPTS"] = (
+    "-n 0"  # its options are read; a pytest that a test starts, such as a rank's, is not split again
+)
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in a script's background job; what tests start would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+hypothesis.settings.register_profile("busy", suppress_health_check=[hypothesis.HealthCheck.too_slow])  # a machine
+hypothesis.settings.load_profile("busy")
 
 ASKED = {
     "cluster": "also run what starts a Slurm, as root; Debian's packages are installed where they are missing",
