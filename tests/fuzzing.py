@@ -1,7 +1,5 @@
 """What `test_fuzz.py` tries: one small file of every kind that the package reads, who reads it, and how it is damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Methods, models and data sets outside of the package, for tests: small files in a folder, and the example of the pages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

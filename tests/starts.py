@@ -1,7 +1,5 @@
 """How these tests start runs that they then disturb: here on one rank, or with mpirun in the background."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

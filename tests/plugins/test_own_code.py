@@ -136,11 +136,8 @@ def package(tmp_path, monkeypatch):
     """An installed package `lab` that announces a method, a model and a data set; executing any of it leaves a mark."""
     site = tmp_path / "site"
     mark = MARK.format(str(tmp_path / "executed"))
-    texts = {
-        "gossip": own.METHOD.replace("import helper", "from lab import helper"),
-        "nets": own.MODEL,
-        "trees": own.DATA,
-    }
+    gossip = own.METHOD.replace("import helper", "from lab import helper")
+    texts = {"gossip": gossip, "nets": own.MODEL, "trees": own.DATA}
     parts = {"helper": "SCALE = 1.0\n", "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n"}
     own.write(site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()})
     points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
@@ -183,17 +180,14 @@ def test_one_name_of_two_packages_is_refused(package, tmp_path, monkeypatch):
         admit("method", "lab_gossip")
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("x = = 1\n", "--method is {}, which does not compile: invalid syntax ({}, line 1)"),
-        ("import helper\nhelper.none\n", "--method is {}, which fails: AttributeError: module 'helper' has no attribute 'none' ({}, line 2)"),
-        ("import nowhere\n", "--method is {}, which fails: ModuleNotFoundError: No module named 'nowhere' ({}, line 1)"),
-        ("from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
-        ("raise SystemExit(3)\n", "--method is {}, which fails: SystemExit: 3 ({}, line 1)"),
-        ("x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("x = = 1\n", "--method is {}, which does not compile: invalid syntax ({}, line 1)"),
+    ("import helper\nhelper.none\n", "--method is {}, which fails: AttributeError: module 'helper' has no attribute 'none' ({}, line 2)"),
+    ("import nowhere\n", "--method is {}, which fails: ModuleNotFoundError: No module named 'nowhere' ({}, line 1)"),
+    ("from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
+    ("raise SystemExit(3)\n", "--method is {}, which fails: SystemExit: 3 ({}, line 1)"),
+    ("x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
+])  # fmt: skip
 def test_a_file_that_fails_is_one_sentence(tmp_path, text, sentence):
     path = own.folder(tmp_path, mine=text) / "mine.py"
     with pytest.raises(UserError) as refused:

@@ -1,7 +1,5 @@
 """Over TCP between two network namespaces that share no memory: the same numbers as on one host."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

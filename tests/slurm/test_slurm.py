@@ -1,7 +1,5 @@
 """The sbatch files on a real Slurm of two nodes, started for these tests on this machine (`up.sh`), or skipped with the reason."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

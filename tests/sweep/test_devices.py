@@ -50,14 +50,8 @@ def uuids(*numbers):
 def test_gpus_of_a_node(smi, monkeypatch):
     smi(FOUR)
     assert installed_gpus() == visible_gpus() == uuids(0, 1, 2, 3)
-    for text, seen in (
-        ("2,3", ["2", "3"]),
-        ("GPU-1111-00", uuids(1)),
-        ("", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-        ("0,-1,1", ["0"]),  # CUDA reads no further
-    ):
+    some = {"2,3": ["2", "3"], "GPU-1111-00": uuids(1), "0,-1,1": ["0"]}  # CUDA reads no further than -1
+    for text, seen in (some | {"": [], "-1": [], "NoDevFiles": []}).items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
         assert visible_gpus() == seen, text
         assert installed_gpus() == uuids(0, 1, 2, 3)
