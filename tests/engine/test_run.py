@@ -172,3 +172,26 @@ def test_seeds_differ(tmp_path, digits_file, one_rank):
         assert not Result.same_numbers(a, c)
         assert np.array_equal(a["client/class_counts"], c["client/class_counts"])
         assert not np.array_equal(a["round/val_loss"][0], c["round/val_loss"][0])
+
+
+def test_off_rounds(tmp_path, digits_file):
+    """P = 2: an odd round searches nothing; `reuse` fetches and averages the last choice, `skip` does neither."""
+    fields = BASE | {"data": str(digits_file), "rounds": 4, "ggc_period": 2}
+    reuse = run_here(tmp_path / "reuse.h5", fields, mixed=True)
+    skip = run_here(tmp_path / "skip.h5", fields | {"ggc_off_rounds": "skip"}, mixed=True)
+    with Result(reuse) as a, Result(skip) as b:
+        for result in (a, b):
+            evaluated = result["graph/evaluations"].sum(1)
+            assert evaluated[[1, 3]].tolist() == [0, 0] and (evaluated[[0, 2, 4]] > 0).all()
+        degrees = np.diff(a["graph/chosen/indptr"], axis=1)
+        received = a["traffic/models_received"]
+        assert np.array_equal(received[1], degrees[0])  # before the first search: Omega
+        assert np.array_equal(received[2], degrees[0])  # a search looks at all of Omega
+        assert np.array_equal(received[3], degrees[2])  # an off round fetches only what was chosen
+        assert np.array_equal(a["graph/chosen/indptr"][1] - a["graph/chosen/indptr"][1, 0], a["graph/omega/indptr"])
+        assert np.array_equal(a.graph(3), a.graph(2)) and a.graph(2).sum() < a.graph(0).sum()
+        assert b["traffic/models_received"][[1, 3]].sum() == 0
+        assert np.array_equal(b["mixed/val_acc"][1], b["round/val_acc"][1])  # nothing was mixed
+        assert not np.array_equal(a["mixed/val_acc"][1], a["round/val_acc"][1])
+        assert np.array_equal(a["round/val_loss"][:2], b["round/val_loss"][:2])
+        assert not np.array_equal(a["round/val_loss"][2], b["round/val_loss"][2])
