@@ -117,20 +117,14 @@ def test_costs_by_hand(tmp_path):
 def test_it_ends_where_the_result_does(tmp_path):
     """The end of a curve is what the result says of its best models, tuned, after a drift, with liars and newcomers."""
     fields = {"clients": 7, "rounds": 4, "tau_train": 1, "tau_init": 1, "budget": 3, "newcomers": 0.2, "drift": "0.5:3"}
-    for i, more in enumerate(
-        (
-            {},
-            {"method": "fedavg", "finetune_epochs": 2},
-            {"attack": "noise:0.3", "tie": "earliest"},
-            {
-                "method": "pfedgraph",
-                "rounds": 6,
-                "clients": 8,
-                "drift": None,
-                "newcomers": 0,
-            },  # which scores twice per round
-        )
-    ):
+    variants = (
+        {},
+        {"method": "fedavg", "finetune_epochs": 2},
+        {"attack": "noise:0.3", "tie": "earliest"},
+        # scores twice per round
+        {"method": "pfedgraph", "rounds": 6, "clients": 8, "drift": None, "newcomers": 0},
+    )
+    for i, more in enumerate(variants):
         with Result(run_here(tmp_path / f"{i}.h5", fields | more)) as result:
             curve = frames.costs(result)
             assert curve["accuracy"].iloc[-1] == pytest.approx(100 * result["best/test_acc"][result.benign].mean())

@@ -36,6 +36,11 @@ def html(tmp_path_factory):
     return path
 
 
+def held(page, name):
+    """Return RUNS or GROUPS of a page."""
+    return json.loads(re.search(rf"const {name} = (.*);</script>", page)[1])
+
+
 def test_the_page_holds_everything_itself(html):
     text = html.read_text()
     assert "{{" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S)  # every placeholder is filled
@@ -43,7 +48,7 @@ def test_the_page_holds_everything_itself(html):
 
 
 def test_the_numbers_in_the_page(html):
-    runs = json.loads(re.search(r"const RUNS = (.*);</script>", html.read_text())[1])
+    runs = held(html.read_text(), "RUNS")
     assert [r["name"] for r in runs] == ["DPFL (B_c = 0.75N), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
@@ -61,14 +66,10 @@ def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
 
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
-    paths = [
-        tiny_result.make(tmp_path / "none.h5", "dpfl", flipped=np.ones(4, bool), flip_share=0.9),
-        tiny_result.make(tmp_path / "local.h5", "local"),
-    ]
-    page = draw("report", [Result(p) for p in paths]).html
+    none = tiny_result.make(tmp_path / "none.h5", "dpfl", flipped=np.ones(4, bool), flip_share=0.9)
+    page = draw("report", [Result(p) for p in (none, tiny_result.make(tmp_path / "local.h5", "local"))]).html
     assert "NaN" not in page[page.index("const RUNS = ") :]
-    runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
-    groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
+    runs, groups = held(page, "RUNS"), held(page, "GROUPS")
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
     assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
     assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 0.75N)"]
@@ -79,19 +80,14 @@ def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
     paths = [tiny_result.make(tmp_path / f"{m}{s}.h5", m, s) for s in (52, 42) for m in ("local", "dpfl")]
     page = draw("report", [Result(p) for p in paths]).html
-    groups = json.loads(re.search(r"const GROUPS = (.*);</script>", page)[1])
+    groups, runs = held(page, "GROUPS"), held(page, "RUNS")
     assert [g["name"] for g in groups] == ["DPFL (B_c = 0.75N)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
     assert groups[0]["summary"]["\u00b1 over seeds"] == 3.54 and groups[1]["summary"]["\u00b1 over seeds"] == 0
     assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
     assert groups[0]["colour"] != groups[1]["colour"]
-    runs = json.loads(re.search(r"const RUNS = (.*);</script>", page)[1])
-    assert [r["name"] for r in runs] == [
-        "Local, seed 52",
-        "DPFL (B_c = 0.75N), seed 52",
-        "Local, seed 42",
-        "DPFL (B_c = 0.75N), seed 42",
-    ]
+    rows = ("Local", "DPFL (B_c = 0.75N)")
+    assert [r["name"] for r in runs] == [f"{row}, seed {seed}" for seed in (52, 42) for row in rows]
 
 
 def test_the_force_layout_puts_friends_together():
@@ -132,13 +128,8 @@ def run(browser, script):
 def test_it_loads_without_errors_and_without_network(browser):
     assert browser.title == "DPFL on Digits Patho(3)"
     assert browser.get_log("browser") == []
-    assert (
-        run(
-            browser,
-            "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).map(e => e.name)",
-        )
-        == []
-    )
+    asked = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).map(e => e.name)"
+    assert run(browser, asked) == []
     assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
     buttons = run(browser, "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
     assert buttons and not [b for b in buttons if "hare" in b or "loud" in b]  # nothing on the page uploads a run
