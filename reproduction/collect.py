@@ -148,9 +148,8 @@ def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.D
     each = {
         "runs": pd.DataFrame([control(run, result) if controls else about(run, result)]),
         "clients": frames.clients(result).drop(columns="classes"),
-        "curves": frames.curves(result)
-        .round(6)
-        .dropna(subset=["test_acc"]),  # most baselines score nothing before round 1
+        # most baselines score nothing before round 1
+        "curves": frames.curves(result).round(6).dropna(subset=["test_acc"]),
         "graphs": measures(result) if controls else graphs(result),
     }
     if controls:
@@ -182,9 +181,8 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
     if (path := folder / "runs.csv").exists():
         old = pd.read_csv(path, dtype={"run": str})
         if set(old["data_sha256"]) | set(runs["data_sha256"]) != set(old["data_sha256"]):
-            raise SystemExit(
-                f"error: {folder} holds Runs on other data (data_sha256); write these elsewhere, with --out"
-            )
+            elsewhere = "write these elsewhere, with --out"
+            raise SystemExit(f"error: {folder} holds Runs on other data (data_sha256); {elsewhere}")
         same = old.reset_index().merge(runs[["row", "seed", "epochs", "run"]], on=["row", "seed", "epochs"])
         gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,11 +219,8 @@ def main() -> None:
             with Result(path) as result:
                 for name, frame in lines_of(run, result, controls).items():
                     folders.setdefault(folder, {}).setdefault(name, []).append(frame)
-                repeated += (
-                    [path]
-                    if controls and control_row(run, method_name(result.run)) in ("DPFL", "DPFL, same clients")
-                    else []
-                )
+                if controls and control_row(run, method_name(result.run)) in ("DPFL", "DPFL, same clients"):
+                    repeated.append(path)
     for folder, files in folders.items():
         write(args.out / folder, files)
     if "controls" in folders:

@@ -13,7 +13,7 @@ import pandas as pd
 from dpfl_mpi.figures import paper as published
 from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import fields
+from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.tables import (
     Parts,
     cell,
@@ -112,16 +112,14 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def to_local(lines: pd.DataFrame, row: str, result: Result, alone: dict[str, Result], score: str) -> Parts:
-    """Return a row minus Local client by client, of several rows of Local the one that is most alike."""
-    near = sorted(alone, key=lambda local: unlike(result, alone[local]))
+    """Return a row minus Local client by client, of several rows of Local the one that is most alike: in settings, then in local epochs."""
+
+    def distance(local: str) -> tuple[int, int]:
+        other = alone[local]
+        return unlike(result, other, "budget", "rounds", "finetune_epochs"), abs(epochs(result) - epochs(other))
+
+    near = sorted(alone, key=distance)
     return next((found for local in near if (found := paired(lines, row, local, score))), [])
-
-
-def unlike(a: Result, b: Result) -> tuple[int, int]:
-    """Return how far two Runs are from differing in their methods alone: settings that both read and have otherwise, then local epochs."""
-    own = {"method", "options", "budget", "rounds", "finetune_epochs"} | {*a.method.unread} | {*b.method.unread}
-    mine, theirs = fields(a), fields(b)
-    return sum(mine[name] != theirs.get(name) for name in mine if name not in own), abs(epochs(a) - epochs(b))
 
 
 def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:

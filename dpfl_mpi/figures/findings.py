@@ -24,9 +24,8 @@ COMPARED = (
 )
 COSTS = ("models", "evaluations", "steps")
 OVER_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
-Needed = Callable[
-    [Parts, float], tuple[float, float, int]
-]  # deviation within and between partitions, and how many a difference takes
+# deviation within and between partitions, and how many a difference takes
+Needed = Callable[[Parts, float], tuple[float, float, int]]
 
 
 def long(frames: Frames) -> Frames:
@@ -215,10 +214,8 @@ def lies(frames: Frames) -> Figure:
     """Return accuracy of the benign under every lie, beside how often liars are chosen."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
     for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
-        colour, values = (
-            colours(frames)[method]["color"],
-            100 * benign(frames, method).groupby("row")["test_acc"].mean(),
-        )
+        colour = colours(frames)[method]["color"]
+        values = 100 * benign(frames, method).groupby("row")["test_acc"].mean()
         bars = values.reindex([f"{method}, attack {kind}:0.2" for kind in ATTACKS])
         left.bar(np.arange(len(ATTACKS)) + shift, bars, 0.38, color=colour, label=method)
         left.axhline(values[method], color=colour, lw=0.8, ls="--")

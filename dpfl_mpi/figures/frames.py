@@ -174,12 +174,8 @@ def of_results(results: Sequence[Result]) -> Frames:
             what = {"method": short(run.method), "budget": str(run.budget), "order": budget_order(run)}
             dealt = "" if run.partition_seed == run.seed else f" (partition {run.partition_seed})"
             what |= {"omega_until": omega_until(r), "said_seed": f"seed {run.seed}{dealt}"}
-            what |= {
-                "tau_init": run.tau_init,
-                "ggc_period": run.ggc_period,
-                "epochs": epochs(r),
-                "finished": r.finished,
-            }
+            what |= {"tau_init": run.tau_init, "ggc_period": run.ggc_period, "epochs": epochs(r)}
+            what["finished"] = r.finished
             lines.append(who | what | of_method(method) | {"paper": where if run.clients == paper.CLIENTS else ""})
     runs = pd.DataFrame(lines)
 

@@ -53,9 +53,8 @@ def draw(frames: Frames) -> Drawing:
         look = styles[line.row] | {"label": text_label(line.row)}
         curves = frames.of("curves", line.setting, line.row)
         untuned = result.run.untuned().key()
-        based = any(
-            runs[run].key == untuned for run in frames.rows["run"] if run != line.run
-        )  # its rounds are that curve
+        # its rounds are that curve
+        based = any(runs[run].key == untuned for run in frames.rows["run"] if run != line.run)
         parts = []
         for axes, (measure, (_, factor)) in zip(panels, MEASURES.items(), strict=True):
             values = curves.assign(value=factor * curves[measure.removeprefix("round/")])
@@ -70,8 +69,5 @@ def draw(frames: Frames) -> Drawing:
     legend(figure, handles, "outside lower center")
     data = pd.concat(rows, ignore_index=True)
     last = data[data["measure"] != "round/val_loss"].groupby(["setting", "method"], sort=False).tail(1)
-    text = [
-        f"{r.setting}, {r.method}: {r['mean']:.2f} % after {r.epochs} epochs (round {r['round']})"
-        for _, r in last.iterrows()
-    ]
-    return Drawing(data, figure, "\n".join(text))
+    text = "{setting}, {method}: {mean:.2f} % after {epochs} epochs (round {round})"
+    return Drawing(data, figure, "\n".join(text.format(**line) for line in last.to_dict("records")))

@@ -80,9 +80,8 @@ def draw(frames: Frames) -> Drawing:
         against = f", {values.mean() - alone:+.1f} points against alone" if told else ""
         text.append(f"client 1 {group}: {values.mean():.1f} % ({len(values)} seeds){against}")
     if others := len(frames.results) - len(shown):
-        text.append(
-            f"Left out: {others} of {len(frames.results)} results, which are not of the example (--partition motivation)."
-        )
+        of = f"{others} of {len(frames.results)} results"
+        text.append(f"Left out: {of}, which are not of the example (--partition motivation).")
     if not np.isnan(alone):
         axes.axhline(alone, color=GREY, lw=0.6, ls=":")
     axes.set_xticks(range(len(groups)), [g.replace(" (", "\n(") for g in groups])

@@ -42,10 +42,8 @@ ORDER = (
 SPARSITY = {"0.1N": "80 to 88 %", "0.05N": "95 to 96 %"}  # Omega to round 99, by budget
 BOTH_GAIN = "under 1 %"  # of the candidates of the greedy search
 RANDOM_GRAPH = {"CIFAR-10 Dir(0.1)": "about +4"}  # DPFL minus it, points
-FLIPPED = {
-    False: "none in the end",
-    True: "under 10 % in the end",
-}  # edges from flipped clients, by whether these search
+# edges from flipped clients, by whether these search
+FLIPPED = {False: "none in the end", True: "under 10 % in the end"}
 SYNERGY = {1: "about -11", 2: "about +6"}  # of the example, points, by the number of collaborators
 VARIANCE = {  # over clients, squared points, read by eye off the figures of the paper's code
     "CIFAR-10 Patho(3)": {

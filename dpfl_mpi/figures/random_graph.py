@@ -9,10 +9,9 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import fields
+from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.style import COLUMN, curves, legend
 from dpfl_mpi.figures.tables import Parts, cell, comparable, markdown, means, paired, told
-from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 RUNS = [
@@ -54,13 +53,6 @@ def pairs(frames: Frames, rows: pd.DataFrame) -> Iterator[tuple[Any, Any, Parts]
     results = {str(r.path): r for r in frames.results}
     for a in rows[rows["searches"]].itertuples():
         for b in rows[~rows["searches"] & (rows["setting"] == a.setting)].itertuples():
-            same = alike(results[a.run], results[b.run]) if results else a.budget == b.budget
+            same = not unlike(results[a.run], results[b.run]) if results else a.budget == b.budget
             if same and comparable(difference := paired(frames.of("clients", a.setting), a.row, b.row)):
                 yield a, b, difference
-
-
-def alike(a: Result, b: Result) -> bool:
-    """Return whether two runs differ in nothing but what their methods alone read."""
-    own = {"method", "options", *a.method.unread, *b.method.unread}
-    mine, theirs = fields(a), fields(b)
-    return all(mine[name] == theirs.get(name) for name in mine if name not in own)

@@ -55,9 +55,8 @@ def describe(result: Result, name: str) -> dict[str, Any]:
     graphs = [result.graph(t) for t in rounds] if len(result["graph/chosen/senders"]) else []
     n = len(order)
     test = result["best/test_acc"]
-    scored = pd.DataFrame(
-        100 * result["round/test_acc"][: last + 1, result.benign]
-    )  # of nobody: nan, without a warning
+    # of nobody: nan, without a warning
+    scored = pd.DataFrame(100 * result["round/test_acc"][: last + 1, result.benign])
     share = np.mean(graphs, axis=0) if graphs else np.zeros((n, n))  # of the rounds in which each edge is there
     return {
         "name": f"{name}, seed {run.seed}",

@@ -44,9 +44,8 @@ def paired(lines: pd.DataFrame, a: str, b: str, score: str = "test_acc") -> Part
         common = set(mine["seed"]) & set(theirs["seed"])
         if len(theirs):
             same = [side[side["seed"].isin(common)] if common else side for side in (mine, theirs)]
-            means = [
-                100 * s.pivot(index="client", columns="run", values=score).mean(axis=1, skipna=False) for s in same
-            ]
+            each = [side.pivot(index="client", columns="run", values=score) for side in same]
+            means = [100 * side.mean(axis=1, skipna=False) for side in each]
             out.append((means[0] - means[1]).dropna().to_numpy())
     return [difference for difference in out if len(difference)]
 
@@ -156,10 +155,8 @@ def by_budget(
             theirs = paper.by_budget(published[value]).get(budget, "") if same else ""
             name = ", ".join(filter(None, (str(value), variant)))
             scores = {"mean": values.mean(), "std": deviation(values), "n": len(values), "bold": best, "paper": theirs}
-            texts = {
-                "row": f"{where}: {name}" if several else name,
-                "cell": printed(cell(values), bold and best, theirs),
-            }
+            texts = {"row": f"{where}: {name}" if several else name}
+            texts["cell"] = printed(cell(values), bold and best, theirs)
             out.append({"setting": where, field: value, "variant": variant, "budget": budget, **scores, **texts})
     data = pd.DataFrame(out).sort_values(["setting", "variant", field], kind="stable", ignore_index=True)
     budgets = list(dict.fromkeys(rows.sort_values("order", ascending=False, kind="stable")["budget"]))
