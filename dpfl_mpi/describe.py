@@ -8,8 +8,6 @@ file:PATH` and any other framework can read; `--plot FILE` draws it.
 Axes: N clients in all, K on a rank, D parameters, C classes.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

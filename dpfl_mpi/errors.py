@@ -1,7 +1,5 @@
 """The exceptions that the command line knows, a sentence for the user and the end of a rank whose root failed, and how a command ends."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -4,8 +4,6 @@ Each client's best model by validation is scored on the client's own samples, de
 which may also be that of other data with the same images and classes.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -18,8 +18,6 @@ pfllib: the HDF5 layout that users of PFLlib plot from, one file per result, in
   samples.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence

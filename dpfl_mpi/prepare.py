@@ -6,8 +6,6 @@ Attributes: format, dataset, vocabulary (one more than the largest token, or 0),
 of one's own), own (whether the data are anyone's own) and sha256 of the arrays, of one's own data also of class_names, mean, std and vocabulary.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """A run in the terminal, finished or still running: `python -m dpfl_mpi.show RESULT [--compare A B] [--cite] [--layout]`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Streams are Philox generators keyed by (seed, purpose, client, counter), so a dr
 was drawn before.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # purposes of a stream; a number never changes its meaning

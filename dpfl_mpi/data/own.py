@@ -3,8 +3,6 @@
 Axes: M samples, H W C image, F numbers of a vector, L tokens of a text.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

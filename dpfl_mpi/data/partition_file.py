@@ -1,7 +1,5 @@
 """A partition as a file: `describe --save` writes it, `--partition file:PATH` deals it again."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import replace

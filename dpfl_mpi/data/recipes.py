@@ -3,8 +3,6 @@
 The recipes are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

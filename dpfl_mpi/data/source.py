@@ -1,7 +1,5 @@
 """A data set as a run sees it: labels and facts at once, images only those asked for."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

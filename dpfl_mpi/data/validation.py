@@ -3,8 +3,6 @@
 With a share of 1, as in the paper, both use all of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -19,8 +19,6 @@ What the file of a data set holds:
 scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import ModuleType

@@ -4,8 +4,6 @@ Nothing is written to disk, nothing is ever unpickled, and every size is bounded
 outside itself is refused as a whole: it was not made by the publisher.
 """
 
-from __future__ import annotations
-
 import functools
 import lzma
 import sys

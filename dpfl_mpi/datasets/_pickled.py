@@ -1,7 +1,5 @@
 """What a pickle holds: numbers, texts, lists, dicts and NumPy arrays. Nothing that it names is called but the six names below."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import pickletools

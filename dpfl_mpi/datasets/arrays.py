@@ -6,8 +6,6 @@ client   optional: whom each sample belongs to [M], numbers or names; --partitio
 test     optional: whether a sample belongs to the test set [M]; or x_test, y_test and client_test; else a fixed fifth is the test set
 """
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

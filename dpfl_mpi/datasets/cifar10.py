@@ -1,7 +1,5 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in ten classes, from the binary archive or a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in 100 classes, or their 20 superclasses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

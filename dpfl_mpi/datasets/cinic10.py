@@ -3,8 +3,6 @@
 The paper joins the first two (section E.4), so the training pool has 180,000.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """scikit-learn's embedded handwritten digits: 1,797 real 8x8 images. Needs no file, no network; the default run uses it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays

@@ -4,8 +4,6 @@
 each writer is a client) and `partition.fedrep` (where its numbers most likely come from; wants ten classes: `prepare femnist --classes a-j`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 in the folder; these data sets are prepared here by their own names. `--partition natural`, the default, deals as FL-bench dealt.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

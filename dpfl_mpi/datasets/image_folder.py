@@ -1,7 +1,5 @@
 """Anyone's own images: `{train,test}/CLASS/*.{png,jpg,...}`, all of one size, in a folder or an archive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dpfl_mpi.data.own import moments

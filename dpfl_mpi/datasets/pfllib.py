@@ -4,8 +4,6 @@ The files hold pickled dictionaries, which are read without executing anything. 
 its tokens and their number. `--partition natural`, the default, deals them as PFLlib dealt them.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From a Run to the parts of a `Federation`: source, partition, model and the rest, in the order in which they need each other."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

@@ -4,8 +4,6 @@ The models come from the base Run's file (the same Run with --finetune_epochs 0)
 computed first: the numbers are the same.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterator

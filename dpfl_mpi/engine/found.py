@@ -1,7 +1,5 @@
 """What lies under the name of a result before it is computed: nothing, this Run's own finished result, or what may not be overwritten."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What computed the numbers: processor, device, versions, commit; and a warning where a Run goes on with others."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

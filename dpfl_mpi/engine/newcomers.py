@@ -7,8 +7,6 @@ a server it starts from what the server has, in the method's own way (`newcomer`
 Axes: N clients in all, K on this rank, W row width.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

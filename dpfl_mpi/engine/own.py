@@ -1,7 +1,5 @@
 """What is checked of a method that is not shipped: nothing in it may give other numbers on another number of ranks."""
 
-from __future__ import annotations
-
 import random
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 Axes: N clients in all, K on this rank, T rounds, E epochs of tuning.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence

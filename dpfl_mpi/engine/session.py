@@ -1,7 +1,5 @@
 """`Session`: one Run, resolved alike on all ranks, how it is computed, and the file of its result."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loop of every method: init, rounds, record, finish."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dpfl_mpi.engine import finetune, newcomers, record

@@ -14,8 +14,6 @@ in this round.
 Axes: N clients, K on this rank, W row width, C classes.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

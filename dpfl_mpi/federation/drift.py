@@ -6,8 +6,6 @@ training, validation and test labels change together. From then on the best mode
 Axes: N clients, K on this rank.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpfl_mpi import streams

@@ -3,8 +3,6 @@
 Axes: N clients, T rounds, E edges of all rounds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpfl_mpi.errors import UserError

@@ -6,8 +6,6 @@ come from keyed streams of the Run's seed, so every rank draws the same without 
 Axes: N clients, T rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 Axes: K clients on this rank.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

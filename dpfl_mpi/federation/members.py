@@ -5,8 +5,6 @@ Clients of a rank are in decreasing order of training size; `ids` are their glob
 Axes: N clients in all, K on this rank, W row width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from enum import Enum

@@ -3,8 +3,6 @@
 Axes: K clients on this rank, k in a block, W row width, C classes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -6,8 +6,6 @@ grouping do not matter.
 Axes: N clients in all, K on this rank, W row width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 

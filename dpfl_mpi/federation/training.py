@@ -3,8 +3,6 @@
 Axes: K clients on this rank, W row width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

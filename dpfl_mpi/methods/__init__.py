@@ -27,8 +27,6 @@ allows (`fed.most_senders`); the weights of a server's mixture may. Rows that a 
 Axes: N clients in all, K on this rank, W row width, T rounds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """DPFL's schedule along graphs that are given, not searched: what `random_graph`, `oracle`, `pairwise` and `replay` have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixtur
 # Paper: alpha's slope is <v_i - w_i, gradient at the mixture>, as here; the code weighs the gradients of its two steps by alpha and 1 - alpha instead.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Method, State, Tensor

@@ -6,8 +6,6 @@ Algorithm 1 of arXiv 2409.05539. All models pass through a server, which also se
 # (0.01 in the published code).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

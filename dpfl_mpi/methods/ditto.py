@@ -3,8 +3,6 @@
 Shared: the model w, trained as in FedAvg. Personal: v_i, which minimises f_i(v_i) + (lambda / 2) ||v_i - w||^2. Scored: v_i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Method, Newcomer, State, fedavg

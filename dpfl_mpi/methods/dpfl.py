@@ -1,7 +1,5 @@
 """DPFL: Decentralized Personalized Federated Learning, Algorithm 1 (Kharrat, Canini and Horvath, AISTATS 2025, arXiv 2406.06520)."""
 
-from __future__ import annotations
-
 from dpfl_mpi.methods import Federation, Method, State
 
 METHOD = Method(

@@ -6,8 +6,6 @@ after training. A client starts a round from Theta_i + (Theta - Theta_i) * W_i i
 # Paper: the first time until convergence; in its code that is a standard deviation below 0.1 of the last ten losses, each that of a pass's last batch.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Shared: the model w. Personal: nothing. Scored: the global w after aggregation.
 """
 
-from __future__ import annotations
-
 from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 
 METHOD = Method(

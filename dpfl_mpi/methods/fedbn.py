@@ -5,8 +5,6 @@ Shared: all layers but the normalisation. Personal: scale and shift of GroupNorm
 # that need none.
 """
 
-from __future__ import annotations
-
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Federation, Method, State, fedavg
 

@@ -4,8 +4,6 @@ Shared: the base W_B (all layers but the head). Personal: the head W_P_i. Scored
 Unlike FedRep, base and head are trained together in all tau_train epochs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Method, State, fedavg

@@ -3,8 +3,6 @@
 Shared: the model w. Personal: nothing. Scored: the global w after aggregation. Client i minimises h_i(w_i; w) = f_i(w_i) + (mu / 2) ||w_i - w||^2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor, fedavg

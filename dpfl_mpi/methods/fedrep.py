@@ -4,8 +4,6 @@ Shared: the base phi (all layers but the head). Personal: the head h_i. Scored: 
 # Paper: does not give the epochs; of tau_train epochs the last `base_epochs` train the base, the others the head (4 + 1, as in its repository).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.errors import UserError

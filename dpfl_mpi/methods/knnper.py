@@ -5,8 +5,6 @@ lambda p_knn(y | x) + (1 - lambda) p_w(y | x), where p_knn weighs the k nearest 
 # Paper: weighs by a kernel of the distance; the authors' code has s = F, the length of a representation. 1 is the default here.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

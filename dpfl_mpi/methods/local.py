@@ -1,7 +1,5 @@
 """Local: every client trains alone, w_k <- LocalOpt(w_k, tau_train)."""
 
-from __future__ import annotations
-
 from dpfl_mpi.methods import Federation, Method, State
 
 METHOD = Method(title="Local", topology="none", elementwise=True, colour="#D55E00")

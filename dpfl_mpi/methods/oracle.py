@@ -4,8 +4,6 @@ Omega_k is the B_c - 1 reachable clients that share the most classes with client
 smaller number. A client that shares no class is not among them, so Omega_k may be smaller. C_k = Omega_k in every round.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph

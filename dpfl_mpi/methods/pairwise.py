@@ -7,8 +7,6 @@ B_c - 1 of B_c - 1 models are all of them. With --omega_period P they are chosen
 Like Algorithm 3 it asks every reachable client once. Unlike it, each model counts alone (PENS, arXiv 2107.08517, chooses so, too).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph

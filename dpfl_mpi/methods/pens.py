@@ -7,8 +7,6 @@ each was among them. Second step: it averages with n random ones of those that i
 # Paper: averages count all models alike; here by their share p_i of the samples, as in every other method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

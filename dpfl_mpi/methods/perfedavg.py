@@ -3,8 +3,6 @@
 Shared: w, an initial model that one gradient step adapts. Personal: nothing. Scored: the global w plus one inner step on a training batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Method, State, Tensor

@@ -4,8 +4,6 @@ The server infers for each client the weights x of all models from cosine simila
 Shared: nothing. Personal: w_i. Scored: the better by validation of the mean that was received and the model trained from it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

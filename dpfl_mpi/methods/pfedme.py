@@ -6,8 +6,6 @@ Shared: the model w. Personal: theta_i, which minimises f_i(theta_i) + (lambda /
 # Paper: all clients train and a sample is averaged; here absent clients do not train, as in every other method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Method, State, fedavg

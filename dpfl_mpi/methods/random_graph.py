@@ -4,8 +4,6 @@ Omega_k is B_c - 1 of the reachable clients, drawn uniformly, and C_k = Omega_k 
 With --graphs RESULT a client has in each round as many collaborators as in that run: DPFL keeps fewer than B_c - 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

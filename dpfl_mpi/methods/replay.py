@@ -10,8 +10,6 @@
 The budget must allow the most that the graphs ask for: of `reversed` that may be more than the run's own budget.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

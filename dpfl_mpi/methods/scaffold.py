@@ -6,8 +6,6 @@ Shared: the model x and the server's control c. Personal: the control c_i. Score
 # Paper: all clients weigh alike; here by their share p_i of the samples, in x and in c, as in every other method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor, fedavg

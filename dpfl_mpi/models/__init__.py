@@ -14,8 +14,6 @@ What is refused, and in which words, is in `numerics/fitness.py`. Two methods of
 kernels that compute many clients' models at once (without them `Ensemble` uses `torch.func`), and `lanes()`, what lanes.c computes it from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from types import ModuleType

@@ -11,8 +11,6 @@ ReLU and max-pool commute, so ReLU is applied after the pool, to a quarter of th
 Axes: k rows (models), S mini-batch, H W image, C channels in, O channels out, P = S * pooled height * pooled width, F = 36 * C.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

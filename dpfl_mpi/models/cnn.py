@@ -5,8 +5,6 @@ Sizes by data set: colour images 6 and 16 channels, 120 and 84 units (62,006 par
 120 and 100 units.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError

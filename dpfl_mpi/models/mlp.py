@@ -1,7 +1,5 @@
 """A perceptron with one hidden layer of 64."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Without options it is ResNet-14 of 175,000 parameters: a 3x3 convolution, then t
 the first halves the image. A block is two 3x3 convolutions; where its size changes, the shortcut is a 1x1 convolution.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Attention is written out as matrix products, which `torch.func.vmap` computes fo
 attended to.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

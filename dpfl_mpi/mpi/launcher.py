@@ -6,8 +6,6 @@ under which both see one world of two is the one. The wrong kind mostly fails by
 With Open MPI on a single machine: `export $(python -m dpfl_mpi.mpi.launcher --open_mpi)` once before mpirun.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Axes: N clients in all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import itertools

@@ -6,8 +6,6 @@ collective; a rank without clients has arrays of length 0.
 Axes: N clients in all, K on this rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -5,8 +5,6 @@ Another way to compute them is a subclass: `native_backend.NativeBackend` (C, on
 Axes: K clients on this rank, k in a block, W row width, S images, H W C image, C classes, m models scored on one client's images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ Samples may be vectors `[F]` or tokens `[L]` in place of images `[H, W, C]`.
 Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar

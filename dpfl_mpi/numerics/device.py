@@ -1,7 +1,5 @@
 """Which device a rank computes on, and what makes it exact: float32, deterministic."""
 
-from __future__ import annotations
-
 import os
 
 import torch

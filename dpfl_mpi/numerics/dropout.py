@@ -6,8 +6,6 @@ CPU and on a GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014), i
 Axes: k clients of a block, S mini-batch.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

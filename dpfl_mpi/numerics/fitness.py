@@ -6,8 +6,6 @@ random numbers of its own (they would depend on the number of ranks), or that ch
 Axes: S samples, C classes.
 """
 
-from __future__ import annotations
-
 import copy
 import traceback
 from collections.abc import Iterator

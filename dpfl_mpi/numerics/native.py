@@ -6,8 +6,6 @@ uint8 images. Each call computes what `Ensemble` and `sgd_step` do, without ente
 Axes: W row width, r rows, M images, H W C image, n images of a call, F what the head reads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

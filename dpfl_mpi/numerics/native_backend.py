@@ -3,8 +3,6 @@
 Axes: W row width, k = 1 client of a block, m models scored on one client's images, n images, C classes, F what the head reads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

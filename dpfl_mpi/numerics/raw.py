@@ -3,8 +3,6 @@
 Axes: S images, H W C image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

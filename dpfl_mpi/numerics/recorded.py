@@ -7,8 +7,6 @@ in the smallest recorded size that holds them; the rows behind are masked. On a 
 Axes: k rows of the block, W row width, S mini-batch, H W C image.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 Axes: k rows, W row width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@
 Axes: N clients in all, K on a rank, D parameters.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

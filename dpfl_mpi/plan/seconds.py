@@ -3,8 +3,6 @@
 `describe` shows it, and `benchmarks/scaling_model.py` asks it about sizes that nobody has run.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -10,8 +10,6 @@ nothing else. A Run admits what it names when it is resolved. Results and checkp
 names it. A shipped name wins over an entry point.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import pkgutil

@@ -5,8 +5,6 @@ Import statements are read from file to file, those inside functions too. Not pa
 (`importlib.import_module(name)`), other installed packages, and files that the code reads.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util

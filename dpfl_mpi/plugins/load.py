@@ -4,8 +4,6 @@ Each code is a package of its own in `sys.modules`, whose name has the hash: an 
 `helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told from an older one by whole seconds, plays a part.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """What a result tells of its method: no reader of results imports or executes a method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -3,8 +3,6 @@
 Axes: N clients, C classes; `confusion[..., i, j]` counts the images of class i that were taken for class j.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words

@@ -1,7 +1,5 @@
 """The figures that a run is told by, and the few lines that it ends with, at most 80 columns wide, paths apart."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import textwrap

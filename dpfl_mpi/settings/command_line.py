@@ -1,7 +1,5 @@
 """The command line: one flag per field of `Run` and `Job`. `given` is what it says, by name; what it leaves open is not in there."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The range of a number is in the field's metadata: `low` and `high` are allowed t
 the field's type, `Literal["a", "b"]`. A field whose default is `None` may be left open.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

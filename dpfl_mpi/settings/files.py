@@ -1,7 +1,5 @@
 """The files that a Run names: they decide its numbers by their content, not by their path."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

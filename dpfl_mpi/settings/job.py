@@ -1,7 +1,5 @@
 """`Job` says where and how a Run is computed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -6,8 +6,6 @@ Theorem 1 chooses as Algorithm 3 does) is then run in many orders, and what it c
 the test accuracy that counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ Their variances are estimated from the results (a random-effects analysis of var
 The power is that of a two-sided paired t-test over partition means, from the noncentral t distribution.
 """
 
-from __future__ import annotations
-
 import argparse
 import bisect
 import json

@@ -14,8 +14,6 @@ is of its bytes. The two newest generations are kept.
 Axes: N clients in all, K on this rank, W row width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """One run at a time on a results file: a lock file beside it, taken over where its owner is surely gone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ A note is a list of files to delete, in a folder that others may be able to writ
 what it names directly in /dev/shm that belongs to this user as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 Axes: K clients on this rank.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -6,8 +6,6 @@ file the same flags pick some of its Runs. Every other flag is one of `python -m
 and with --watch those on Slurm, a table shows how far each is.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

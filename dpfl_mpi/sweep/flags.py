@@ -1,7 +1,5 @@
 """The command line of a sweep: its own flags, and those of `python -m dpfl_mpi`, which hold for all Runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Runs of a sweep on this machine: mpirun for each, as many at once as there are cores and GPUs for."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

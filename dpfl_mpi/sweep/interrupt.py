@@ -3,8 +3,6 @@
 A signal may arrive while Python runs a destructor, which drops every exception. So it is noted too, and `check` raises it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The Runs of a sweep as jobs on Slurm, by submitit: what is submitted, and what one rank of a job does."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Which Runs a sweep wants: those of a file, of a grid, of values to be tuned; and which of them goes on from which."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools
