@@ -61,8 +61,9 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
     for run in runs:
         try:
             path = found(run, folder)
-            if not path:
-                check_data(run)
+            asked = run if path else run.resolve()
+            if not path and asked.data and not is_file(asked.data):  # nothing here computes the Run
+                raise no_data(asked.dataset, asked.data)
         except UserError as error:
             reasons.setdefault(str(error), []).append(run)
             continue
@@ -101,13 +102,6 @@ def found(run: Run, folder: str | Path) -> Path | None:
     if reason and not paths:
         raise reason
     return paths[0] if paths else None
-
-
-def check_data(run: Run) -> None:
-    """Raise `UserError` where the data file of a Run is not there: nothing here computes the Run."""
-    run = run.resolve()
-    if run.data and not is_file(run.data):
-        raise no_data(run.dataset, run.data)
 
 
 def answers(result: Result, run: Run) -> bool:
@@ -168,21 +162,7 @@ def main(
         draw: takes the `Frames` of the results.
         options: further flags by name, as keywords of `argparse.add_argument`; `draw` gets them as keywords.
     """
-    exit_with(lambda: drawn(name, doc, runs, draw, options or {}))
-
-
-def shipped(name: str, caller: str) -> list[Run]:
-    """Return the `RUNS` of a figure of this folder; where its caller is the program that was started, do what `main` does."""
-    figure = importlib.import_module(f"dpfl_mpi.figures.{name}")
-    if caller == "__main__":
-        main(name, figure.__doc__, figure.RUNS, figure.draw, getattr(figure, "OPTIONS", None))
-    return list(figure.RUNS)
-
-
-def drawn(
-    name: str, doc: str | None, runs: Sequence[Run], draw: Callable[..., Drawing], options: Mapping[str, dict[str, Any]]
-) -> int:
-    """Do the work of `main` and return the exit code."""
+    options = options or {}
     width = shutil.get_terminal_size().columns - 2
     texts = [part if "    " in part else textwrap.fill(part, width) for part in (doc or "").strip().split("\n\n")]
     how = argparse.RawDescriptionHelpFormatter  # paragraphs, and lists as they are
@@ -192,26 +172,38 @@ def drawn(
     parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")
     for flag, keywords in options.items():
         parser.add_argument(f"--{flag}", **keywords)
-    args = parser.parse_args()
-    try:
-        results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
-        for line in missing:
-            print(line, file=sys.stderr)
-        if any(line.startswith("missing: ") for line in missing):
-            print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
-        results = [r for r in results if has_rounds(r)]
-        if not results:
-            raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
-        with plt.rc_context(STYLE):
-            drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
-            if not isinstance(drawing, Drawing):
-                raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
-            paths = save(drawing, name, Path(args.out))
-        print(*filter(None, (drawing.text, *paths)), sep="\n")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    def work() -> int:
+        args = parser.parse_args()
+        try:
+            results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
+            for line in missing:
+                print(line, file=sys.stderr)
+            if any(line.startswith("missing: ") for line in missing):
+                print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
+            results = [r for r in results if has_rounds(r)]
+            if not results:
+                raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
+            with plt.rc_context(STYLE):
+                drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
+                if not isinstance(drawing, Drawing):
+                    raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
+                paths = save(drawing, name, Path(args.out))
+            print(*filter(None, (drawing.text, *paths)), sep="\n")
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0
+
+    exit_with(work)
+
+
+def shipped(name: str, caller: str) -> list[Run]:
+    """Return the `RUNS` of a figure of this folder; where its caller is the program that was started, do what `main` does."""
+    figure = importlib.import_module(f"dpfl_mpi.figures.{name}")
+    if caller == "__main__":
+        main(name, figure.__doc__, figure.RUNS, figure.draw, getattr(figure, "OPTIONS", None))
+    return list(figure.RUNS)
 
 
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:

@@ -27,11 +27,6 @@ def interval(parts: Parts) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def by_partition(values: pd.Series) -> Parts:
-    """Return a series indexed by partition and client, without its nan, as one array per partition."""
-    return [part.to_numpy() for _, part in values.dropna().groupby(level="partition", sort=False)]
-
-
 def paired(lines: pd.DataFrame, a: str, b: str, score: str = "test_acc") -> Parts:
     """Return a score of row a minus that of row b in points, for every client of each partition that both have (empty: none).
 
