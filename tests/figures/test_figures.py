@@ -113,12 +113,10 @@ def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(made, tmp
     tiny_result.make(runs[0].path(results))
     found, missing = command.gather(runs, results)
     assert [r.path for r in found] == [runs[0].path(results)]
-    assert missing[0] == (
-        f"missing: mpirun -n 8 python -m dpfl_mpi --classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7 --results={results}"
-    )
-    assert missing[1].startswith(
-        "not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is nothing"
-    )
+    flags = f"--classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7 --results={results}"
+    assert missing[0] == f"missing: mpirun -n 8 python -m dpfl_mpi {flags}"
+    gone = "not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is nothing"
+    assert missing[1].startswith(gone)
     monkeypatch.setattr(sys, "argv", ["sparsity", "--results", str(results), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as end:
         command.main("sparsity", "", runs, module("sparsity").draw)
@@ -625,10 +623,8 @@ def test_traffic_and_time(made):
     assert set(data["budget_others"]) == {2}
     assert data["mpi_rma_mib"].tolist() == [1, 2, 3] and data["mpi_collective_mib"].tolist() == [0.5] * 3
     assert data["seconds_graph"].tolist() == [4, 4, 4]  # the slowest rank
-    assert (
-        "0.62 models received per client and round (budget 2 others), 2.5 before round 1; MPI 3.00 MiB per round, 1.50 before"
-        in drawing.text
-    )
+    assert "0.62 models received per client and round (budget 2 others), 2.5 before round 1" in drawing.text
+    assert "2.5 before round 1; MPI 3.00 MiB per round, 1.50 before" in drawing.text
 
 
 def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):

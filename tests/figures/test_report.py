@@ -174,9 +174,8 @@ def test_the_table_sorts_and_a_click_follows_a_client(browser):
 def test_runs_are_compared_and_chosen(browser):
     assert run(browser, "document.getElementById('comparison').hidden") is False
     assert run(browser, "document.querySelectorAll('#compare tr').length") == 3
-    rows = (
-        "[...document.querySelectorAll('#compare tbody tr')].map(r => [r.cells[0].textContent, r.cells[3].textContent])"
-    )
+    cells = "[r.cells[0].textContent, r.cells[3].textContent]"
+    rows = f"[...document.querySelectorAll('#compare tbody tr')].map(r => {cells})"
     assert run(browser, rows) == [["DPFL (B_c = 0.75N)", "70"], ["Local", "65"]]  # the best first
     browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
     assert run(browser, rows) == [["Local", "65"], ["DPFL (B_c = 0.75N)", "70"]]

@@ -44,9 +44,8 @@ def folder(results, tmp_path_factory):
     collect, out = script("collect"), tmp_path_factory.mktemp("reproduction") / "digits-patho-3"
     for (method, seed), result in results.items():
         for _ in range(2):  # one by one: lines are added; again: nothing is there twice
-            collect.write(
-                out, {n: [lines] for n, lines in collect.lines_of(Run(method=method, seed=seed), result).items()}
-            )
+            lines = collect.lines_of(Run(method=method, seed=seed), result)
+            collect.write(out, {name: [each] for name, each in lines.items()})
     return out
 
 
@@ -360,9 +359,8 @@ def differences(page):
     each = {name: frames["clients"] for name, frames in page.folders().items()}
     each["controls"] = findings.long(page.folders()["controls"])["clients"]
     first = each["cifar-10-motivation"].query("client == 0")
-    each["example"] = first.assign(
-        client=first["seed"], seed=0, partition="", run=""
-    )  # over seeds, as if each were a client
+    # over seeds, as if each were a client
+    each["example"] = first.assign(client=first["seed"], seed=0, partition="", run="")
     for lines in each.values():
         for a, b in itertools.combinations(sorted(set(lines["row"])), 2):
             parts = tables.paired(lines, a, b)
