@@ -8,10 +8,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality 
 import hypothesis
 import pytest
 
-os.environ["PYTEST_ADDOPTS"] = (
-    "-n 0"  # its options are read; a pytest that a test starts, such as a rank's, is not split again
-)
-
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in a script's background job; what tests start would ignore it, too
@@ -29,6 +25,12 @@ ASKED = {
 def pytest_addoption(parser):
     for name, text in ASKED.items():
         parser.addoption(f"--{name}", action="store_true", help=text)
+
+
+def pytest_configure(config):
+    """Let no pytest that a test starts, such as a rank's, be split again; workers read the options of this one first."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        os.environ["PYTEST_ADDOPTS"] = "-n 0"
 
 
 def pytest_collection_modifyitems(config, items):

@@ -23,28 +23,28 @@ class Session:
 
 def agreed(run: Run, job: Job, world: World) -> Session:
     """Return the session of a Run and Job; where they are wrong, or not the same on every rank, all have the `UserError`. Collective."""
-    mine: dict[str, str] = {}
+    found: list[Resolved] = []  # once: the files that a Run names are read here
 
     def look() -> None:
-        resolved = run.resolve()
-        check(resolved)  # a resolved Run may have been made by hand
+        found.append(run.resolve())
+        check(found[0])  # a resolved Run may have been made by hand
         check(job)
-        held = {name: f"{value} {resolved.contents.get(name, '')}" for name, value in as_dict(resolved).items()}
-        mine.update(held | as_dict(job))
 
     world.each_rank(look)
-    if unlike := world.unlike(mine):
+    resolved = found[0]
+    mine = {name: f"{value} {resolved.contents.get(name, '')}" for name, value in as_dict(resolved).items()}
+    if unlike := world.unlike(mine | as_dict(job)):
         names = ", ".join(f"--{name}" for name in unlike)
         raise UserError(f"the ranks were given different settings ({names}); every rank needs the same Run and Job")
-    run = run.resolve()
-    if codes(run.contents):
-        world.each_rank(lambda: load_code(run))
-    path = Path(job.out) if job.out else run.path(job.results)
-    if re.search(r"-s\d+-[0-9a-f]{8}$", path.stem) and path.stem != run.slug():  # of a sweep that began before the edit
+    if codes(resolved.contents):
+        world.each_rank(lambda: load_code(resolved))
+    path = Path(job.out) if job.out else resolved.path(job.results)
+    of_sweep = re.search(r"-s\d+-[0-9a-f]{8}$", path.stem)  # begun, it may be, before an edit
+    if of_sweep and path.stem != resolved.slug():
         raise UserError(
-            f"--out is {path}, the name of another Run; this is {run.slug()} (a file that it names was edited)"
+            f"--out is {path}, the name of another Run; this is {resolved.slug()} (a file that it names was edited)"
         )
-    return Session(run, job, world, path)
+    return Session(resolved, job, world, path)
 
 
 def load_code(run: Resolved) -> None:

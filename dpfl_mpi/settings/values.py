@@ -42,10 +42,10 @@ def is_file(path: Any) -> bool:
         return False
 
 
-def lines_of(flag: str, path: str) -> list[list[str]]:
-    """Return the words of each line of a small text file that is not empty."""
+def lines_of(flag: str, path: str, what: str = "") -> list[list[str]]:
+    """Return the words of each line of a small text file that is not empty; `what` it must hold is said where there is none."""
     if not is_file(path):
-        raise UserError(f"--{flag} is {path}; there is no such file")
+        raise UserError(f"--{flag} is {path}; there is no such file{what and f' ({what})'}")
     try:
         text = read_text(Path(path), TEXT)
     except Unreadable:
@@ -210,12 +210,7 @@ class Available(Text):
         """Return it with what its file holds."""
         if not read:
             return self
-        path = self.text.removeprefix("file:")
-        if not is_file(path):
-            raise UserError(
-                f"--available is {self.text}; there is no such file (a line of 0 and 1 per round, a column per client)"
-            )
-        lines = lines_of("available", path)
+        lines = lines_of("available", self.text, "a line of 0 and 1 per round, a column per client")
         if len(lines) < rounds or any(len(line) != clients or not set(line) <= {"0", "1"} for line in lines):
             raise UserError(
                 f"--available is {self.text}, which must hold at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"

@@ -169,10 +169,8 @@ class Watch:
         if not self.world.root:
             time.sleep(STEP_BEHIND)
         if not self.leaving:
-            if text:
-                print(text, file=sys.stderr, flush=True)
             self.on_abort()
-            self.world.abort(code)
+            self.world.abort(code, text)
 
     def _hung(self) -> None:
         """Print where this rank stands, and end all ranks."""

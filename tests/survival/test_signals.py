@@ -32,7 +32,7 @@ class World:
 
     root, rank, size = True, 0, 1
     decide = staticmethod(lambda choose: choose())
-    abort = staticmethod(lambda code: None)
+    abort = staticmethod(lambda code, text: None)
 
 
 @pytest.fixture
@@ -45,7 +45,12 @@ def heard_nothing(monkeypatch):
 def ended(monkeypatch) -> list[int]:
     """The exit codes with which a watch has ended all ranks of `World`."""
     codes: list[int] = []
-    monkeypatch.setattr(World, "abort", staticmethod(codes.append))
+
+    def abort(code: int, text: str) -> None:
+        print(text, file=sys.stderr)
+        codes.append(code)
+
+    monkeypatch.setattr(World, "abort", staticmethod(abort))
     return codes
 
 
