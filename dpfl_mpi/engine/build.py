@@ -3,7 +3,7 @@
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, unread_clients, verify
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, unread_clients, verify
 from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
@@ -27,7 +27,6 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.models import make
-from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import SGD, Backend, optimiser
 from dpfl_mpi.numerics.clients import Clients
@@ -36,7 +35,7 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.native import computes, form_of
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.recorded import RecordedBackend
-from dpfl_mpi.plan.needs import written
+from dpfl_mpi.plan.needs import refuse_classes
 from dpfl_mpi.settings import Job, Resolved
 
 
@@ -49,15 +48,16 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     Raises:
         UserError: on every rank, for what only the user can mend.
     """
+    warn(budget_of_one(run), job, world)
+    limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
-    warn_of_budget(run, job, world)
     source = open_source(run, lambda load: on_root(load, world))
-    warn_of_clients(run, source, job, world)
+    warn(unread_clients(run, source), job, world)
     world.each_node(lambda: verify(source))
     partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
-    limits = limits_of(run, world)
-    members = Members(world, partition, limits, run)
+    world.decide(lambda: refuse_classes(run.clients, source.classes))
+    members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
 
     model = make(run, source)
     ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
@@ -69,16 +69,15 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
-    world.decide(lambda: check_classes(run.clients, source.classes))
     scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
     mail = MailRoom(log, attack, job.window_gb, on_window)
     sums = Sums(mail, backend.blocks, run)
     greedy = Greedy(scoring, sums, run)
-    graphs, drift = graphs_of(run, world), Drift(run, source.classes)
+    lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
     about = {
         "data_sha256": source.sha256,
         "data_note": source.note,
-        **{name: listed(getattr(source, name)) for name in ("class_names", "mean", "std")},
+        **{name: json.dumps(held if len(held) <= MOST_LISTED else []) for name, held in lists.items()},
         "partition_sha256": partition.sha256(),
         "partition_note": partition.note(),
         "parameters": ensemble.size,
@@ -86,21 +85,6 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     return Parts(
         run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, graphs, drift
     )
-
-
-def check_classes(clients: int, classes: int) -> None:
-    """Raise `UserError` where root could not write every client's confusion matrix at the end: it grows with the square of the classes."""
-    need, (limit, name) = written(clients, classes), node_memory(shared=False)
-    if need > limit:
-        raise UserError(
-            f"the confusion matrices of {clients} clients and {classes} classes need {need / 2**30:.2f} GiB on rank 0, whose node has "
-            f"{limit / 2**30:.2f} GiB ({name}): use fewer --clients, or data with fewer classes"
-        )
-
-
-def listed(values: Sequence[str | float]) -> str:
-    """Return a list as JSON for an attribute of the result, an empty one where there are too many for it."""
-    return json.dumps(values if len(values) <= MOST_LISTED else [])
 
 
 def warn_of_device(job: Job, world: World, device: torch.device) -> None:
@@ -113,26 +97,19 @@ def warn_of_device(job: Job, world: World, device: torch.device) -> None:
         warn(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs", job, world)
 
 
-def warn_of_clients(run: Resolved, source: Source, job: Job, world: World) -> None:
-    """Warn where data of one's own name the client of each sample, and the Run makes other clients."""
-    if why := unread_clients(run, source):
-        warn(why, job, world)
-
-
-def warn_of_budget(run: Resolved, job: Job, world: World) -> None:
-    """Warn where a budget leaves nobody to average with: then the method is Local under another name."""
-    if run.found.method.topology == "graph" and run.most_senders == 0 < run.clients - 1:
-        warn(
-            f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
-            "alone, as --method local does; --budget 2 or more lets it choose others",
-            job,
-            world,
-        )
+def budget_of_one(run: Resolved) -> str:
+    """Return a warning where a budget leaves nobody to average with: then the method is Local under another name."""
+    if run.found.method.topology != "graph" or not run.most_senders == 0 < run.clients - 1:
+        return ""
+    return (
+        f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
+        "alone, as --method local does; --budget 2 or more lets it choose others"
+    )
 
 
 def warn(text: str, job: Job, world: World) -> None:
-    """Print a warning in a line of root's, unless the run is --quiet."""
-    if world.root and not job.quiet:
+    """Print a warning, if there is one, in a line of root's, unless the run is --quiet."""
+    if text and world.root and not job.quiet:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
@@ -153,25 +130,23 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     Raises:
         UserError: on every rank, where `--kernels` asks for what cannot be had.
     """
-    gpu = ensemble.device.type == "cuda"
+    gpu, pytorch = ensemble.device.type == "cuda", functools.partial(Backend, ensemble, clients, sgd, job.block)
     if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
-        recorded = job.cuda_graphs and gpu
         if job.kernels not in ("auto", "torch"):
-            raise UserError(
-                f"--kernels is {job.kernels}; the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
-            )
-        return (RecordedBackend if recorded else Backend)(ensemble, clients, sgd, job.block)
+            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
+            raise UserError(f"--kernels is {job.kernels}; {only}")
+        return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch()
     if job.kernels == "auto" and not (computes(ensemble.module) and ensemble.dtype == "uint8"):
-        return Backend(ensemble, clients, sgd, job.block)
+        return pytorch()
+    native, why = None, ""
     try:
-        backend: Backend | None = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))
-        why = ""
+        native = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))
     except UserError as error:
-        backend, why = None, str(error)
-    if world.agree(backend is None):
-        if job.kernels != "auto":
-            raise UserError(why or "--kernels: another rank's node has no native kernels")
-        warn(f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}", job, world)
-        return Backend(ensemble, clients, sgd, job.block)
-    assert backend is not None
-    return backend
+        why = str(error)
+    missing = world.agree(native is None)
+    if native and not missing:
+        return native
+    if job.kernels != "auto":
+        raise UserError(why or "--kernels: another rank's node has no native kernels")
+    warn(f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}", job, world)
+    return pytorch()

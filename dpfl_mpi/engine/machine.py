@@ -41,13 +41,8 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "block": max((b.stop - b.start for b in parts.backend.blocks), default=0),
         "commit": commit(),
-        "versions": {
-            "dpfl_mpi": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "h5py": h5py.__version__,
-        },
+        "versions": {"dpfl_mpi": __version__, "python": platform.python_version()}
+        | {library.__name__: library.__version__ for library in (torch, np, h5py)},
     }
 
 

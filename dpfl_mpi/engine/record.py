@@ -1,9 +1,13 @@
-"""What a run writes: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root.
+"""What a run writes and shows: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root.
 
-Axes: N clients in all, K on this rank, T rounds, E epochs of tuning.
+Axes: N clients in all, K on this rank.
 """
 
+from __future__ import annotations
+
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,24 +20,18 @@ from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.results.scores import mean
 
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 
 
 def open_recorder(
-    path: Path,
-    parts: Parts,
-    start: dict[str, Any],
-    snapshot: Path | None,
-    still_ours: Callable[[], object] = lambda: None,
+    path: Path, parts: Parts, start: dict[str, Any], snapshot: Path | None, still_ours: Callable[[], object]
 ) -> Recorder | None:
-    """Return the Recorder on root, None elsewhere, of a new file or of one as a checkpoint left it, its `snapshot`. Collective.
-
-    `start` says what computes from now on; `still_ours` is called before the file is replaced. A file that cannot be written is a
-    `UserError` on every rank.
-    """
+    """Return the Recorder on root, None elsewhere; arguments and errors are its own, the errors on every rank. Collective."""
     opened: list[Recorder] = []
 
     def create() -> None:
@@ -204,3 +202,45 @@ def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
         to.close("finished")
 
     on_root(recorder, parts, write)
+
+
+class Progress:
+    """A progress bar on a terminal, one plain line per round in a log, shown by root; all ranks take part in the means. Use with `with`."""
+
+    def __init__(self, parts: Parts, quiet: bool, first: int):
+        self.parts, self.first = parts, first
+        self.shows = parts.world.root and not quiet
+        self.bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.shows and (sys.stderr.isatty() or os.environ.get("DPFL_MPI_TERMINAL")):
+            from tqdm import tqdm
+
+            run = self.parts.run
+            total = run.rounds + 1 + run.finetune_epochs
+            self.bar = tqdm(total=total, initial=self.first, desc=short(run.method), unit="round", file=sys.stderr)
+        self.start = time.perf_counter()
+        return self
+
+    def line(self, t: int) -> None:
+        """Show a round. Collective."""
+        notes, benign = self.parts.log.notes, self.parts.members.benign
+        mine = {name: notes[name] for name in ("val_acc", "test_acc", "models_received")}
+        everyone = gather(self.parts, mine | {"best": self.parts.scoring.best_test})
+        if not self.shows:
+            return
+        val, test, best = (
+            100 * np.nan_to_num(mean(everyone[name][benign])) for name in ("val_acc", "test_acc", "best")
+        )
+        seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
+            self.bar.update()
+        else:
+            received = f"received {everyone['models_received'].mean():5.1f}"
+            scores = f"val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %"
+            print(f"round {t:4d}  {scores}  {received}  {seconds:6.2f} s", flush=True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()

@@ -2,20 +2,18 @@
 
 from pathlib import Path
 
-from dpfl_mpi.engine import finetune, newcomers, record
-from dpfl_mpi.engine.bar import Progress
+from dpfl_mpi.engine import after, record
 from dpfl_mpi.engine.build import build
-from dpfl_mpi.engine.found import already_done
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.engine.own import check_own, global_generators
-from dpfl_mpi.engine.session import Session, agreed
+from dpfl_mpi.engine.start import agreed, finished_at, forgotten
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
 from dpfl_mpi.survival.shm import Segments, remove_left
@@ -23,38 +21,56 @@ from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch, aga
 
 
 def train(run: Run, job: Job, world: World) -> Path:
-    """Compute a Run on all ranks and return the path of its results file.
-
-    Goes on from the checkpoint of this Run, if there is one.
+    """Compute a Run on all ranks, from its checkpoint where there is one, and return the path of its results file.
 
     Raises:
         UserError: on every rank, for what only the user can mend; also where the ranks were not given the same Run and Job.
         Leave: on every rank, after a signal or near the end of the allocation; a checkpoint was kept.
     """
-    session = agreed(run, job, world)
-    lock = Lock(session.path, lambda text: world.abort(1, f"error: {text}"))
+    resolved, path = agreed(run, job, world)
+    lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
     try:
-        checkpoints = Checkpoints(session.path, session.run, job, world, lock.check)
-        if not already_done(session, checkpoints):
+        checkpoints = Checkpoints(path, resolved, job, world, lock.check)
+        done_at = ""
+        if not forgotten(path, job, world, checkpoints):
+            done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
+        if not done_at:
             with Watch(job, world, lock.release) as watch:
-                rounds(session, checkpoints, watch)
+                parts = make_parts(resolved, job, world, checkpoints.folder)
+                rounds(path, parts, job, checkpoints, watch)
+        elif world.root and not job.quiet:
+            print(f"found, not computed (since {done_at}); --fresh runs anew", flush=True)
         checkpoints.clear()
     finally:
         lock.release()
-    return session.path
+    return path
 
 
-def rounds(session: Session, checkpoints: Checkpoints, watch: Watch) -> None:
+def make_parts(run: Resolved, job: Job, world: World, folder: Path) -> Parts:
+    """Return the parts of the Federation; the segments of their window are noted in the checkpoints' folder. Collective."""
+    if world.local_rank == 0:
+        remove_left(folder)
+    world.agree(False)  # a barrier: no rank notes its segments before the old notes are gone
+    segments = Segments(folder, world.rank)
+    segments.note()
+    try:
+        return build(run, job, world, on_window=segments.note)
+    except UserError:
+        segments.forget()
+        raise
+
+
+def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end. Collective."""
-    parts, state, recorder = begin(session, checkpoints, watch)
+    state, recorder = begin(path, parts, checkpoints, watch)
     run, method = parts.run, parts.run.found.method
     total = run.rounds
     try:
         first = parts.round + 1 if state else 0
-        if run.finetune_epochs and not state and not run.newcomers and finetune.from_base(session, parts, recorder):
+        if run.finetune_epochs and not state and not run.newcomers and after.from_base(job, parts, recorder):
             first = total + 1  # the base Run has computed the rounds
-        with Progress(session, first) as progress:
+        with record.Progress(parts, job.quiet, first) as progress:
             for t in range(first, total + 1):
                 watch.begin(t)
                 parts.begin_round(t)
@@ -62,25 +78,25 @@ def rounds(session: Session, checkpoints: Checkpoints, watch: Watch) -> None:
                     break
                 state = state_after(parts, method, state)
                 record.write_round(recorder, parts, state)
-                progress.line(parts, t)
+                progress.line(t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
                 if due:
                     checkpoints.save(parts, state, recorder)
                     watch.code = REQUEUE
                 if stop and t < total:
                     parts.close()
-                    why, again = Heard.name or "a signal", again_text(session.job)
+                    why, again = Heard.name or "a signal", again_text(job)
                     raise Leave(REQUEUE, f"stopped after round {t} of {total} ({why}); {again} goes on from there")
             if run.finetune_epochs:
-                for t in finetune.tune(recorder, parts, method):
+                for t in after.tune(recorder, parts, method):
                     watch.begin(t)
-                    progress.line(parts, t)
+                    progress.line(t)
         if run.newcomers:
             assert state is not None
-            newcomers.arrive(recorder, parts, state, method)
-        record.finish(recorder, parts, session.job.save_models)
+            after.arrive(recorder, parts, state, method)
+        record.finish(recorder, parts, job.save_models)
     except UserError:
-        if session.world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
+        if parts.world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
             parts.close()
         raise
     finally:
@@ -89,28 +105,17 @@ def rounds(session: Session, checkpoints: Checkpoints, watch: Watch) -> None:
     parts.close()
 
 
-def begin(session: Session, checkpoints: Checkpoints, watch: Watch) -> tuple[Parts, State | None, Recorder | None]:
-    """Return what this start goes on with: the Federation, the method's state (None before round 0), and on root the Recorder. Collective."""
-    world = session.world
-    if world.local_rank == 0:
-        remove_left(checkpoints.folder)
-    world.agree(False)  # a barrier: no rank notes its segments before the old notes are gone
-    segments = Segments(checkpoints.folder, world.rank)
-    segments.note()
-    try:
-        parts = build(session.run, session.job, world, on_window=segments.note)
-    except UserError:
-        segments.forget()
-        raise
+def begin(path: Path, parts: Parts, checkpoints: Checkpoints, watch: Watch) -> tuple[State | None, Recorder | None]:
+    """Return what this start goes on with: the method's state (None before round 0), and on root the Recorder. Collective."""
     state = checkpoints.restore(parts)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
-    hosts = world.hosts()
-    start = describe_start(hosts, parts) if world.root else {}
-    recorder = record.open_recorder(session.path, parts, start, checkpoints.results, checkpoints.still_ours)
+    hosts = parts.world.hosts()
+    start = describe_start(hosts, parts) if parts.world.root else {}
+    recorder = record.open_recorder(path, parts, start, checkpoints.results, checkpoints.still_ours)
     if recorder and checkpoints.results:
         warn_of_change(recorder.starts[-1], start)
-    return parts, state, recorder
+    return state, recorder
 
 
 def state_after(parts: Parts, method: Method, before: State | None) -> State:

@@ -219,3 +219,13 @@ def refuse(job: Job, needs: Needs) -> None:
         if need > limit:
             sizes = f"{megabytes(need)} on a node; this machine can give {megabytes(limit)} ({name})"
             raise UserError(f"{what} need {sizes}: {advice}")
+
+
+def refuse_classes(clients: int, classes: int) -> None:
+    """Raise `UserError` where root could not write every client's confusion matrix at the end: it grows with the square of the classes."""
+    need, (limit, name) = written(clients, classes), node_memory(shared=False)
+    if need > limit:
+        raise UserError(
+            f"the confusion matrices of {clients} clients and {classes} classes need {need / 2**30:.2f} GiB on rank 0, whose node has "
+            f"{limit / 2**30:.2f} GiB ({name}): use fewer --clients, or data with fewer classes"
+        )

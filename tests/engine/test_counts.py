@@ -103,10 +103,10 @@ def test_a_layer_that_is_not_there_is_refused_at_once_by_its_option():
 
 def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
     """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
-    from dpfl_mpi.engine import build
+    from dpfl_mpi.plan import needs
 
-    monkeypatch.setattr(build, "node_memory", lambda shared: (18_000, "a test"))
+    monkeypatch.setattr(needs, "node_memory", lambda shared: (18_000, "a test"))
     federation(SMALL).close()
-    monkeypatch.setattr(build, "node_memory", lambda shared: (17_999, "a test"))
+    monkeypatch.setattr(needs, "node_memory", lambda shared: (17_999, "a test"))
     with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
         federation(SMALL)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from launch import differences, federation, run_here, run_mpi
 
-from dpfl_mpi.engine import finetune
+from dpfl_mpi.engine import after
 from dpfl_mpi.methods import fedprox
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
@@ -56,7 +56,7 @@ def test_the_models_of_a_base_come_in_blocks(rows, tmp_path, monkeypatch):
         return out
 
     monkeypatch.setattr(World, "share", noted)
-    monkeypatch.setattr(finetune, "BLOCK", {1: 1, 2: 2 * 4 * size + 5}[rows])
+    monkeypatch.setattr(after, "BLOCK", {1: 1, 2: 2 * 4 * size + 5}[rows])
     assert differences(whole, run_here(tmp_path / "blocks.h5", TUNED, results=str(tmp_path))) == []
     assert max(sent) == rows * size
 
@@ -71,7 +71,7 @@ def test_the_models_of_a_base_come_in_blocks(rows, tmp_path, monkeypatch):
 )
 def test_tuning_computes_the_rounds_again_and_says_why(what, why, tmp_path, monkeypatch, capfd):
     """Nothing of the base is in the result then: the record of its rounds is copied once all blocks have been read."""
-    monkeypatch.setattr(finetune, "BLOCK", 1)
+    monkeypatch.setattr(after, "BLOCK", 1)
     base = run_here(Run(**TUNED).resolve().untuned().path(tmp_path), LOCAL, save_models=what != "no models")
     whole = run_here(tmp_path / "whole.h5", TUNED, results=str(tmp_path / "elsewhere"))
     content = base.read_bytes()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from launch import differences, federation, run_here, run_mpi
 
-from dpfl_mpi.engine import newcomers
+from dpfl_mpi.engine import after
 from dpfl_mpi.methods import dpfl
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
@@ -53,10 +53,10 @@ def test_newcomers_of_dpfl_choose_among_the_frozen(monkeypatch):
         new = fed.members.limits.newcomers
         assert not new[state["shared"]["omega"].senders].any() and (state["shared"]["omega"].degrees()[new] == 0).all()
         best = fed.scoring.best.clone()
-        monkeypatch.setattr(newcomers, "write_series", lambda *args: caught.extend(args[-1]))
+        monkeypatch.setattr(after, "write_series", lambda *args: caught.extend(args[-1]))
         bggc, graphs = fed.bggc, []
         fed.bggc = lambda w: graphs.append((w.clone(), bggc(w))) or graphs[-1][1]
-        newcomers.arrive(None, fed._parts, state, find("method", "dpfl"))
+        after.arrive(None, fed._parts, state, find("method", "dpfl"))
         assert len(graphs) == 3
         for rows, omega in graphs:
             assert torch.equal(rows[fed.row_of[~new]], best[fed.row_of[~new]])

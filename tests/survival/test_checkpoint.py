@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.engine import found
+from dpfl_mpi.engine import start
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
@@ -405,8 +405,8 @@ def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
 
 def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_path, monkeypatch):
     out = starts.here(tmp_path / "x.h5")
-    before, version = out.read_bytes(), found.NUMERICS
-    for module in (found, recorder, checkpoint):
+    before, version = out.read_bytes(), start.NUMERICS
+    for module in (start, recorder, checkpoint):
         monkeypatch.setattr(module, "NUMERICS", version + 1)
     with pytest.raises(UserError, match=f"computed under version {version} of the numbers; it is {version + 1} now"):
         starts.here(out)

@@ -1,7 +1,15 @@
-"""+FT: every client trains on from its own best-validation model, with fresh momentum (the paper's FedAvg+FT and FedProx+FT, 2 tau_train epochs).
+"""What comes after the rounds: +FT and newcomers.
 
-The models come from the base Run's file (the same Run with --finetune_epochs 0) where that is there with its models, else the rounds are
-computed first: the numbers are the same.
++FT (--finetune_epochs): every client trains on from its own best-validation model, with fresh momentum (the paper's FedAvg+FT and
+FedProx+FT, 2 tau_train epochs). The models come from the base Run's file (the same Run with --finetune_epochs 0) where that is there with
+its models, else the rounds are computed first: the numbers are the same.
+
+--newcomers: clients that come when the models of all others are frozen. A newcomer trains E = 0, 1 and 5 epochs of its own, and is scored
+after each. With a graph it does lines 1 to 4 of Algorithm 1 with E in place of tau_init: it trains the common initial row, runs BGGC over
+the best models of the others, and averages with those that it chose. With a server it starts from what the server has, in the method's own
+way (`newcomer` of its file). Alone it starts from the initial row.
+
+Axes: N clients in all, K on this rank, W row width.
 """
 
 import functools
@@ -10,14 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from dpfl_mpi.engine.record import write_series, write_tuned
-from dpfl_mpi.engine.session import Session
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
-from dpfl_mpi.methods import Method
+from dpfl_mpi.methods import Method, Newcomer, State
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.settings import Job
 
 # what the base Run recorded of its rounds is this Run's record of them
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")
@@ -31,18 +40,22 @@ REACHED = {
     "epochs": "client/epochs",
 }
 BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
+EPOCHS = (0, 1, 5)  # of a newcomer, in all
+SCORES = ("val_acc", "test_acc")
 
 
-def from_base(session: Session, parts: Parts, recorder: Recorder | None) -> bool:
+def from_base(job: Job, parts: Parts, recorder: Recorder | None) -> bool:
     """Take models and records from the base Run's file and return True; False where it is not there, unfinished, or without models. Collective."""
-    path = session.run.untuned().path(session.job.results)
-    base = parts.world.share(lambda: copy_base(path, session, parts, recorder))
+    path, size = parts.run.untuned().path(job.results), parts.backend.ensemble.size
+    rows = max(1, BLOCK // (4 * size))
+    blocks = [slice(first, first + rows) for first in range(0, parts.n, rows)]
+    base = parts.world.share(lambda: copy_base(path, blocks, job, parts, recorder))
     if not base:
         return False
     if "client/stopped_round" in base:
         parts.members.stopped_round[:] = base["client/stopped_round"]
-    best = np.empty((len(parts.ids), parts.backend.ensemble.size), np.float32)
-    for block in blocks(parts):
+    best = np.empty((len(parts.ids), size), np.float32)
+    for block in blocks:
         sent = parts.world.share(functools.partial(models, path, block))["rows"]
         here = (parts.ids >= block.start) & (parts.ids < block.stop)
         best[here] = sent[parts.ids[here] - block.start]
@@ -51,17 +64,14 @@ def from_base(session: Session, parts: Parts, recorder: Recorder | None) -> bool
     return True
 
 
-def blocks(parts: Parts) -> list[slice]:
-    rows = max(1, BLOCK // (4 * parts.backend.ensemble.size))
-    return [slice(first, min(first + rows, parts.n)) for first in range(0, parts.n, rows)]
-
-
 def models(path: Path, block: slice) -> dict[str, np.ndarray]:
     with Result(path) as base:  # anew: whoever computes it, a Run has the same models
         return {"rows": base.part("model/best", block)}
 
 
-def copy_base(path: Path, session: Session, parts: Parts, recorder: Recorder | None) -> dict[str, np.ndarray]:
+def copy_base(
+    path: Path, blocks: list[slice], job: Job, parts: Parts, recorder: Recorder | None
+) -> dict[str, np.ndarray]:
     """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
 
     It must be of the same data, and its models whole, which are read here and not kept. Where it cannot be had a warning says why.
@@ -74,18 +84,18 @@ def copy_base(path: Path, session: Session, parts: Parts, recorder: Recorder | N
                 why = "is not finished, or of other data or another partition"
             elif "model/best" not in base:
                 why = "holds no models (--save_models)"
-            elif session.job.mixed and "mixed/test_acc" not in base:
+            elif job.mixed and "mixed/test_acc" not in base:
                 why = "holds no scores after mixing (--mixed)"
             else:
                 copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
                 stopped = ["client/stopped_round"] if parts.run.patience else []
                 reached = {name: base[name] for name in (*REACHED.values(), "client/diverged_round", *stopped)}
-                for block in blocks(parts):
+                for block in blocks:
                     base.part("model/best", block)
     except UserError:
         why = "cannot be read" if path.exists() else "is not there"
     if why:
-        if path.exists() or not session.job.quiet:
+        if path.exists() or not job.quiet:
             print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return {}
     recorder.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
@@ -112,8 +122,44 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
         if epoch < 2:  # that of the rounds, then that of the start, which epoch 0 scores
             parts.scoring.forget_best()
         parts.fed.evaluate(w)
-        notes.append({name: parts.log.notes[name].copy() for name in ("val_acc", "test_acc")})
+        notes.append({name: parts.log.notes[name].copy() for name in SCORES})
         steps.append(parts.world.sum_int64(np.array([parts.training.steps.sum()]))[0])
         yield parts.round
     write_series(recorder, parts, "finetune", int(most) + np.arange(len(notes)), notes)
     write_tuned(recorder, parts, np.array(steps))
+
+
+def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method) -> None:
+    """Let the newcomers in, score them, and record it. Collective."""
+    members = parts.members
+    frozen = parts.scoring.best.clone()
+    members.round = parts.run.rounds + parts.run.finetune_epochs + 1
+    members.begin_tuning()
+    parts.training.attack.begin()
+    how = method.newcomer(parts.fed, state) if method.newcomer else usual(parts, state, method, frozen)
+    parts.meet("the end of newcomer")
+    members.begin_arrival()
+    mine = torch.from_numpy(members.limits.newcomers[parts.ids]).to(parts.backend.ensemble.device)[:, None]
+    w, done, notes = how.start, 0, []
+    for epochs in EPOCHS:
+        parts.log.begin()
+        parts.fed.local_opt(w, epochs - done, how.gradient, momentum="newcomer", trained=how.trained)
+        done = epochs
+        rows = w
+        if method.topology == "graph":
+            rows = torch.where(mine, w, frozen)
+            with parts.log.clock("graph"):
+                omega = parts.fed.bggc(rows)
+            rows = parts.fed.average(rows, omega)
+        parts.fed.evaluate(rows, predict=how.predict)
+        notes.append({name: parts.log.notes[name].copy() for name in (*SCORES, "models_received", "evaluations")})
+    write_series(recorder, parts, "newcomers", np.array(EPOCHS), notes)
+
+
+def usual(parts: Parts, state: State, method: Method, frozen_KW: torch.Tensor) -> Newcomer:
+    """Return how a newcomer starts where the method says nothing of it."""
+    if method.topology != "server":
+        return Newcomer(parts.fed.common_row())
+    shared = state["shared"].get("w")
+    start = parts.fed.copies(parts.fed.mean(frozen_KW) if shared is None else shared)
+    return Newcomer(start, method.finetune_gradient(parts.fed, start.clone()) if method.finetune_gradient else None)

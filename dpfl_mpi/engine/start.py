@@ -1,0 +1,111 @@
+"""Before a Run is computed: it is the same on all ranks, and what lies under the name of its result is found, or may be overwritten."""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.plugins import admit, codes, find
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import check_ours, torn
+from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
+from dpfl_mpi.settings.fields import as_dict, check
+from dpfl_mpi.storage.foreign import Hdf5
+from dpfl_mpi.survival.checkpoint import Checkpoints
+
+KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
+
+
+def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
+    """Return the resolved Run and the path of its result; errors, and settings that differ, on every rank. Collective."""
+    found: list[Resolved] = []  # once: the files that a Run names are read here
+
+    def look() -> None:
+        found.append(run.resolve())
+        check(found[0])  # a resolved Run may have been made by hand
+        check(job)
+
+    world.each_rank(look)
+    resolved = found[0]
+    mine = {name: f"{value} {resolved.contents.get(name, '')}" for name, value in as_dict(resolved).items()}
+    if unlike := world.unlike(mine | as_dict(job)):
+        names = ", ".join(f"--{name}" for name in unlike)
+        raise UserError(f"the ranks were given different settings ({names}); every rank needs the same Run and Job")
+    if codes(resolved.contents):
+        world.each_rank(lambda: load_code(resolved))
+    path = Path(job.out) if job.out else resolved.path(job.results)
+    of_sweep = re.search(r"-s\d+-[0-9a-f]{8}$", path.stem)  # begun, it may be, before an edit
+    if of_sweep and path.stem != resolved.slug():
+        raise UserError(
+            f"--out is {path}, the name of another Run; this is {resolved.slug()} (a file that it names was edited)"
+        )
+    return resolved, path
+
+
+def load_code(run: Resolved) -> None:
+    """Execute the code of one's own that a Run names: the very same as root resolved, or a `UserError`."""
+    for kind, held in codes(run.contents).items():
+        if admit(kind, name := getattr(run, kind)) != held:
+            raise UserError(f"--{kind} is {name}, of which this is another version than the one that root read")
+        find(kind, name)
+
+
+def forgotten(path: Path, job: Job, world: World, checkpoints: Checkpoints) -> bool:
+    """Return whether all is computed anew (--fresh), and forget what was computed. Collective; errors on every rank."""
+    # a requeued job has the same command line, and goes on from what it kept; not every launcher tells all ranks
+    requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
+    if not job.fresh or world.decide(lambda: requeued and checkpoints.exist()):
+        return False
+    world.decide(lambda: check_ours(path))
+    checkpoints.clear(sure=True)
+    return True
+
+
+def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
+    """Return when this Run's finished result was computed, "" where it is to be computed; refuse to overwrite any other file. On root."""
+    if not os.path.lexists(path):
+        return ""
+    try:
+        result = Result(path)
+    except UserError as error:
+        if folder.is_dir() and torn(path):  # ours, torn: a checkpoint has a copy of what was recorded
+            return ""
+        raise UserError(f"{error}; move it away, and the same command computes it anew") from None
+    with result:
+        mine, theirs = run.key(), result.key
+        if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
+            raise UserError(
+                f"{path} holds another Run (different: {fields}); choose another --out, or overwrite it with --fresh"
+            )
+        if not result.finished:
+            return ""
+        if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
+            without = " and ".join(lacks)
+            raise UserError(f"{path} is finished and was computed without {without}; --fresh computes it anew, with it")
+        check_current(result, run)
+        starts = result.starts()
+    time = str(starts[-1].get("time", ""))[:16] if starts else ""
+    return time.replace("T", " ") or "a time that it does not say"
+
+
+def check_current(result: Result, run: Resolved) -> None:
+    """Raise `UserError` where a finished result has this Run's key, and yet computing it now gives other numbers.
+
+    The key has neither the version of the numbers nor the content of a shipped data set: the data may have been prepared from another source.
+    Where the data are gone, the result stands.
+    """
+    ways = "choose another --out, or compute it anew with --fresh"
+    numerics = result.hdf5.attribute("numerics", int, "meta")
+    if numerics != NUMERICS:
+        of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
+        raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
+    now = ""
+    if run.data and not hasattr(run.found.dataset, "load"):
+        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
+            now = str(file.attribute("sha256", str, default=""))
+    then = result.hdf5.attribute("data_sha256", str, "meta", now)
+    if now and then != now:
+        of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
+        raise UserError(f"{result.path} is finished and was computed from {of}; bring back those data, {ways}")
