@@ -110,7 +110,7 @@ def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_s
             if (other == "val" or stored.pooled) and np.isin(mine[one], mine[other]).any():
                 raise UserError(f"{where} gives client {k} a sample in both {one} and {other}")
         counts.append(np.bincount(labels["train"][np.concatenate([mine["train"], mine["val"]])], minlength=classes))
-    p = weights(run.found.dataset, stored.parts) if stored.p is None else stored.p
+    p = weights(run.found("dataset"), stored.parts) if stored.p is None else stored.p
     partition = assemble(stored.parts, np.array(counts), p, stored.pooled)
     if stored.partition_sha256 not in ("", partition.sha256()):
         raise UserError(

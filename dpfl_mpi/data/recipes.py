@@ -73,7 +73,7 @@ def make(
             )
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
-    return assemble(parts, counts, weights(run.found.dataset, parts), run.partition.kind == "fedrep")
+    return assemble(parts, counts, weights(run.found("dataset"), parts), run.partition.kind == "fedrep")
 
 
 def by_class(y: np.ndarray, classes: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

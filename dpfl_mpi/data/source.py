@@ -156,8 +156,8 @@ def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] 
     Raises:
         UserError: the file is missing, foreign, truncated or of another data set, or the Run does to samples what only images allow.
     """
-    if hasattr(run.found.dataset, "load"):
-        source = in_memory(loaded(lambda: made_by(run.dataset, run.found.dataset, "load")))
+    if hasattr(run.found("dataset"), "load"):
+        source = in_memory(loaded(lambda: made_by(run.dataset, run.found("dataset"), "load")))
     else:
         source = in_file(Path(str(run.data)), short(run.dataset), run.dataset)
     check_images(run, source)
@@ -181,7 +181,7 @@ def unread_clients(run: Resolved, source: Source) -> str:
 
     Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
     """
-    module = run.found.dataset
+    module = run.found("dataset")
     asked = run.partition.kind != "pathological" or "partition" in module.SAID
     if asked or not source.clients or not hasattr(module, "load"):
         return ""

@@ -28,7 +28,7 @@ from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import allowed, fields, fits, types
 
 # what a Run of one's own data is where nothing else is said: a small one, minutes on a laptop, without crops and flips. Data that name
-# their clients are dealt by them, all of them; the model is the one for images, vectors or tokens (`config.own_defaults`)
+# their clients are dealt by them, all of them; the model is the one for images, vectors or tokens (`settings.files.own_defaults`)
 SMALL = {
     "partition": "pathological", "classes_per_client": 2, "dirichlet_alpha": 0.5, "min_per_class": 2, "min_samples": 5, "clients": 20,
     "model": "mlp", "rounds": 20, "tau_init": 10, "tau_train": 5, "budget": "0.25N",

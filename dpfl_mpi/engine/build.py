@@ -99,7 +99,7 @@ def warn_of_device(job: Job, world: World, device: torch.device) -> None:
 
 def budget_of_one(run: Resolved) -> str:
     """Return a warning where a budget leaves nobody to average with: then the method is Local under another name."""
-    if run.found.method.topology != "graph" or not run.most_senders == 0 < run.clients - 1:
+    if run.found("method").topology != "graph" or not run.most_senders == 0 < run.clients - 1:
         return ""
     return (
         f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "

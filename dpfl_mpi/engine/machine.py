@@ -34,7 +34,7 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if parts.backend.ensemble.device.type == "cuda" else "cpu",
         "kernels": parts.backend.name,
         "portable": parts.backend.name == "native"
-        and parts.run.found.method.elementwise
+        and parts.run.found("method").elementwise
         and parts.run.optimizer == "sgd",
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),

@@ -102,7 +102,7 @@ def check_current(result: Result, run: Resolved) -> None:
         of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
         raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
     now = ""
-    if run.data and not hasattr(run.found.dataset, "load"):
+    if run.data and not hasattr(run.found("dataset"), "load"):
         with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
             now = str(file.attribute("sha256", str, default=""))
     then = result.hdf5.attribute("data_sha256", str, "meta", now)

@@ -64,7 +64,7 @@ def make_parts(run: Resolved, job: Job, world: World, folder: Path) -> Parts:
 def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end. Collective."""
     state, recorder = begin(path, parts, checkpoints, watch)
-    run, method = parts.run, parts.run.found.method
+    run, method = parts.run, parts.run.found("method")
     total = run.rounds
     try:
         first = parts.round + 1 if state else 0

@@ -39,7 +39,7 @@ class Members:
         n_train = partition.sizes("train")
         self.world, self.limits = world, limits
         self.exclude = run.on_divergence == "exclude"  # a client whose model diverges; else it ends the run
-        self.serves = run.found.method.topology == "graph"  # a client that has stopped early; else it leaves
+        self.serves = run.found("method").topology == "graph"  # a client that has stopped early; else it leaves
         self.n, self.p = partition.n, partition.p  # p [N]: the weight of every client in an average
         self.advice = "lower --lr, set --clip_norm, or --on_divergence exclude"  # where a client diverges
         self.owner = place(n_train, world.size)  # the rank of every client

@@ -51,7 +51,7 @@ def make(run: Resolved, source: Source) -> Model:
     """
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
-    file, name = run.found.model, short(run.model)
+    file, name = run.found("model"), short(run.model)
     options = {f.name: f.default for f in dataclasses.fields(file.Options)} if hasattr(file, "Options") else {}
     keywords: dict[str, Any] = options | (run.model_options or {})
     takes = inspect.signature(file.build)

@@ -85,7 +85,7 @@ def needs_of(
     def per_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, ranks).astype(np.int64)
 
-    method = run.found.method
+    method = run.found("method")
     slots, window, passes = windows(run, job, method, k_r, row)
     received, wire = traffic(run, method, k_r, slots, row)
     first, later = scored_to_choose(run, method, n)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
-from dpfl_mpi.settings.values import plain
+from dpfl_mpi.settings.values import written
 from dpfl_mpi.storage.foreign import encodable
 
 SWITCH = {"true": True, "yes": True, "false": False, "no": False}
@@ -37,7 +37,7 @@ def fields(settings: Any) -> list[dataclasses.Field[Any]]:
 
 def as_dict(settings: Any) -> dict[str, Any]:
     """Return what a user can set, by name, as a file of settings says it."""
-    return {f.name: plain(getattr(settings, f.name)) for f in fields(settings)}
+    return {f.name: written(getattr(settings, f.name)) for f in fields(settings)}
 
 
 def changed(settings: Any) -> dict[str, Any]:

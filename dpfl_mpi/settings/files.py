@@ -9,7 +9,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
-from dpfl_mpi.settings.values import file_of, is_file
+from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, sha256
 
 FILES = ("data", "partition", "budget", "reach", "available", "graphs")  # fields that may name one
@@ -17,52 +17,43 @@ GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
 NO_PARTITION = 'is not a partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
 
 
-def named(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
-    """Return the paths that the filled-in fields of a Run name, by field.
+def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that the filled-in fields of a Run name, by field, "file:" before that of a partition; "": it is not there.
 
-    The default path is left out: the data there are those of the data set. Data of one's own always count by their content.
+    `gone` is what files held that are not here. The default path of the data is left out: they are those of the data set. Data of one's own always count.
     """
-    out = {
-        name: file_of(str(filled[name])) for name in ("budget", "reach") if getattr(filled[name], "kind", "") == "file"
-    }
+    paths = {name: filled[name].path for name in FILES[1:-1] if filled[name]} | {"graphs": filled["graphs"]}
     own_data = getattr(dataset, "OWN_DATA", False) and (is_file(filled["data"]) or "data" in gone)
     if filled["data"] != dataset.DATA or own_data:
-        out["data"] = filled["data"]
-    out |= {name: str(filled[name]) for name in ("available", "graphs") if filled[name] is not None}
-    if filled["partition"].kind == "file":
-        out["partition"] = filled["partition"].path
-    return out
-
-
-def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of each file that the filled-in fields of a Run name, by field, "file:" before that of a partition.
-
-    Args:
-        gone: what files held that are not here.
-
-    Returns: "" stands for a file that is not there.
-    """
+        paths["data"] = filled["data"]
     out = {}
-    for name, path in named(filled, dataset, gone).items():
-        held = file_sha256(Path(path)) if is_file(path) and name not in gone else ""
-        out[name] = gone.get(name) or (f"file:{held}" if held and name == "partition" else held)
+    for name, path in paths.items():
+        if path and (name in gone or not is_file(path)):
+            out[name] = gone.get(name, "")
+        elif path:
+            held = getattr(filled[name], "sha256", "") or file_sha256(Path(path))
+            out[name] = f"file:{held}" if name == "partition" else held
     return out
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 that names a file's content: of a prepared data file the one stored in it, of a result that of its graphs, else of its bytes."""
-    if path.suffix in (".h5", ".hdf5"):
-        sentence = f"{path} is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
-        try:
-            with Hdf5(path, "an HDF5 file") as file:
-                if stored := file.attribute("sha256", str, default=""):
-                    return str(stored)
-                if GRAPHS[0] in file:  # a result computed again has the same graphs, but other seconds
-                    held = [file.array(name, "iu").astype("<i8").tobytes() for name in GRAPHS]
-                    return hashlib.sha256(b"".join(held)).hexdigest()
-        except UserError:
-            raise UserError(sentence) from None
-    return sha256(path)
+    """Return the SHA-256 that names a file's content: of a prepared data file the one stored in it, of a result that of its graphs, else of its bytes.
+
+    A result that is computed again has the same graphs, but other seconds.
+    """
+    if path.suffix not in (".h5", ".hdf5"):
+        return sha256(path)
+    try:
+        with Hdf5(path, "an HDF5 file") as file:
+            if stored := file.attribute("sha256", str, default=""):
+                return str(stored)
+            if GRAPHS[0] not in file:
+                return sha256(path)
+            held = [file.array(name, "iu").astype("<i8").tobytes() for name in GRAPHS]
+            return hashlib.sha256(b"".join(held)).hexdigest()
+    except UserError:
+        what = "is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
+        raise UserError(f"{path} {what}") from None
 
 
 def prepare_command(dataset: str = "", out: str | Path = "") -> str:
@@ -83,12 +74,9 @@ def able(train: np.ndarray, test: np.ndarray, least: int) -> np.ndarray:
 
 
 def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
-    """Return what of a Run follows from a prepared file of one's own data: the model for its samples, and, where it is dealt by them, its clients.
+    """Return what of a Run follows from a prepared file of one's own data: the model, and, where they name clients, that they are dealt `natural`.
 
-    These are all clients of at least `least` samples.
-
-    Raises:
-        UserError: the file is none.
+    `clients` are then all that have at least `least` samples. A file that is none is a `UserError`.
     """
     parts = ("train/clients", "test/clients")
     try:
@@ -97,17 +85,14 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
             kind, shape = str(images.dtype), images.shape[1:]
             owners = [file.array(name, "iu", (None,), 0) for name in parts if name in file]
     except UserError:
-        raise UserError(
-            f"--data is {path}, which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
-        ) from None
+        what = f"which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
+        raise UserError(f"--data is {path}, {what}") from None
     model = "text" if kind == "int32" else "mlp" if len(shape) <= 1 or min(shape[:2]) < 16 else "cnn"
     if len(owners) < 2:
         return {"model": model}
     most = 1 + max(int(part.max(initial=-1)) for part in owners)
     if most > TEXT:
-        raise UserError(
-            f"--data is {path}, whose clients are numbered up to {most - 1}; allowed are numbers below {TEXT}"
-        )
+        raise UserError(f"--data is {path}; it numbers clients up to {most - 1}, allowed are numbers below {TEXT}")
     sizes = [np.bincount(part, minlength=most) for part in owners]
     clients = {"clients": max(1, len(able(sizes[0], sizes[1], least)))} if natural else {}
     return {"model": model, "partition": "natural", **clients}
@@ -119,15 +104,10 @@ def no_partition(path: str, what: str) -> UserError:
 
 
 def partition_file(path: str) -> dict[str, Any]:
-    """Return what a partition file holds; `clients` is a list of at least one, whose entries are as they are (see `data.stored`).
-
-    Raises:
-        UserError: there is no such file, or it is not one.
-    """
+    """Return what a partition file holds; `clients` is a list of at least one, whose entries are as they are (see `data.stored`)."""
     if not is_file(path):
-        raise UserError(
-            f"--partition is file:{path}; there is no such file (`python -m dpfl_mpi.describe --save {path}` makes one)"
-        )
+        how = f"`python -m dpfl_mpi.describe --save {path}` makes one"
+        raise UserError(f"--partition is file:{path}; there is no such file ({how})")
     try:
         held = dict(read_json(Path(path)))
         clients = len(held["clients"])

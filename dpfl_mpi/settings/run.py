@@ -7,55 +7,40 @@ imports neither torch nor MPI, and neither do the data set and method modules th
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.fields import (
-    as_dict,
-    changed,
-    check,
-    field,
-    fields,
-    method_options,
-    model_options,
-    read,
-)
+from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields, method_options, model_options, read
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
 from dpfl_mpi.settings.values import (
     ATTACKS,
     LIES,
+    PARSED,
     Attack,
-    Available,
     Budget,
     Dealing,
     Drift,
     Reach,
     Text,
     is_file,
-    period,
-    plain,
+    written,
 )
 
 NUMERICS = 1  # raised by hand with every change that alters numbers: it is part of each result's name
 REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
 UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
 NOTHING: Mapping[str, str] = MappingProxyType({})
-AnyRun = TypeVar("AnyRun", bound="Run")
 
 
 def option(default: Any, text: str, tuning: bool = False, **limits: float) -> Any:
-    """Return a field of a method's `Options` dataclass; a number must lie from `low` to `high`.
-
-    An option of the `tuning` alone stays at its default in a Run without --finetune_epochs.
-    """
+    """Return a field of a method's `Options`; a number lies from `low` to `high`; one of the `tuning` is read with --finetune_epochs alone."""
     return field(default, "options", text, tuning=tuning, **limits)
 
 
@@ -99,7 +84,7 @@ class Run:
 
     reach: Reach | Any = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
     participation: float = field(1.0, "limits", "share of the clients in a round", above=0, high=1, what="a share")
-    available: Available | Any = field(None, "limits", "file: a line per round, 0 or 1 per client")
+    available: Text | Any = field(None, "limits", "file: a line per round, 0 or 1 per client")
     flip_share: float = field(0.0, "limits", "share of clients with labels C - 1 - y", low=0, high=1, what="a share")
     flipped_run_ggc: bool = field(True, "limits", "flipped clients choose and average, too")
     attack: Attack | Any = field(None, "limits", "KIND:SHARE of clients that lie, see docs/controls.md")
@@ -135,13 +120,9 @@ class Run:
     # fmt: on
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
-        """Return the Run with every default filled in, every field checked, and the files that it names read.
+        """Return the Run with every default filled in, every field checked, and the files that it names read, but those of `gone`.
 
-        Args:
-            gone: what files held that are not here, as `Resolved.contents` of a result has it.
-
-        Raises:
-            UserError: a field is out of range, or names something that does not exist; the sentence says what is allowed.
+        That is what files held that are not here, as `Resolved.contents` of a result has it. What is not allowed is a `UserError`.
         """
         code = {kind: admit(kind, getattr(self, kind)) for kind in ("dataset", "method")}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
@@ -179,8 +160,7 @@ class Run:
     def key(self) -> dict[str, Any]:
         """Return the fields that decide numbers and differ from the schema's defaults (so a later field orphans no result).
 
-        Raises:
-            UserError: a file that it names was not there when it was resolved.
+        A file that it names and that was not there when it was resolved is a `UserError`.
         """
         return self.resolve().key()
 
@@ -189,32 +169,12 @@ class Run:
         return json.dumps(as_dict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls: type[AnyRun], text: str) -> AnyRun:
+    def from_json(cls, text: str) -> Self:
         """Return the Run that `to_json` wrote; fields of a later schema that this version does not know are an error."""
         stored = json.loads(text)
-        unknown = set(stored) - {f.name for f in fields(cls)}
-        if unknown:
-            raise UserError(
-                f"this result was written by a later version of dpfl_mpi: it does not know {', '.join(sorted(unknown))}"
-            )
+        if unknown := ", ".join(sorted(set(stored) - {f.name for f in fields(cls)})):
+            raise UserError(f"this result was written by a later version of dpfl_mpi: it does not know {unknown}")
         return cls(**stored)
-
-
-class Found:
-    """The `dataset`, the `method` and the `model` that a Run names, each found when it is first asked for: a model's file imports torch.
-
-    Raises:
-        UserError: it is code that nobody in this process has named: what a file names is not executed.
-    """
-
-    def __init__(self, run: Run):
-        self._run = run
-
-    def __getattr__(self, kind: str) -> Any:
-        if kind not in KINDS:
-            raise AttributeError(kind)
-        vars(self)[kind] = found = find(kind, getattr(self._run, kind))
-        return found
 
 
 @dataclass(frozen=True)
@@ -228,9 +188,7 @@ class Resolved(Run):
     # SHA-256 of the files and of the code that it names, by field, as `key` has them
     contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
     # what readers of its result must know of its method, and of code that is not shipped, which they do not execute: see `facts`
-    declared: dict[str, dict[str, Any]] = dataclasses.field(
-        default_factory=dict, compare=False, metadata={"derived": True}
-    )
+    declared: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, metadata={"derived": True})
 
     def __post_init__(self) -> None:
         """Parse what is written as a text: of a Run that was stored, or told by root, without the content of its files."""
@@ -242,10 +200,12 @@ class Resolved(Run):
         """Return itself."""
         return self
 
-    @functools.cached_property
-    def found(self) -> Found:
-        """The data set, the method and the model that it names."""
-        return Found(self)
+    def found(self, kind: str) -> Any:
+        """Return the `dataset`, the `method` or the `model` that it names; a model's file imports torch.
+
+        Code that nobody in this process has named is a `UserError`: what a file names is not executed.
+        """
+        return find(kind, getattr(self, kind))
 
     @property
     def most_senders(self) -> int:
@@ -258,41 +218,25 @@ class Resolved(Run):
         return dict(self.declared.get("method", {}).get("tuning", {}))
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that decide numbers and differ from the schema's defaults; see `Run.key`."""
+        """Return the fields that decide numbers; see `Run.key`."""
         for name in (name for name, held in self.contents.items() if not held):
             path = str(getattr(self, name)).removeprefix("file:")
             if name == "data":
                 raise no_data(self.dataset, path)
-            make = "`python -m dpfl_mpi.describe --save PATH`"
-            raise UserError(f"--{name} is {path}; there is no such file: make it with {make}")
+            make = "make it with `python -m dpfl_mpi.describe --save PATH`"
+            raise UserError(f"--{name} is {path}; there is no such file: {make}")
         decisive = {n: v for n, v in changed(self).items() if n not in ("preset", "data", "options")}
         tuning = {n: v for n, v in self.options.items() if v != self.tuning.get(n, v)}  # beside the fields
         options = {n: v for n, v in self.options.items() if n not in self.tuning}
         return decisive | tuning | ({"options": options} if options else {}) | self.contents
 
 
-PARSED: dict[str, Any] = {
-    "partition": Dealing.parse,
-    "budget": Budget.parse,
-    "omega_period": period,
-    "reach": Reach.parse,
-    "available": Available,
-    "attack": Attack.parse,
-    "drift": Drift.parse,
-}
-
-
 # the steps of `Run.resolve`; fields are dicts here, by name ------------------------------------------------------------------
 def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
-    """Return all fields of a Run, what it leaves open from its data set and its method.
-
-    Raises:
-        UserError: it names a file for data that are made, or options that its method does not have.
-    """
+    """Return all fields of a Run, what it leaves open from its data set and its method."""
     if run.data is not None and hasattr(dataset, "load"):
-        raise UserError(
-            f"--data is {run.data}; the data set {short(run.dataset)} makes its data itself, and reads no file"
-        )
+        name = short(run.dataset)
+        raise UserError(f"--data is {run.data}; the data set {name} makes its data itself, and reads no file")
     filled = {f.name: getattr(run, f.name) for f in fields(run)}
     for name in ("data", "available", "graphs"):  # always paths
         filled[name] = filled[name] and str(filled[name]).removeprefix("file:")
@@ -338,41 +282,30 @@ def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields with those that are texts as values, the files that they name read, but those of `gone`.
-
-    Raises:
-        UserError: a text, or a file, is not what it should be; the sentence says what is allowed.
-    """
+    """Return the fields with those that are texts as values, the files that they name read, but those of `gone`."""
     n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
     whole = {"reach": (n,), "drift": (rounds,)}  # what their sentences say is allowed
     given = {name: parse for name, parse in PARSED.items() if filled[name] is not None}
     out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
-    out["budget"] = out["budget"].resolved(n, filled["budget_counts_self"], "budget" not in gone)
-    out["reach"] = out["reach"] and out["reach"].resolved(n, "reach" not in gone)
-    out["available"] = out["available"] and out["available"].resolved(n, rounds, "available" not in gone)
-    if out["attack"] and flips > 0:
-        raise UserError(
-            f"--attack is {out['attack']} and --flip_share is {flips:g}; both draw the same clients: use one of them"
-        )
+    context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
+    for name in context:
+        out[name] = out[name] and out[name].resolved(*context[name], name not in gone)
+    if (attack := out["attack"]) and flips > 0:
+        raise UserError(f"--attack is {attack} and --flip_share is {flips:g}; both draw the same clients: use one")
     return out
 
 
 def check_method(filled: Mapping[str, Any], method: Any) -> None:
     """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
     name, attack = short(filled["method"]), filled["attack"]
-    if filled["optimizer"] not in method.optimizers:
-        raise UserError(
-            f"--optimizer is {filled['optimizer']}; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"
-        )
-    if filled["finetune_epochs"] and not method.finetunes:
-        raise UserError(
-            f"--finetune_epochs is {filled['finetune_epochs']}; {name} is scored by more than its model and cannot be fine-tuned; use 0"
-        )
+    optimizer, epochs, able = filled["optimizer"], filled["finetune_epochs"], ", ".join(method.optimizers)
+    if optimizer not in method.optimizers:
+        raise UserError(f"--optimizer is {optimizer}; {name} takes steps of its own, allowed is {able}")
+    if epochs and not method.finetunes:
+        raise UserError(f"--finetune_epochs is {epochs}; {name} is scored by more than its model: allowed is 0")
     if attack and attack.falsifies and not method.sends_models:
-        raise UserError(
-            f"--attack is {attack}; {name} sends more than models, which these lies do not falsify; allowed are "
-            f"{', '.join(kind for kind in ATTACKS if kind not in LIES)}"
-        )
+        known = ", ".join(kind for kind in ATTACKS if kind not in LIES)
+        raise UserError(f"--attack is {attack}; {name} sends more than models, so no lie is known; allowed are {known}")
 
 
 def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
@@ -391,9 +324,7 @@ def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> di
 def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
     """Return the Run and the key that a result or a checkpoint keeps as its attributes `run` and `key`.
 
-    Raises:
-        ValueError: they are damaged.
-        UserError: they are of a later version.
+    They are damaged: `ValueError`. They are of a later version: `UserError`.
     """
     key, told = json.loads(str(attributes["key"])), json.loads(str(attributes.get("declared", "{}")))
     run = Resolved.from_json(str(attributes["run"]))
@@ -403,7 +334,7 @@ def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Re
         raise ValueError(str(error)) from None
     if not all(isinstance(kind["name"], str) and isinstance(kind.get("tuning", {}), dict) for kind in told.values()):
         raise ValueError(f"declared is {told}")
-    held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != plain(getattr(run, name))}
+    held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != written(getattr(run, name))}
     if "dataset" in told:
         told["dataset"]["data_sha256"] = data_sha256
     return dataclasses.replace(run, contents=held, declared=told), key

@@ -1,13 +1,15 @@
 """Settings that are written as a short text, each parsed once into a frozen value; `str(value)` is the text of the flag and of the key.
 
-`parse` reads the text alone. `resolved` fills in what depends on the Run, and reads the file that the text names. Both raise `UserError` with what is
-allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as `.txt`.
+`parse` reads the text alone, None where it changes nothing. `resolved` fills in what depends on the Run, and reads the file that the text names, unless `read`
+is false. Both raise `UserError` with what is allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as
+`.txt`.
 
 Axes: N clients, T rounds, E edges.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from dataclasses import dataclass, field, replace
@@ -42,15 +44,16 @@ def is_file(path: Any) -> bool:
         return False
 
 
-def lines_of(flag: str, path: str, what: str = "") -> list[list[str]]:
-    """Return the words of each line of a small text file that is not empty; `what` it must hold is said where there is none."""
+def lines_of(flag: str, path: str, what: str = "") -> tuple[list[list[str]], str]:
+    """Return the words of each line of a text file that is not empty, and its SHA-256; `what` it must hold is said where there is none."""
     if not is_file(path):
         raise UserError(f"--{flag} is {path}; there is no such file{what and f' ({what})'}")
     try:
         text = read_text(Path(path), TEXT)
     except Unreadable:
         raise UserError(f"--{flag} is {path}, which is not a readable text file") from None
-    return [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    words = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    return words, hashlib.sha256(text.encode()).hexdigest()
 
 
 def whole(word: str) -> bool:
@@ -63,7 +66,7 @@ def of_clients(share: float, clients: int) -> int:
     return math.floor(Fraction(str(share)) * clients)
 
 
-def nearest(share: float, count: int) -> int:
+def nearest(share: float | str, count: int) -> int:
     """Return a share of a count as the nearest whole number, halves up: exact, where 0.29 * 50 in floats is below 14.5."""
     return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
 
@@ -73,12 +76,14 @@ class Text:
     """A setting that is written as a text."""
 
     text: str
+    path: str = field(default="", kw_only=True)  # of the file that it names, "" where it names none
+    sha256: str = field(default="", kw_only=True, compare=False, repr=False)  # of that file, once it is read
 
     def __str__(self) -> str:
         return self.text
 
     @property
-    def plain(self) -> Any:
+    def written(self) -> Any:
         """What a file of settings says of it: a text or a number."""
         return self.text
 
@@ -94,7 +99,6 @@ class Budget(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Return the budget that a text or number says."""
         text = str(value).strip()
         if text in NEVER:
             return cls("inf", "inf")
@@ -108,35 +112,31 @@ class Budget(Text):
         elif re.fullmatch(r"\d{1,18}", text):
             if int(text) > 0:
                 return cls(str(int(text)), "number", int(text))
-        elif file_of(text):
-            return cls(text, "file")
+        elif path := file_of(text):
+            return cls(text, "file", path=path)
         raise UserError(
             f"--budget is {value}; allowed is a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
             "for a budget per client uniform:LOW:HIGH, or a file"
         )
 
     @property
-    def plain(self) -> Any:
-        """The number, or the text."""
+    def written(self) -> Any:
         return self.low if self.kind == "number" else self.text
 
     def resolved(self, clients: int, counts_self: bool, read: bool) -> Budget:
         """Return the budget of so many clients: a share as the nearest whole number, at least 1; inf where it does not bind; a file with what it holds."""
-        if self.kind == "file":
-            return replace(self, each=self._each(clients)) if read else self
         if self.kind == "share":
-            return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self, read)  # type: ignore[arg-type]
-        binds = self.kind != "number" or self.low - counts_self < clients - 1 or self.low == 1
-        return self if binds else Budget("inf", "inf")
-
-    def _each(self, clients: int) -> tuple[int, ...]:
-        """Return the budget of each client [N] that the file holds."""
-        words = [word for line in lines_of("budget", file_of(self.text)) for word in line]
+            return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self, read)
+        if self.kind == "number" and clients <= self.low - counts_self + 1 and self.low != 1:
+            return Budget("inf", "inf")
+        if self.kind != "file" or not read:
+            return self
+        lines, sha256 = lines_of("budget", self.path)
+        words = [word for line in lines for word in line]
         if len(words) != clients or not all(w == "inf" or (whole(w) and int(w) >= 1) for w in words):
-            raise UserError(
-                f"--budget is {self.text}, which must hold {clients} numbers, one per client: whole and at least 1, or inf"
-            )
-        return tuple(clients + 1 if word == "inf" else int(word) for word in words)
+            raise UserError(f"--budget is {self.text}, which must hold {clients} numbers: whole and at least 1, or inf")
+        each = tuple(clients + 1 if word == "inf" else int(word) for word in words)
+        return replace(self, each=each, sha256=sha256)
 
     def most(self, clients: int, counts_self: bool) -> int:
         """Return the most models that any client may receive for one average."""
@@ -165,7 +165,6 @@ class Reach(Text):
 
     @classmethod
     def parse(cls, value: Any, clients: int | None = None) -> Reach:
-        """Return the reach that a text says, of so many clients where that is known."""
         text = str(value)
         kind, _, rest = text.partition(":")
         if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
@@ -174,30 +173,29 @@ class Reach(Text):
             return cls(text, kind, sites=int(rest))
         if kind == "groups" and re.fullmatch(r"\d{1,18}([,;]\d{1,18})*", rest):
             return cls(text, kind, groups=tuple(tuple(map(int, g.split(","))) for g in rest.split(";")))
-        if file_of(text):
-            return cls(text, "file")
-        raise cls.refused(text, "N", "N - 1") if clients is None else cls.refused(text, clients, clients - 1)
+        if path := file_of(text):
+            return cls(text, "file", path=path)
+        raise cls.refused(text, clients)
 
     @staticmethod
-    def refused(text: str, most_sites: int | str, last: int | str) -> UserError:
+    def refused(text: str, clients: int | None) -> UserError:
         """Return the error of a text that says no reach."""
+        most, last = ("N", "N - 1") if clients is None else (clients, clients - 1)
         return UserError(
-            f"--reach is {text}; allowed are geometric:R with R above 0, sites:S with S from 1 to {most_sites}, groups of clients 0 to {last} "
+            f"--reach is {text}; allowed are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients 0 to {last} "
             "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
         )
 
     def resolved(self, clients: int, read: bool) -> Reach:
-        """Return it with what its file holds, checked for so many clients."""
         if self.sites > clients or any(k >= clients for group in self.groups for k in group):
-            raise self.refused(self.text, clients, clients - 1)
+            raise self.refused(self.text, clients)
         if self.kind != "file" or not read:
             return self
-        lines = lines_of("reach", file_of(self.text))
+        lines, sha256 = lines_of("reach", self.path)
         if not all(len(words) == 2 and all(whole(w) and int(w) < clients for w in words) for words in lines):
-            raise UserError(
-                f"--reach is {self.text}, which must hold lines of two client numbers from 0 to {clients - 1}: receiver sender"
-            )
-        return replace(self, edges=np.array(lines, np.int64).reshape(-1, 2))
+            what = f"lines of two client numbers from 0 to {clients - 1}: receiver sender"
+            raise UserError(f"--reach is {self.text}, which must hold {what}")
+        return replace(self, edges=np.array(lines, np.int64).reshape(-1, 2), sha256=sha256)
 
 
 @dataclass(frozen=True)
@@ -206,22 +204,22 @@ class Available(Text):
 
     table: Any = field(default=None, compare=False, repr=False)  # [T or more, N] of 0 and 1
 
+    @classmethod
+    def parse(cls, value: Any) -> Available:
+        return cls(str(value), path=str(value))
+
     def resolved(self, clients: int, rounds: int, read: bool) -> Available:
-        """Return it with what its file holds."""
         if not read:
             return self
-        lines = lines_of("available", self.text, "a line of 0 and 1 per round, a column per client")
+        lines, sha256 = lines_of("available", self.path, "a line of 0 and 1 per round, a column per client")
         if len(lines) < rounds or any(len(line) != clients or not set(line) <= {"0", "1"} for line in lines):
-            raise UserError(
-                f"--available is {self.text}, which must hold at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"
-            )
+            what = f"at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"
+            raise UserError(f"--available is {self.text}, which must hold {what}")
         table = np.array(lines, np.int64).reshape(-1, clients)
         empty = np.flatnonzero(table[:rounds].sum(1) == 0)
         if len(empty):
-            raise UserError(
-                f"--available is {self.text}; round {empty[0] + 1} has no client, and at least one must be there"
-            )
-        return replace(self, table=table)
+            raise UserError(f"--available is {self.text}; round {empty[0] + 1} has no client, allowed is at least one")
+        return replace(self, table=table, sha256=sha256)
 
 
 @dataclass(frozen=True)
@@ -233,12 +231,10 @@ class Attack(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Attack | None:
-        """Return KIND:SHARE as a value, None where no client lies."""
         kind, _, share = str(value).partition(":")
         if kind not in ATTACKS or not re.fullmatch(SHARE, share) or float(share) > 1:
-            raise UserError(
-                f"--attack is {value}; allowed is KIND:SHARE such as sign_flip:0.2, KIND one of {', '.join(ATTACKS)}, a share from 0 to 1"
-            )
+            what = f"KIND:SHARE such as sign_flip:0.2, KIND one of {', '.join(ATTACKS)}, a share from 0 to 1"
+            raise UserError(f"--attack is {value}; allowed is {what}")
         return cls(f"{kind}:{float(share)}", kind, float(share)) if float(share) > 0 else None
 
     @property
@@ -256,13 +252,11 @@ class Drift(Text):
 
     @classmethod
     def parse(cls, value: Any, rounds: int | None = None) -> Drift | None:
-        """Return SHARE:ROUND as a value, None where no client drifts."""
         found = re.fullmatch(rf"{SHARE}:(\d{{1,18}})", str(value))
-        last = math.inf if rounds is None else rounds
-        if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= last:
-            raise UserError(
-                f"--drift is {value}; allowed is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {'the last' if rounds is None else rounds}"
-            )
+        if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= (math.inf if rounds is None else rounds):
+            last = "the last" if rounds is None else rounds
+            what = f"SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {last}"
+            raise UserError(f"--drift is {value}; allowed is {what}")
         share, round = float(found[1]), int(found[2])
         return cls(f"{share}:{round}", share, round) if share > 0 else None
 
@@ -272,16 +266,14 @@ class Dealing(Text):
     """How samples are dealt to clients: by a recipe of `data.recipes`, or by a file."""
 
     kind: str  # of PARTITIONS, or file
-    path: str = ""
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Return the partition that a text says."""
         text = str(value)
         if text in PARTITIONS:
             return cls(text, text)
-        if file_of(text):
-            return cls(f"file:{file_of(text)}", "file", file_of(text))
+        if path := file_of(text):
+            return cls(f"file:{path}", "file", path=path)
         raise UserError(f"--partition is {text}; allowed are {', '.join(PARTITIONS)} or file:PATH")
 
 
@@ -294,7 +286,6 @@ class Every(Text):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Return `--checkpoint_every` as a value."""
         text = str(value).strip()
         if found := re.fullmatch(r"(\d{1,9}\.?\d{0,9})\s*(s|min|h)", text):
             return cls(text, "seconds", float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]])
@@ -302,9 +293,8 @@ class Every(Text):
             return cls(text, "rounds", int(text))
         if text == "never":
             return cls(text, "never", 0)
-        raise UserError(
-            f"--checkpoint_every is {value!r}; allowed is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never"
-        )
+        what = "a number of rounds such as 3, a time such as 90s, 5min or 2h, or never"
+        raise UserError(f"--checkpoint_every is {value!r}; allowed is {what}")
 
 
 def period(value: Any) -> float:
@@ -317,8 +307,19 @@ def period(value: Any) -> float:
     raise UserError(f"--omega_period is {value}; allowed is a whole number of rounds of at least 1, or inf")
 
 
-def plain(value: Any) -> Any:
+PARSED: dict[str, Any] = {  # by the field of a Run
+    "partition": Dealing.parse,
+    "budget": Budget.parse,
+    "omega_period": period,
+    "reach": Reach.parse,
+    "available": Available.parse,
+    "attack": Attack.parse,
+    "drift": Drift.parse,
+}
+
+
+def written(value: Any) -> Any:
     """Return what a file of settings says of a value: a text, a number, a switch, None, or a dict of them."""
     if isinstance(value, Text):
-        return value.plain
+        return value.written
     return "inf" if value == math.inf else value

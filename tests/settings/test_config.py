@@ -21,7 +21,7 @@ from dpfl_mpi.settings.values import Budget
 
 
 def budget_name(budget, clients, counts_self):
-    return Budget.parse(budget).resolved(clients, counts_self, read=True).plain
+    return Budget.parse(budget).resolved(clients, counts_self, read=True).written
 
 
 @pytest.mark.parametrize(
