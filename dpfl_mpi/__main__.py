@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import given, job_of, parser, printed, run_of
+from dpfl_mpi.settings.command_line import given, parser, printed, run_and_job
 from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.survival.signals import Leave, listen
 
@@ -31,10 +31,7 @@ LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER
 
 
 def launched(names: tuple[str, ...], default: int) -> int:
-    """Return the number in the first of these environment variables that has one, else `default`.
-
-    mpirun and srun set them: rank and size are known before MPI itself can be asked.
-    """
+    """Return the number in the first of these variables of mpirun and srun that has one, before MPI can be asked, else `default`."""
     return next((int(os.environ[n]) for n in names if os.environ.get(n, "").isdigit()), default)
 
 
@@ -47,9 +44,9 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 def understood(said: Mapping[str, Any]) -> tuple[Resolved, Job]:
     """Return the resolved Run and the Job of settings by name; raise `UserError` for a mistake in them."""
-    run, job = run_of(said).resolve(), job_of(said)
+    run, job = run_and_job(said)
     check(job)
-    return run, job
+    return run.resolve(), job
 
 
 def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
@@ -101,24 +98,17 @@ def before_mpi() -> None:
 
 
 def open_world() -> World:
-    """Start MPI and return the world of all ranks.
-
-    Raises:
-        UserError: there is no MPI, or it sees one rank where srun started several.
-    """
+    """Start MPI and return the world of all ranks; without an MPI, or where it sees one of srun's many ranks, that is a `UserError`."""
     before_mpi()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"MPI could not be loaded ({error}); load your site's MPI module, or install one with pip install -e '.[mpich]'"
-        ) from None
+        how = "load your site's MPI module, or install one with pip install -e '.[mpich]'"
+        raise UserError(f"MPI could not be loaded ({error}); {how}") from None
     tasks = launched(("SLURM_STEP_NUM_TASKS",), 1)
     if tasks > 1 and MPI.COMM_WORLD.size == 1:
-        raise UserError(
-            f"srun started {tasks} tasks, but MPI sees one: each would train alone. Use the srun --mpi= type of your MPI "
-            "(pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch"
-        )
+        how = "Use the srun --mpi= type of your MPI (pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch"
+        raise UserError(f"srun started {tasks} tasks, but MPI sees one: each would train alone. {how}")
     from dpfl_mpi.mpi.world import World, tell_script
 
     world = World(MPI.COMM_WORLD)
@@ -143,10 +133,8 @@ def all_or_none(world: World) -> Iterator[None]:
             world.abort(2, f"error: {error}")
         raise
     except BrokenPipeError:
-        world.abort(
-            NO_READER,
-            "error: nobody reads the output of this run any more; the same command, without --fresh, goes on from what it kept",
-        )
+        again = "the same command, without --fresh, goes on from what it kept"
+        world.abort(NO_READER, f"error: nobody reads the output of this run any more; {again}")
     except RootFailed:
         time.sleep(1)  # root says what happened, and ends all
         world.abort(1)
@@ -184,14 +172,10 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
             gc.enable()
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
             path = train(run, job, world)
-    except UserError as error:
+    except (UserError, Leave) as end:
         if world.root:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    except Leave as leave:
-        if world.root:
-            print(leave, file=sys.stderr, flush=True)
-        sys.exit(leave.code)
+            print(end if isinstance(end, Leave) else f"error: {end}", file=sys.stderr, flush=True)
+        sys.exit(end.code if isinstance(end, Leave) else 2)
     if world.root and not job.quiet:
         from dpfl_mpi.results.summary import summary
 

@@ -13,18 +13,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, understood, unpacked
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
-from dpfl_mpi.results import result as results
 from dpfl_mpi.results import summary
 from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved
@@ -43,7 +43,6 @@ class Result(results.Result):
     """A results file, finished or running: its arrays by name (`result["round/test_acc"]`), tables of them, and its models."""
 
     def __repr__(self) -> str:
-        """Return what the result is of, how far it is, and where it lies."""
         run, accuracy = self.run, f"{100 * self.test_acc:.2f} %" if np.isfinite(self.test_acc) else "not known yet"
         return (
             f"<{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, B_c = {run.budget}, {run.rounds} rounds, "
@@ -51,10 +50,9 @@ class Result(results.Result):
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row per client: everything that the file has one number per client of. Accuracies are from 0 to 1.
+        """Return one row per client: each array `/client/NAME` of one number per client as NAME, of `/best` and `/last` as best_NAME and last_NAME.
 
-        The columns are named as the arrays: `/client/NAME` is NAME, `/best/NAME` best_NAME, `/last/NAME` last_NAME. Beside them stand
-        collaborators (senders in the last graph) and models_received (over the whole run).
+        Accuracies are from 0 to 1. Beside them stand collaborators (senders in the last graph) and models_received (over the whole run).
         """
         columns = {}
         for name in self.names():
@@ -64,9 +62,7 @@ class Result(results.Result):
         if self.last_round >= 0:
             columns["collaborators"] = self.chosen(self.last_round).degrees()
             columns["models_received"] = self["traffic/models_received"].sum(0)
-        frame = pandas().DataFrame(columns)
-        frame.index.name = "client"
-        return frame
+        return table(columns, "client")
 
     def curves(self) -> pd.DataFrame:
         """Return one row per round (0 is after preprocessing): means over benign clients of losses and accuracies (0 to 1), and what it cost.
@@ -74,17 +70,11 @@ class Result(results.Result):
         epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over clients,
         seconds those of the slowest rank in each phase, added up.
         """
-        frame = pandas().DataFrame(summary.curves(self))
-        frame.index.name = "round"
-        return frame
+        return table(summary.curves(self), "round")
 
     @functools.cached_property
     def source(self) -> Source:
-        """The data of the run, wherever its file now lies by the name that the run has; images are read when they are asked for.
-
-        Raises:
-            UserError: the file is not here, or it holds other data than those of the run.
-        """
+        """The data of the run, in the file of the name that the run has; other data there are a `UserError`. Images are read when they are asked for."""
         source = open_source(self.run)
         if source.sha256 != self.fact("data_sha256"):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
@@ -95,12 +85,10 @@ class Result(results.Result):
 
         It normalises them itself. On the client's own test images it is as accurate as `/best/test_acc` says, with two exceptions. Of methods that
         are scored by more than their models (kNN-Per, APFL) it is the model alone. With `--metric batch` that array holds means over
-        mini-batches, and not over images.
+        mini-batches, and not over images. The data of the run must be here, and `save_models` given.
 
         Args:
             code: the file or module of a network of one's own, unless this process ran it: what a result names is not executed.
-        Raises:
-            UserError: the run has no such client, saved no models (save_models), or its data are not here.
         """
         from dpfl_mpi.studies.saved import fill, network_of, with_code
 
@@ -113,13 +101,13 @@ class Result(results.Result):
         return fill(network_of(self, self.source), self, client)
 
 
-def pandas() -> Any:
-    """Return the library."""
+def table(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
+    """Return the columns as a data frame, whose index has this name."""
     try:
-        import pandas
+        import pandas as pd
     except ImportError:
         raise UserError("a table needs pandas: pip install pandas") from None
-    return pandas
+    return pd.DataFrame(columns).rename_axis(index)
 
 
 def run(*, ranks: int | None = None, **settings: Any) -> Result:
@@ -149,26 +137,18 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
-    """Return the resolved Run and the Job of settings by name.
-
-    Raises:
-        UserError: there is no such setting, or its value is not allowed.
-    """
+    """Return the resolved Run and the Job of settings by name."""
     for name in settings:
         if name not in SCHEMA:
             raise unknown(name, f"there is no setting {name}", "")
-    return understood(plain(settings))
+    return understood(in_python(settings))
 
 
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with paths as texts and NumPy's numbers as Python's, those of `options` too."""
-
-    def one(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return plain(value)
-        return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
-
-    return {name: one(value) for name, value in settings.items()}
+def in_python(value: Any) -> Any:
+    """Return settings by name, or one of them, with paths as texts and NumPy's numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {name: in_python(held) for name, held in value.items()}
+    return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
 
 
 # -- under mpirun or srun: this process is a rank ----------------------------------------------------------------------------------------
@@ -182,18 +162,11 @@ def started_by_launcher() -> bool:
     return launched(SIZE, 1) > 1 or any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))
 
 
-@functools.cache
-def world() -> World:
-    """Return the world of this process: one for all calls, because communicators are few."""
-    return open_world()
+world = functools.cache(open_world)  # one for all calls, because communicators are few
 
 
 def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
-    """Compute the Run on the ranks that are there, and return the path of its result. Collective.
-
-    Raises:
-        UserError: on every rank; a setting is wrong, or not the same on all ranks.
-    """
+    """Compute the Run on the ranks that are there, and return the path of its result. Collective: a wrong setting is an error on every rank."""
     everyone = world()
 
     def decided() -> dict[str, Any]:
@@ -202,7 +175,9 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
         return packed(*checked(settings))
 
     try:
-        with listening(), all_or_none(everyone):
+        with signals_back() as main, all_or_none(everyone):
+            if main:
+                listen()
             compare(settings, everyone)
             run, job = unpacked(everyone.decide(decided))
             import torch
@@ -232,15 +207,12 @@ def compare(settings: Mapping[str, Any], world: World) -> None:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
-    """Let the signals of `survival.signals` raise its flag meanwhile; a thread beside the main one cannot, and leaves them as they are."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    listen()
+def signals_back() -> Iterator[bool]:
+    """Put the handlers of signals back afterwards; yields whether this thread can change them: the main one alone."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if main}
     try:
-        yield
+        yield main
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -250,29 +222,18 @@ def listening() -> Iterator[None]:
 
 
 def in_processes(ranks: int, settings: Mapping[str, Any]) -> None:
-    """Compute the Run on ranks that are started for it; what they print is printed here.
-
-    Raises:
-        UserError: they ended with an error.
-    """
+    """Compute the Run on ranks that are started for it; what they print is printed here, and the error that ends them is raised."""
     line = [*find_line(), "-n", str(ranks)] if ranks > 1 else []
-    command = [*line, sys.executable, "-m", "dpfl_mpi", *to_flags(plain(settings))]
-    process = subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C of a terminal or a notebook comes here alone, and is passed on once
-    )
+    command = [*line, sys.executable, "-m", "dpfl_mpi", *to_flags(in_python(settings))]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # in a session of its own: Ctrl-C of a terminal or a notebook comes here alone, and is passed on once
+    how: dict[str, Any] = {"text": True, "errors": "replace", "start_new_session": True}
     errors: list[str] = []
-    reader = threading.Thread(target=read_errors, args=(process, errors), daemon=True)
-    with process:
+    with subprocess.Popen(command, env=environment(), **pipes, **how) as process:
+        assert process.stdout and process.stderr
+        reader = threading.Thread(target=read_errors, args=(process.stderr, errors), daemon=True)
         reader.start()
         try:
-            assert process.stdout is not None
             with passing_on(process) as heard:
                 for text in process.stdout:
                     print(text, end="", flush=True)
@@ -293,10 +254,9 @@ def environment() -> dict[str, str]:
     return single | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def read_errors(process: subprocess.Popen[str], errors: list[str]) -> None:
+def read_errors(stderr: Iterable[str], errors: list[str]) -> None:
     """Keep the sentences that the ranks end with, and print the rest of what they write to stderr."""
-    assert process.stderr is not None
-    for text in process.stderr:
+    for text in stderr:
         if text.startswith("error: "):
             errors.append(text.removeprefix("error: ").rstrip())
         else:
@@ -316,16 +276,15 @@ def passing_on(process: subprocess.Popen[str]) -> Iterator[list[int]]:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1) if len(heard) == 1 else os.killpg(process.pid, signal.SIGKILL)
 
-    main = threading.current_thread() is threading.main_thread()
-    minded = [n for n in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, tell) for number in minded}
-    try:
-        yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    with signals_back() as main:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if main and signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, tell)
+        try:
+            yield heard
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 __all__ = ["Result", "run"]

@@ -32,13 +32,12 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
+    """A parser whose errors are one sentence, with the name of the flag first."""
 
     def __init__(self, **how: Any):
         super().__init__(formatter_class=Help, allow_abbrev=False, **how)
 
     def error(self, message: str) -> NoReturn:
-        """Raise it, with the name of the flag first."""
         raise UserError(message.removeprefix("argument "))
 
 
@@ -50,11 +49,7 @@ class Config(argparse.Action):
 
 
 def in_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML file by name.
-
-    Raises:
-        UserError: it is no YAML file of settings, or has anchors, which can say in a few lines what fills all memory.
-    """
+    """Return the settings of a YAML file by name; anchors, which can say in a few lines what fills all memory, are a `UserError`."""
     import yaml
 
     try:
@@ -81,21 +76,19 @@ def unknown(name: str, text: str, before: str = "--") -> UserError:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run to a parser, in the groups that their metadata name."""
-    parser.add_argument(
-        "--config", action=Config, metavar="FILE", help="YAML file with these settings; flags after it win"
-    )
+    words = "YAML file with these settings; flags after it win"
+    parser.add_argument("--config", action=Config, metavar="FILE", help=words)
     groups: dict[str, Any] = {}
-    for settings in (Run, Job):
-        for f in fields(settings):
-            kind, title = types(settings)[f.name], f.metadata["group"]
-            group = groups.setdefault(title, parser.add_argument_group(title))
-            text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
-            if f.default is not None:
-                text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
-            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-            if kind is not bool:
-                how = {"metavar": "|".join(choices(kind)) or PLACEHOLDERS.get(f.name) or PLACEHOLDERS.get(kind, "NAME")}
-            group.add_argument(f"--{f.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
+    for f, kind in ((f, types(settings)[f.name]) for settings in (Run, Job) for f in fields(settings)):
+        title = f.metadata["group"]
+        group = groups.setdefault(title, parser.add_argument_group(title))
+        text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
+        if f.default is not None:
+            text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if kind is not bool:
+            how = {"metavar": "|".join(choices(kind)) or PLACEHOLDERS.get(f.name) or PLACEHOLDERS.get(kind, "NAME")}
+        group.add_argument(f"--{f.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
 
 
 def parser() -> Parser:
@@ -112,11 +105,7 @@ def parser() -> Parser:
 
 
 def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return what a command line says, by name: settings by their type, other flags of the parser as they are.
-
-    Raises:
-        UserError: there is no such flag, or a value is of another type; the sentence says what is allowed.
-    """
+    """Return what a command line says, by name: settings by their type, other flags of the parser as they are; a mistake is a `UserError`."""
     rest: list[str] = []
     options: dict[str, dict[str, Any]] = {}
     words = iter(arguments)
@@ -137,14 +126,10 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
 
 
-def run_of(said: Mapping[str, Any]) -> Run:
-    """Return the Run of settings by name."""
-    return Run(**{name: value for name, value in said.items() if SCHEMA.get(name) is Run})
-
-
-def job_of(said: Mapping[str, Any]) -> Job:
-    """Return the Job of settings by name."""
-    return Job(**{name: value for name, value in said.items() if SCHEMA.get(name) is Job})
+def run_and_job(said: Mapping[str, Any]) -> tuple[Run, Job]:
+    """Return the Run and the Job of settings by name."""
+    run, job = ({n: v for n, v in said.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
+    return Run(**run), Job(**job)
 
 
 def printed(run: Resolved, job: Job) -> str:

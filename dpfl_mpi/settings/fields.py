@@ -42,22 +42,16 @@ def as_dict(settings: Any) -> dict[str, Any]:
 
 def changed(settings: Any) -> dict[str, Any]:
     """Return those that differ from their defaults."""
-    return {
-        f.name: value
-        for f, value in zip(fields(settings), as_dict(settings).values(), strict=True)
-        if value != f.default
-    }
+    defaults = {f.name: f.default for f in fields(settings)}
+    return {name: value for name, value in as_dict(settings).items() if value != defaults[name]}
 
 
 @functools.cache
 def types(schema: type) -> dict[str, Any]:
     """Return the type of every field by name; of an optional one the type that is not None."""
-    out = get_type_hints(schema)
-    for name, hint in out.items():
-        rest = [t for t in get_args(hint) if t is not NoneType]
-        if NoneType in get_args(hint) and len(rest) == 1:
-            out[name] = rest[0]
-    return out
+    hints = get_type_hints(schema)
+    optional = {name: [t for t in get_args(hint) if t is not NoneType] for name, hint in hints.items()}
+    return {n: optional[n][0] if NoneType in get_args(h) and len(optional[n]) == 1 else h for n, h in hints.items()}
 
 
 def choices(kind: Any) -> tuple[str, ...]:
@@ -76,12 +70,9 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
 
 
 def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
-    """Return the value of a field from a word of the command line or what a file of settings says.
+    """Return the value of a field from a word of the command line or what a file of settings says, else a `UserError`.
 
     A whole number may stand for a number or a text: 1 and 1.0 are one setting, and so one Run.
-
-    Raises:
-        UserError: a word is not of the field's type; the sentence says what is allowed.
     """
     kind = types(schema)[name]
     if kind in (float, str) and type(value) is int and abs(value) < 2**63:
@@ -104,16 +95,12 @@ def fits(value: Any, kind: Any, limits: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool)
     if kind is str:
-        return (
-            isinstance(value, str)
-            and "\0" not in value
-            and encodable(value)
-            and ("valid" not in limits or bool(limits["valid"](value)))
-        )
+        stored = isinstance(value, str) and "\0" not in value and encodable(value)
+        return stored and ("valid" not in limits or bool(limits["valid"](value)))
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
-    if not math.isfinite(value if kind is float and type(value) is float else 0) or abs(value) >= 2**63:
-        return False  # beyond what arrays count, or any float in use
+    if not abs(value) < 2**63:  # beyond what arrays count, or any float in use; nan
+        return False
     low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
     return low <= value <= high and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
@@ -131,38 +118,25 @@ def allowed(f: dataclasses.Field[Any], kind: Any) -> str:
 
 
 def options_of(whose: str, module: Any) -> type | None:
-    """Return the dataclass `Options` of a file of a method or a model, None where it has none.
-
-    Raises:
-        UserError: it is none, or has a field that no flag can set.
-    """
+    """Return the dataclass `Options` of a file of a method or a model, None where it has none, if flags can set all its fields."""
     options: Any = getattr(module, "Options", None)
-    if options is not None and not (
-        isinstance(options, type)
-        and dataclasses.is_dataclass(options)
-        and all(f.metadata and type(f.default) in (bool, int, float, str) for f in dataclasses.fields(options))
-    ):
-        raise UserError(
-            f"Options of {whose} must be a dataclass; its fields are option(default, text), with true or false, a number or a text as the default"
-        )
-    return options
+    known = dataclasses.fields(options) if isinstance(options, type) and dataclasses.is_dataclass(options) else None
+    settable = (f.metadata and type(f.default) in (bool, int, float, str) for f in known or ())
+    if options is None or (known is not None and all(settable)):
+        return options
+    what = "its fields are option(default, text), with true or false, a number or a text as the default"
+    raise UserError(f"Options of {whose} must be a dataclass; {what}")
 
 
 def method_options(method: str, schema: type, given: Mapping[str, Any] | None, tuned: bool) -> dict[str, Any]:
-    """Return all options of a method by name, checked, the defaults filled in; a whole number may stand for a number.
-
-    Those of the tuning alone are as given only where the Run is `tuned`.
-    """
+    """Return all options of a method by name, checked, the defaults filled in; those of the tuning alone as given only where the Run is `tuned`."""
     out = chosen("options.", f"the method {method}", schema, given)
     tuning = {f.name: f.default for f in dataclasses.fields(schema) if f.metadata.get("tuning")}
     return out | ({} if tuned else tuning)
 
 
 def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a model that differ from its defaults, checked; None where none does: the same model, however it was asked for.
-
-    Where none are given its file, and torch with it, is not loaded.
-    """
+    """Return the options of a model that differ from its defaults, checked, None where none does; without any given its file is not loaded."""
     if not given:
         return None
     schema = getattr(find("model", model), "Options", None) or dataclasses.make_dataclass("Options", [])
@@ -175,10 +149,9 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
     kinds = types(schema)
     if not isinstance(given or {}, Mapping):
         raise UserError(f"--options is {given!r}; allowed are names and values, as --options.NAME VALUE")
-    for name in given or {}:
-        if name not in kinds:
-            valid = ", ".join(kinds) or "none"
-            raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
+    for name in (name for name in given or {} if name not in kinds):
+        valid = ", ".join(kinds) or "none"
+        raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
     options = schema(**{name: read(schema, name, value, prefix) for name, value in (given or {}).items()})
     check(options, prefix)
     return {name: read(schema, name, value) for name, value in dataclasses.asdict(options).items()}

@@ -43,9 +43,5 @@ class Job:
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Parse what is written as a text.
-
-        Raises:
-            UserError: it is none of what is allowed.
-        """
+        """Parse what is written as a text."""
         object.__setattr__(self, "checkpoint_every", Every.parse(self.checkpoint_every))

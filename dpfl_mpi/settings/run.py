@@ -84,7 +84,7 @@ class Run:
 
     reach: Reach | Any = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
     participation: float = field(1.0, "limits", "share of the clients in a round", above=0, high=1, what="a share")
-    available: Text | Any = field(None, "limits", "file: a line per round, 0 or 1 per client")
+    available: Any = field(None, "limits", "file: a line per round, 0 or 1 per client")
     flip_share: float = field(0.0, "limits", "share of clients with labels C - 1 - y", low=0, high=1, what="a share")
     flipped_run_ggc: bool = field(True, "limits", "flipped clients choose and average, too")
     attack: Attack | Any = field(None, "limits", "KIND:SHARE of clients that lie, see docs/controls.md")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
-from dpfl_mpi.settings.command_line import given, job_of, run_of
+from dpfl_mpi.settings.command_line import given, run_and_job
 from dpfl_mpi.settings.fields import changed, check, to_flags
 from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
-        again = f"{again_text(job_of(vars(args)))} goes on, with --list it says how far they are"
+        again = f"{again_text(run_and_job(vars(args))[1])} goes on, with --list it says how far they are"
         with contextlib.suppress(OSError):  # a terminal that is gone
             print(
                 f"interrupted: {'--list says how far they are' if args.list else f'{going}; {again}'}", file=sys.stderr
@@ -100,7 +100,7 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         )
     if args.time:
         minutes(args.time)
-    job, base = job_of(vars(args)), run_of(vars(args))
+    base, job = run_and_job(vars(args))
     check(job)
     wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file and base != Run():
