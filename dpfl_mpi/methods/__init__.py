@@ -53,15 +53,8 @@ else:
 
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
-CALLS = {
-    "init": "init(fed)",
-    "round": "round(fed, state, t)",
-    "finetune_gradient": "finetune_gradient(fed, start)",
-    "newcomer": "newcomer(fed, state)",
-}
+CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
 OPTIONAL = ("finetune_gradient", "newcomer")
-# fields of `Method` that are numbers, and what they may be
-WHOLE = {"models": range(1, 1001), "sent": range(1001), "every_row": range(1001)}
 HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
 
@@ -86,26 +79,23 @@ class Method:
 
     title: str = ""  # as tables print it; the file's name where empty
     citation: str = ""  # BibTeX
-    # in figures: "#RRGGBB" (hashed from the name where empty), and the style and the marker of a curve, as matplotlib names them
+    # in figures: "#RRGGBB" (hashed from the name where empty), and a curve's style and marker, as matplotlib names them
     colour: str = ""
     line: str = "-"
     marker: str = "o"
     # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
-    # of a graph that is not searched: a choice receives and scores the model of each client in reach
-    asks_all: bool = False
+    asks_all: bool = False  # a graph, not searched: a choice receives and scores the model of each client in reach
     ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of omega_period and graphs
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
     models: int = 1  # that each client trains, tau_train epochs each, in a round
     sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
-    # a server: what goes up and comes down per client and round at most, in models; what is planned counts it
-    sent: int = 2
-    # how often a round calls fed.every_row, by which all rows come to all ranks; what is planned counts it
-    every_row: int = 0
-    # values of --optimizer; fewer where it takes steps of its own
-    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
+    # what is planned counts these two
+    sent: int = 2  # a server: what goes up and comes down per client and round at most, in models
+    every_row: int = 0  # how often a round calls fed.every_row, by which all rows come to all ranks
+    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")  # fewer where it takes steps of its own
     # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
     elementwise: bool = False
 
@@ -127,23 +117,20 @@ class Method:
 
 
 def load(name: str, module: ModuleType) -> Method:
-    """Return the method that a module holds.
-
-    Raises:
-        UserError: the module breaks the contract; the sentence says where.
-    """
+    """Return the method that a module holds; where it breaks the contract, the `UserError` says how."""
     declared = getattr(module, "METHOD", Method())
     if not isinstance(declared, Method):
         raise UserError(f"METHOD of the method {name} is {declared!r}; it must be a Method(...) of dpfl_mpi.methods")
-    if declared.topology not in get_args(Topology):
-        allowed = ", ".join(get_args(Topology))
-        raise UserError(f"METHOD of the method {name} has topology={declared.topology!r}; allowed are {allowed}")
-    if declared.colour and not re.fullmatch(r"#[0-9A-Fa-f]{6}", declared.colour):
-        raise UserError(f"METHOD of the method {name} has colour={declared.colour!r}; allowed is #RRGGBB")
-    for field, allowed_numbers in WHOLE.items():
+    rules = {
+        "topology": (declared.topology in get_args(Topology), ", ".join(get_args(Topology))),
+        "colour": (re.fullmatch("(#[0-9A-Fa-f]{6})?", str(declared.colour)), "#RRGGBB"),
+    }
+    for field, low in (("models", 1), ("sent", 0), ("every_row", 0)):
         value = getattr(declared, field)
-        if type(value) is not int or value not in allowed_numbers:
-            allowed = f"whole numbers from {allowed_numbers[0]} to {allowed_numbers[-1]}"
+        rules[field] = type(value) is int and low <= value <= 1000, f"whole numbers from {low} to 1000"
+    for field, (fits, allowed) in rules.items():
+        if not fits:
+            value = getattr(declared, field)
             raise UserError(f"METHOD of the method {name} has {field}={value!r}; allowed are {allowed}")
     functions: dict[str, Any] = {call: getattr(module, call, None) for call in CALLS}
     for call, function in functions.items():
@@ -151,13 +138,13 @@ def load(name: str, module: ModuleType) -> Method:
             continue
         if not callable(function):
             raise UserError(
-                f"the method {name} has no function {call}; it must define {CALLS['init']} and {CALLS['round']}"
+                f"the method {name} has no function {call}; it must define init(fed) and round(fed, state, t)"
             )
         try:
             inspect.signature(function).bind(*CALLS[call].split(","))
         except TypeError:
             given = f"{call}{inspect.signature(function)}"
-            raise UserError(f"the method {name} defines {given}, which is called as {CALLS[call]}") from None
+            raise UserError(f"the method {name} defines {given}, which is called as {call}({CALLS[call]})") from None
     options = options_of(f"the method {name}", module) or NoOptions
     return dataclasses.replace(declared, title=declared.title or name, options=options, **functions)
 
@@ -165,10 +152,8 @@ def load(name: str, module: ModuleType) -> Method:
 def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:
     """Check what init (round 0) or round returned on this rank, `before` being the state that round was given: microseconds, so after every round.
 
-    Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes.
-
-    Raises:
-        UserError: it breaks the contract; the sentence says where. Not collective: it may be wrong on some ranks only.
+    Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes. The `UserError` says where
+    the contract is broken. Not collective: it may be so on some ranks only.
     """
     who = f"{'round' if parts.round else 'init'} of the method {name}"
     if said := mistake(who, state, len(parts.ids), parts.n, before):
@@ -177,18 +162,16 @@ def check_state(name: str, state: Any, parts: Any, before: State | None = None, 
         if budgeted and key in state["shared"]:
             parts.members.check_budget(state["shared"][key], f'state["shared"]["{key}"] after {who}')
     if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][parts.members.active[parts.ids]]).any():
-        raise UserError(
-            f"{who} has scored no models; it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
-        )
+        must = f"it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
+        raise UserError(f"{who} has scored no models; {must}")
 
 
 def mistake(who: str, state: Any, k: int, n: int, before: State | None) -> str:
     """Return what is wrong with the form of a state of k of n clients, a sentence; "" where nothing is."""
     whole = isinstance(state, dict) and set(state) == {"client", "shared"}
     if not (whole and all(isinstance(values, dict) for values in state.values())):
-        got = (
-            f"a dict of {', '.join(map(str, state)) or 'nothing'}" if isinstance(state, dict) else type(state).__name__
-        )
+        keys = ", ".join(map(str, state)) or "nothing" if isinstance(state, dict) else ""
+        got = f"a dict of {keys}" if keys else type(state).__name__
         return f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts'
     for group, values in state.items():
         if gone := sorted(set(before[group] if before else ()) - set(values)):
@@ -206,18 +189,15 @@ def mistake(who: str, state: Any, k: int, n: int, before: State | None) -> str:
             got = f"a graph of {value.n} clients" if graph else kind(value)
             return f"{what} is {got}; it must be a CollaborationGraph of {n} clients"
         if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str)):
-            return (
-                f"{what} is {kind(value)}, which a checkpoint cannot hold; allowed are a tensor or array of {', '.join(HELD)}, "
-                "a CollaborationGraph, a number, a text and None"
-            )
+            allowed = f"a tensor or array of {', '.join(HELD)}, a CollaborationGraph, a number, a text and None"
+            return f"{what} is {kind(value)}, which a checkpoint cannot hold; allowed are {allowed}"
     return ""
 
 
 def held(value: Any) -> bool:
-    """Return whether this is a tensor or array of numbers that a checkpoint can hold."""
-    if str(getattr(value, "layout", "torch.strided")) != "torch.strided":  # a sparse tensor
-        return False
-    return str(getattr(value, "dtype", "")).removeprefix("torch.") in HELD and hasattr(value, "shape")
+    """Return whether this is a tensor or array of numbers, and not sparse, that a checkpoint can hold."""
+    dense = str(getattr(value, "layout", "torch.strided")) == "torch.strided"
+    return dense and str(getattr(value, "dtype", "")).removeprefix("torch.") in HELD and hasattr(value, "shape")
 
 
 def kind(value: Any) -> str:

@@ -11,28 +11,19 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="APFL",
-    colour="#D55E00",
-    line="--",
-    marker="v",
-    topology="server",
-    models=2,
-    citation="""@article{deng2020apfl,
+CITATION = """@article{deng2020apfl,
   title = {Adaptive Personalized Federated Learning},
   author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
   journal = {arXiv:2003.13461},
   year = {2020}
-}""",
-)
+}"""
+METHOD = Method("APFL", CITATION, topology="server", models=2, colour="#D55E00", line="--", marker="v")
 
 
 @dataclass(frozen=True)
 class Options:
     alpha: float = option(0.5, "alpha, the weight of the personal model in the mixture, from 0 to 1", low=0, high=1)
-    adaptive: bool = option(
-        False, "let every client learn its alpha, by the derivative of f(mixture), one step per batch"
-    )
+    adaptive: bool = option(False, "let every client learn its alpha, one step per batch by f(mixture)'s derivative")
 
 
 def init(fed: Federation) -> State:

@@ -7,29 +7,25 @@ Algorithm 1 of arXiv 2409.05539. All models pass through a server, which also se
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
+from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="CoBo",
-    colour="#E69F00",
-    line="-.",
-    topology="server",
-    every_row=12,  # two, and one per partner of the client with most of them: of thousands hardly ever more than ten
-    sends_models=False,  # gradients, too
-    sent=22,  # x_i up, its pull down; per partner a midpoint down, its gradient up
-    citation="""@inproceedings{hashemi2024cobo,
+CITATION = """@inproceedings{hashemi2024cobo,
   title = {{CoBo}: Collaborative Learning via Bilevel Optimization},
   author = {Hashemi, Diba and He, Lie and Jaggi, Martin},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
   year = {2024},
   note = {arXiv:2409.05539}
-}""",
+}"""
+# sent: x_i up, its pull down; per partner a midpoint down, its gradient up. Of thousands of clients hardly any has more than ten partners
+METHOD = Method(
+    "CoBo", CITATION, topology="server", sends_models=False, sent=22, every_row=12, colour="#E69F00", line="-."
 )
 
 
@@ -43,10 +39,8 @@ def init(fed: Federation) -> State:
     """Return the common initial row as every x_i, and w_ij = 1."""
     x = fed.common_row()
     fed.evaluate(x)
-    return {
-        "client": {"x": x, "w": np.ones((len(fed.ids), fed.n))},
-        "shared": {"chosen": CollaborationGraph.empty(fed.n)},
-    }
+    shared = {"chosen": CollaborationGraph.empty(fed.n)}
+    return {"client": {"x": x, "w": np.ones((len(fed.ids), fed.n))}, "shared": shared}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
@@ -58,22 +52,18 @@ def round(fed: Federation, state: State, t: int) -> State:
         for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)):
             total[i] += w[i, k] * row.double()
             degree[i] += w[i, k]
-    pull = pulled(fed, total.float(), fed.column(degree).float())
+    pull = partial(pulled, fed, total.float(), fed.column(degree).float())
     x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=pull)
     fed.evaluate(x)
     near = [np.flatnonzero((w[i] > 0) & fed.active & (np.arange(fed.n) != k)) for i, k in enumerate(fed.ids)]
     return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(near)}}
 
 
-def pulled(fed: Federation, total: Tensor, degree: Tensor) -> Gradient:
-    """Return the gradient g_i + rho sum_k w_ik (x_i - x_k), of which `total` `[K, W]` is sum_k w_ik x_k and `degree` `[K, 1]` sum_k w_ik."""
-
-    def gradient(block, batch):
-        loss = fed.gradient(block, batch)
-        block.g.add_(fed.options["rho"] * (degree[block.rows] * block.w - total[block.rows]))
-        return loss
-
-    return gradient
+def pulled(fed: Federation, total: Tensor, degree: Tensor, block, batch) -> Tensor:
+    """The gradient g_i + rho sum_k w_ik (x_i - x_k), of which `total` `[K, W]` is sum_k w_ik x_k and `degree` `[K, 1]` sum_k w_ik."""
+    loss = fed.gradient(block, batch)
+    block.g.add_(fed.options["rho"] * (degree[block.rows] * block.w - total[block.rows]))
+    return loss
 
 
 def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
@@ -99,8 +89,9 @@ def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
             for i, with_i in enumerate(mine):
                 if partners[j][turn : turn + 1] == [fed.ids[i]]:
                     g_i = gradients[with_i.index(j)][i]
-                    # one at a time: the same bits for any number of ranks
-                    along = float(g_i.double().dot(g_j.double()))
+                    along = float(
+                        g_i.double().dot(g_j.double())
+                    )  # one at a time: the same bits for any number of ranks
                     w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * along, 0, 1)  # Proj
     fed.notes["models_received"] += 2 * np.array([len(with_i) for with_i in mine])  # z_ij down, its gradient up
 

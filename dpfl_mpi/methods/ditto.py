@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Method, Newcomer, State, fedavg
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="Ditto",
-    colour="#E69F00",
-    marker="<",
-    elementwise=True,
-    topology="server",
-    models=2,
-    citation="""@inproceedings{li2021ditto,
+CITATION = """@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},
   author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2021}
-}""",
-)
+}"""
+METHOD = Method("Ditto", CITATION, topology="server", models=2, elementwise=True, colour="#E69F00", marker="<")
 
 
 @dataclass(frozen=True)

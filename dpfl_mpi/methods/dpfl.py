@@ -2,16 +2,7 @@
 
 from dpfl_mpi.methods import Federation, Method, State
 
-METHOD = Method(
-    title="DPFL",
-    colour="#0072B2",
-    marker="X",
-    elementwise=True,
-    topology="graph",
-    searches=True,
-    ignores=("graphs",),
-    preprocesses=True,  # tau_init epochs before round 1
-    citation="""@inproceedings{kharrat2025dpfl,
+CITATION = """@inproceedings{kharrat2025dpfl,
   title = {{DPFL}: Decentralized Personalized Federated Learning},
   author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
   booktitle = {Proceedings of The 28th International Conference on Artificial Intelligence and Statistics (AISTATS)},
@@ -21,7 +12,9 @@ METHOD = Method(
   publisher = {PMLR},
   year = {2025},
   note = {arXiv:2406.06520}
-}""",
+}"""
+METHOD = Method(
+    "DPFL", CITATION, ignores=("graphs",), preprocesses=True, elementwise=True, colour="#0072B2", marker="X"
 )
 
 

@@ -6,6 +6,7 @@ after training. A client starts a round from Theta_i + (Theta - Theta_i) * W_i i
 # Paper: the first time until convergence; in its code that is a standard deviation below 0.1 of the last ten losses, each that of a pass's last batch.
 """
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -14,27 +15,20 @@ import numpy as np
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
-LOSSES = 10  # whose spread says that W_i has converged
+LOSSES = 10  # whose standard deviation says that W_i has converged
 
-METHOD = Method(
-    title="FedALA",
-    colour="#009E73",
-    line="-.",
-    elementwise=True,
-    topology="server",
-    citation="""@inproceedings{zhang2023fedala,
+CITATION = """@inproceedings{zhang2023fedala,
   title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
   author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
   booktitle = {AAAI Conference on Artificial Intelligence},
   year = {2023}
-}""",
-)
+}"""
+METHOD = Method("FedALA", CITATION, topology="server", elementwise=True, colour="#009E73", line="-.")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of FedALA; eta, share and layers are the paper's, the threshold is that of its code."""
-
+    # eta, share and layers are the paper's, the threshold is that of its code
     eta: float = option(1.0, "eta, the rate of the weights W_i", above=0)
     share: float = option(0.8, "s, the share of a client's mini-batches that W_i learns from", above=0, high=1)
     layers: str = option("head", "the p higher layers that have weights: head (p = 1), all, or names with commas")
@@ -44,7 +38,7 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row, as Theta and as every Theta_i; every weight is 1."""
-    higher(fed)  # a layer that the model does not have is refused now
+    fed.columns(fed.options["layers"], option="layers")  # a layer that the model does not have is refused now
     w = fed.initial_row()
     w_i = fed.copies(w)
     fed.evaluate(w_i)
@@ -57,16 +51,11 @@ def round(fed: Federation, state: State, t: int) -> State:
     if t > 1:  # in round 1 Theta is every Theta_i
         learn(fed, w, w_i, weight, learned)  # lines 6-16 of Algorithm 1 are ALA
         here = fed.active[fed.ids]
-        start = mixture(higher(fed), w, w_i, weight)
+        start = mixture(fed.columns(fed.options["layers"]), w, w_i, weight)
         w_i, learned = start.where(fed.column(here) > 0, w_i), learned | here
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
     fed.evaluate(w_i)
     return {"client": {"w": w_i, "W": weight, "learned": learned}, "shared": {"w": fed.mean(w_i)}}
-
-
-def higher(fed: Federation) -> Tensor:
-    """Return the columns of the layers that have weights, bool `[W]`."""
-    return fed.columns(fed.options["layers"], option="layers")
 
 
 def mixture(columns: Tensor, w: Tensor, w_i: Tensor, weight: Tensor) -> Tensor:
@@ -76,7 +65,7 @@ def mixture(columns: Tensor, w: Tensor, w_i: Tensor, weight: Tensor) -> Tensor:
 
 def learn(fed: Federation, w: Tensor, w_i: Tensor, weight: Tensor, learned: np.ndarray) -> None:
     """Learn the weights W_i `[K, W]` in place: one pass over the sample, and until convergence where a client has not `learned` before."""
-    columns = higher(fed)
+    columns = fed.columns(fed.options["layers"])
     per_epoch = -(-fed.n_train // fed.run.batch_size)
     sample = np.ceil(np.round(fed.options["share"] * per_epoch, 9))  # mini-batches; 0.7 of 10 is 7
     still = fed.active[fed.ids]  # who goes on
@@ -95,11 +84,7 @@ def learn(fed: Federation, w: Tensor, w_i: Tensor, weight: Tensor, learned: np.n
             weight[rows] = better.where(columns & (fed.column(learns) > 0), weight[rows])
         for i in np.flatnonzero(still):
             losses[i].append(float(last[i]))
-        still = still & ~learned & ~np.array([converged(of, fed.options["threshold"]) for of in losses], bool)
+        spread = [statistics.pstdev(of[-LOSSES:]) if len(of) > LOSSES else math.inf for of in losses]
+        still = still & ~learned & ~(np.array(spread) < fed.options["threshold"])
         if not still.any():
             break
-
-
-def converged(losses: list[float], threshold: float) -> bool:
-    """Return whether the last ten of more than ten losses spread by less than this (population standard deviation)."""
-    return len(losses) > LOSSES and statistics.pstdev(losses[-LOSSES:]) < threshold

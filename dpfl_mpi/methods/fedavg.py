@@ -5,19 +5,13 @@ Shared: the model w. Personal: nothing. Scored: the global w after aggregation.
 
 from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 
-METHOD = Method(
-    title="FedAvg",
-    colour="#009E73",
-    marker="s",
-    elementwise=True,
-    topology="server",
-    citation="""@inproceedings{mcmahan2017fedavg,
+CITATION = """@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
   booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
   year = {2017}
-}""",
-)
+}"""
+METHOD = Method("FedAvg", CITATION, topology="server", elementwise=True, colour="#009E73", marker="s")
 
 
 def init(fed: Federation) -> State:

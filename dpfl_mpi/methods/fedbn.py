@@ -8,27 +8,19 @@ Shared: all layers but the normalisation. Personal: scale and shift of GroupNorm
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Federation, Method, State, fedavg
 
-METHOD = Method(
-    title="FedBN",
-    colour="#56B4E9",
-    line="-.",
-    elementwise=True,
-    topology="server",
-    citation="""@inproceedings{li2021fedbn,
+CITATION = """@inproceedings{li2021fedbn,
   title = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
   author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
   booktitle = {International Conference on Learning Representations (ICLR)},
   year = {2021}
-}""",
-)
+}"""
+METHOD = Method("FedBN", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="-.")
 
 
 def init(fed: Federation) -> State:
     """Return the common initial row, as what is shared and as every client's own (whole rows, of which only the normalisation counts)."""
     if not fed.columns("normalisation").any():
-        raise UserError(
-            f"--method fedbn keeps normalisation layers personal, and --model {fed.run.model} has none; take a model with GroupNorm or LayerNorm"
-        )
+        raise UserError(f"--method fedbn needs GroupNorm, LayerNorm or the like; --model {fed.run.model} has none")
     return fedavg.personal(fed, "w")
 
 

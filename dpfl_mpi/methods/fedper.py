@@ -9,19 +9,13 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Method, State, fedavg
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="FedPer",
-    colour="#56B4E9",
-    line="--",
-    elementwise=True,
-    topology="server",
-    citation="""@article{arivazhagan2019fedper,
+CITATION = """@article{arivazhagan2019fedper,
   title = {Federated Learning with Personalization Layers},
   author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
   journal = {arXiv:1912.00818},
   year = {2019}
-}""",
-)
+}"""
+METHOD = Method("FedPer", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="--")
 
 
 @dataclass(frozen=True)

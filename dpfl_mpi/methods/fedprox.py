@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="FedProx",
-    colour="#CC79A7",
-    marker="D",
-    elementwise=True,
-    topology="server",
-    citation="""@inproceedings{li2020fedprox,
+CITATION = """@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},
   author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
   booktitle = {Conference on Machine Learning and Systems (MLSys)},
   year = {2020}
-}""",
-)
+}"""
+METHOD = Method("FedProx", CITATION, topology="server", elementwise=True, colour="#CC79A7", marker="D")
 
 
 @dataclass(frozen=True)

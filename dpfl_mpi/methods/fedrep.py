@@ -10,20 +10,13 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Federation, Method, Newcomer, State, fedavg
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="FedRep",
-    colour="#009E73",
-    line="--",
-    marker=">",
-    elementwise=True,
-    topology="server",
-    citation="""@inproceedings{collins2021fedrep,
+CITATION = """@inproceedings{collins2021fedrep,
   title = {Exploiting Shared Representations for Personalized Federated Learning},
   author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2021}
-}""",
-)
+}"""
+METHOD = Method("FedRep", CITATION, topology="server", elementwise=True, colour="#009E73", line="--", marker=">")
 
 
 @dataclass(frozen=True)
@@ -34,22 +27,17 @@ class Options:
 
 def init(fed: Federation) -> State:
     """Return the common initial row: the base, and one head per client (as whole rows, of which only the head counts)."""
-    if not 0 <= fed.options["base_epochs"] <= fed.run.tau_train:
+    base, most = fed.options["base_epochs"], fed.run.tau_train - bool(fed.columns(fed.options["head"]).any())
+    if base > most:
         raise UserError(
-            f"--options.base_epochs is {fed.options['base_epochs']}; allowed is 0 to tau_train, {fed.run.tau_train}"
-        )
-    if fed.options["base_epochs"] == fed.run.tau_train and fed.columns(fed.options["head"]).any():
-        raise UserError(
-            f"--options.base_epochs is {fed.options['base_epochs']} of {fed.run.tau_train} epochs of a round, so no head is ever trained; "
-            "use fewer, a larger --tau_train or --options.head none"
+            f"--options.base_epochs is {base}; allowed is 0 to {most}: the rest of --tau_train is the head's"
         )
     return fedavg.personal(fed, "h", "phi")
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; freezing masks weights, momentum, decay and the clipped norm alike."""
-    head = fed.columns(fed.options["head"])
-    base_epochs = fed.options["base_epochs"]
+    head, base_epochs = fed.columns(fed.options["head"]), fed.options["base_epochs"]
     w_i = state["client"]["h"].where(head, state["shared"]["phi"])  # (phi, h_i)
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train - base_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
     base = "w" if fed.run.optimizer == "sgd" else "base"  # Adam counts the steps of each half by itself

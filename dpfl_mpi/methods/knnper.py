@@ -13,20 +13,14 @@ from dpfl_mpi.settings import option
 
 AT_ONCE = 64  # images whose differences to the memory are held at once: 107 MB of 5,000 representations of 84
 
-METHOD = Method(
-    title="kNN-Per",
-    colour="#E69F00",
-    line="--",
-    marker="p",
-    topology="server",
-    finetunes=False,  # more than the row is scored
-    citation="""@inproceedings{marfoq2022knnper,
+CITATION = """@inproceedings{marfoq2022knnper,
   title = {Personalized Federated Learning through Local Memorization},
   author = {Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2022}
-}""",
-)
+}"""
+# finetunes: more than the row is scored
+METHOD = Method("kNN-Per", CITATION, topology="server", finetunes=False, colour="#E69F00", line="--", marker="p")
 
 
 @dataclass(frozen=True)
@@ -61,11 +55,9 @@ def newcomer(fed: Federation, state: State) -> Newcomer:
 def mixture(fed: Federation) -> Predict:
     """Return the function from a block's rows and images to the logarithm of the mixed probabilities, `[k, S, C]`."""
     k, share, scale, most = (fed.options[name] for name in ("k", "interpolation", "scale", "memory"))
-    # of the block that is being scored: representations [M, F] and labels [M] per client
-    memories: list[tuple[Tensor, Tensor]] = []
-    of: tuple[slice, Tensor] | None = (
-        None  # its rows, and a copy of their models: newcomers train theirs and are scored again
-    )
+    own, votes_own = (math.log(x) if x > 0 else -math.inf for x in (1 - share, share))
+    memories: list[tuple[Tensor, Tensor]] = []  # of the scored block's clients: representations [M, F] and labels [M]
+    of: tuple[slice, Tensor] | None = None  # its rows, and a copy of their models: newcomers train theirs on
 
     def predict(rows, w_kW, images):
         nonlocal of
@@ -79,7 +71,7 @@ def mixture(fed: Federation) -> Predict:
             d2, index = neighbours(z, remembered, k)
             weight = (-d2 / scale).softmax(1)  # exp(-d^2 / s), normalised: far neighbours must not underflow
             vote += (one_hot[labels[index]] * weight[:, :, None]).sum(1)
-        return (log_p + log(1 - share)).logaddexp(votes.log() + log(share))
+        return (log_p + own).logaddexp(votes.log() + votes_own)
 
     return predict
 
@@ -91,8 +83,3 @@ def neighbours(z: Tensor, remembered: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for out, part in zip(d2.split(AT_ONCE), z.split(AT_ONCE), strict=True):
         out.copy_((part[:, None] - remembered[None]).square_().sum(2))
     return d2.topk(min(k, len(remembered)), 1, largest=False)
-
-
-def log(share: float) -> float:
-    """Return the logarithm of a share, -inf for 0."""
-    return math.log(share) if share > 0 else -math.inf

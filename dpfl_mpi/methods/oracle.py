@@ -6,7 +6,6 @@ smaller number. A client that shares no class is not among them, so Omega_k may 
 
 import numpy as np
 
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, _given
 
 METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise=True, colour="#D55E00", line=":")
@@ -14,17 +13,13 @@ METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise
 
 def init(fed: Federation) -> State:
     """Return the state after preprocessing: the mixed rows and the oracle's graph."""
-    return _given.init(fed, lambda w: ask(fed))
+    held, most = fed.class_counts > 0, fed.most_senders
+    chosen = [best(k, fed.reachable(k), held, fed.p, most[k]) for k in fed.ids]
+    return _given.init(fed, lambda w: fed.collect(chosen))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     return _given.round(fed, state, lambda w: state["shared"]["chosen"])
-
-
-def ask(fed: Federation) -> CollaborationGraph:
-    """Return the graph of those that share the most classes."""
-    held = fed.class_counts > 0
-    return fed.collect([best(k, fed.reachable(k), held, fed.p, fed.most_senders[k]) for k in fed.ids])
 
 
 def best(k: int, candidates: np.ndarray, held: np.ndarray, p: np.ndarray, most: int) -> np.ndarray:

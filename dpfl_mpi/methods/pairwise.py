@@ -31,8 +31,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def choose(fed: Federation, w: Tensor) -> CollaborationGraph:
     """Return for each client the B_c - 1 reachable clients whose models have the smallest loss on its validation images."""
-    loss = np.full((len(fed.ids), fed.n), np.nan)
-    asks = np.zeros((len(fed.ids), fed.n), bool)
+    loss, asks = np.full((len(fed.ids), fed.n), np.nan), np.zeros((len(fed.ids), fed.n), bool)
     for i, k in enumerate(fed.ids):
         if fed.most_senders[k] > 0:  # who may receive nothing asks nobody
             asks[i, fed.reachable(k)] = True

@@ -17,56 +17,41 @@ from dpfl_mpi.methods import Federation, Method, Received, State, Tensor
 from dpfl_mpi.settings import option
 from dpfl_mpi.settings.values import nearest
 
-METHOD = Method(
-    title="PENS",
-    colour="#CC79A7",
-    line="-.",
-    elementwise=True,
-    topology="graph",
-    searches=False,
-    ignores=("omega_period", "graphs"),
-    citation="""@inproceedings{onoszko2021pens,
+CITATION = """@inproceedings{onoszko2021pens,
   title = {Decentralized federated learning of deep neural networks on non-iid data},
   author = {Onoszko, Noa and Karlsson, Gustav and Mogren, Olof and Listo Zec, Edvin},
   booktitle = {Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML},
   year = {2021},
   note = {arXiv:2107.08517}
-}""",
-)
+}"""
+IGNORES = ("omega_period", "graphs")
+METHOD = Method("PENS", CITATION, searches=False, ignores=IGNORES, elementwise=True, colour="#CC79A7", line="-.")
 
 
 @dataclass(frozen=True)
 class Options:
     m: int = option(2, "m, how many of the models received are averaged with one's own", low=1)
-    first_step: float = option(
-        0.2, "share of the rounds that search for neighbours: 20 of 100, as its code", low=0, high=1
-    )
+    first_step: float = option(0.2, "share of the rounds that search, 20 of 100 as in its code", low=0, high=1)
 
 
 def init(fed: Federation) -> State:
     """Return the common initial row, untrained; nobody was chosen yet."""
     w = fed.common_row()
     fed.evaluate(w)
-    counts = np.zeros((len(fed.ids), fed.n))
-    return {
-        "client": {"w": w, "taken": counts.astype(np.int32), "by_chance": counts},
-        "shared": {"chosen": CollaborationGraph.empty(fed.n)},
-    }
+    counts = {"taken": np.zeros((len(fed.ids), fed.n), np.int32), "by_chance": np.zeros((len(fed.ids), fed.n))}
+    return {"client": {"w": w, **counts}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     w, taken, by_chance = (state["client"][name] for name in ("w", "taken", "by_chance"))
-    m = fed.options["m"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
     if t <= nearest(fed.options["first_step"], fed.run.rounds):
         sampled = [fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids]
         received = fed.exchange(w, fed.collect(sampled))
         with fed.clock("graph"):
-            top = [
-                now[np.argsort(of, kind="stable")][:m]
-                for now, of in zip(sampled, losses(fed, received, sampled), strict=True)
-            ]
+            found = zip(sampled, losses(fed, received, sampled), strict=True)
+            top = [now[np.argsort(of, kind="stable")][: fed.options["m"]] for now, of in found]
         for i, k in enumerate(fed.ids):
             near = fed.reachable(k)
             taken[i, top[i]] += 1

@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="PerFedAvg",
-    colour="#56B4E9",
-    marker="^",
-    elementwise=True,
-    topology="server",
-    citation="""@inproceedings{fallah2020perfedavg,
+CITATION = """@inproceedings{fallah2020perfedavg,
   title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
   author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
   year = {2020}
-}""",
-)
+}"""
+METHOD = Method("PerFedAvg", CITATION, topology="server", elementwise=True, colour="#56B4E9", marker="^")
 
 
 @dataclass(frozen=True)
@@ -37,10 +31,7 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t.
-
-    A step takes two consecutive batches, so an epoch of data is half an epoch of updates; a last batch without a second is not used.
-    """
+    """Return the state after round t. A step takes two batches, the second right after the first; a last one without a second is not used."""
     w_i, alpha = fed.copies(state["shared"]["w"]), fed.options["alpha"]
     for batch, w in fed.batches(fed.run.tau_train, {"w": w_i}):
         inner = w.scratch()

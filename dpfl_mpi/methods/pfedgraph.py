@@ -5,33 +5,26 @@ Shared: nothing. Personal: w_i. Scored: the better by validation of the mean tha
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
+from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="pFedGraph",
-    colour="#CC79A7",
-    line="--",
-    marker="P",
-    topology="server",
-    every_row=2,
-    citation="""@inproceedings{ye2023pfedgraph,
+CITATION = """@inproceedings{ye2023pfedgraph,
   title = {Personalized Federated Learning with Inferred Collaboration Graphs},
   author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2023}
-}""",
-)
+}"""
+METHOD = Method("pFedGraph", CITATION, topology="server", every_row=2, colour="#CC79A7", line="--", marker="P")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of pFedGraph; the defaults are those of its cosine variant."""
-
+    # the defaults are those of its cosine variant
     alpha: float = option(0.8, "alpha, the weight of ||x||^2 and of the pull of x to the data shares p", low=1e-9)
     lam: float = option(0.01, "lambda, the weight of the local term", low=0)
 
@@ -47,7 +40,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, u = state["client"]["w"], state["client"]["u"]
     if t > 1:
         fed.evaluate(w)  # the mean that was received
-    w = fed.local_opt(w, epochs=fed.run.tau_train, gradient=local_objective(fed, u, fed.options["lam"]))
+    w = fed.local_opt(w, epochs=fed.run.tau_train, gradient=partial(local_objective, fed, u))
     fed.evaluate(w)
     x = infer(fed, w)
     w, u = aggregate(fed, w, u, x)
@@ -56,19 +49,14 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"w": w, "u": u}, "shared": {"chosen": chosen}}
 
 
-def local_objective(fed: Federation, u: Tensor, lam: float) -> Gradient:
-    """Return the gradient of f_i(w) + lambda <u_i, w> / ||w||; u_i = 0 in the first round."""
-
-    # the sign is that of its published code
-    def gradient(block, batch):
-        loss = fed.gradient(block, batch)
-        w, u_i = block.w, u[block.rows]
-        norm = w.square().sum(1, keepdim=True).sqrt()
-        along = (u_i * w).sum(1, keepdim=True) / norm.square()
-        block.g.add_((u_i - along * w) / norm, alpha=lam)
-        return loss
-
-    return gradient
+def local_objective(fed: Federation, u: Tensor, block, batch) -> Tensor:
+    """The gradient of f_i(w) + lambda <u_i, w> / ||w||, with the sign of its published code; u_i = 0 in the first round."""
+    loss = fed.gradient(block, batch)
+    w, u_i = block.w, u[block.rows]
+    norm = w.square().sum(1, keepdim=True).sqrt()
+    along = (u_i * w).sum(1, keepdim=True) / norm.square()
+    block.g.add_((u_i - along * w) / norm, alpha=fed.options["lam"])
+    return loss
 
 
 def infer(fed: Federation, w: Tensor) -> np.ndarray:
@@ -106,10 +94,7 @@ def aggregate(fed: Federation, w: Tensor, u: Tensor, x: np.ndarray) -> tuple[Ten
 
 
 def weights(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:
-    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over {x >= 0, sum x = 1}, `[N]`: the projection of p - d / (2 alpha) onto it.
-
-    The projection is that of Duchi et al., ICML 2008, figure 1.
-    """
+    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over {x >= 0, sum x = 1}, `[N]`: p - d / (2 alpha), projected (Duchi et al., ICML 2008, figure 1)."""
     v = p - d / (2 * alpha)
     u = np.sort(v)[::-1]
     excess = (np.cumsum(u) - 1) / np.arange(1, len(v) + 1)

@@ -11,26 +11,19 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Method, State, fedavg
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="pFedMe",
-    colour="#D55E00",
-    line="-.",
-    elementwise=True,
-    topology="server",
-    optimizers=("sgd",),  # and of it the rate alone, for w_i
-    citation="""@inproceedings{dinh2020pfedme,
+CITATION = """@inproceedings{dinh2020pfedme,
   title = {Personalized Federated Learning with {Moreau} Envelopes},
   author = {T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
   year = {2020}
-}""",
-)
+}"""
+SGD = ("sgd",)  # and of it the rate alone, for w_i
+METHOD = Method("pFedMe", CITATION, topology="server", optimizers=SGD, elementwise=True, colour="#D55E00", line="-.")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of pFedMe; lambda, K and beta are those of its published commands for MNIST."""
-
+    # lambda, K and beta are those of its published commands for MNIST
     lam: float = option(15.0, "lambda, the weight of the pull of theta_i to w_i", above=0)
     steps: int = option(5, "K, steps of theta_i per mini-batch: each is a gradient", low=1)
     personal_lr: float = option(0.01, "rate of theta_i's steps", above=0)

@@ -17,8 +17,6 @@ METHOD = _given.method("Random graph", ignores=("omega_period",), colour="#00000
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the random graph."""
-
     redraw: bool = option(False, "draw the graph anew each round")  # Paper: does not say; once is DPFL's frozen Omega
 
 

@@ -26,8 +26,6 @@ METHOD = _given.method("Replay", ignores=("omega_period",), elementwise=True, co
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the replay."""
-
     variant: Literal["as_is", "reversed", "rewired", "shuffled"] = option("as_is", "what is done to the graphs")
 
 
@@ -56,20 +54,11 @@ def graph_of(fed: Federation, t: int) -> CollaborationGraph:
         graph = CollaborationGraph.from_edges(graph.n, graph.senders, graph.receivers())
     if variant == "rewired":
         graph = rewired(graph, streams.stream(seed, streams.REWIRE, 0, t))
-    check(fed, graph, t)
-    return graph
-
-
-def check(fed: Federation, graph: CollaborationGraph, t: int) -> None:
-    """Raise `UserError` where a graph does not fit the Run."""
-    over = np.flatnonzero((graph.degrees() > fed.most_senders) & fed.active)
-    if len(over):
-        k = int(over[np.argmax(graph.degrees()[over])])
-        raise UserError(
-            f"--budget lets client {k} receive {fed.most_senders[k]} models; the {fed.options['variant']} graph of round {t} has {graph.degrees()[k]} for it: "
-            "raise --budget, or set it to inf"
-        )
+    degrees, what = graph.degrees(), f"the {variant} graph of round {t}"
+    k = int(np.argmax((degrees - fed.most_senders) * fed.active))
+    if fed.active[k] and degrees[k] > fed.most_senders[k]:
+        allowed = f"--budget lets client {k} receive {fed.most_senders[k]} models"
+        raise UserError(f"{allowed}; {what} has {degrees[k]} for it: raise --budget, or set it to inf")
     if fed.reach is not None and not graph.within(fed.reach):
-        raise UserError(
-            f"--graphs is {fed.run.graphs}, whose {fed.options['variant']} graph of round {t} goes beyond --reach"
-        )
+        raise UserError(f"--graphs is {fed.run.graphs}: {what} goes beyond --reach")
+    return graph

@@ -7,24 +7,20 @@ Shared: the model x and the server's control c. Personal: the control c_i. Score
 """
 
 from dataclasses import dataclass
+from functools import partial
 
-from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor, fedavg
+from dpfl_mpi.methods import Federation, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
-METHOD = Method(
-    title="SCAFFOLD",
-    colour="#000000",
-    line="--",
-    elementwise=True,
-    topology="server",
-    sends_models=False,  # control variates, too
-    sent=4,  # x and c down, the moves of both up
-    citation="""@inproceedings{karimireddy2020scaffold,
+CITATION = """@inproceedings{karimireddy2020scaffold,
   title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
   booktitle = {International Conference on Machine Learning (ICML)},
   year = {2020}
-}""",
+}"""
+# sent: x and c down, the moves of both up
+METHOD = Method(
+    "SCAFFOLD", CITATION, topology="server", sends_models=False, sent=4, elementwise=True, colour="#000000", line="--"
 )
 
 
@@ -45,7 +41,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     x, c, c_i = state["shared"]["w"], state["shared"]["c"], state["client"]["c"]
     total, steps = c_i * 0, c_i[:, :1] * 0  # sum of a client's gradients, and how many: K
     y_i = fed.copies(x)  # lines 5, 7
-    y_i = fed.local_opt(y_i, fed.run.tau_train, gradient=corrected(fed, c, c_i, total, steps))  # lines 8-11
+    y_i = fed.local_opt(y_i, fed.run.tau_train, partial(corrected, fed, c, c_i, total, steps))  # lines 8-11
     c_next = (total / steps.clamp(min=1)).where(steps > 0, c_i)  # line 12, option II
     y = fed.mean(y_i)  # lines 13, 16
     present = float(fed.p[fed.active].sum() / fed.p[fed.participants].sum())  # |S| / N
@@ -55,14 +51,10 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"c": c_next}, "shared": {"w": x, "c": c}}
 
 
-def corrected(fed: Federation, c: Tensor, c_i: Tensor, total: Tensor, steps: Tensor) -> Gradient:
-    """Return the gradient g_i(y_i) - c_i + c of line 10; g_i is added to `total` `[K, W]`, and 1 to `steps` `[K, 1]`."""
-
-    def gradient(block, batch):
-        loss = fed.gradient(block, batch)  # line 9
-        total[block.rows] += block.g
-        steps[block.rows] += 1
-        block.g.add_(c - c_i[block.rows])  # line 10
-        return loss
-
-    return gradient
+def corrected(fed: Federation, c: Tensor, c_i: Tensor, total: Tensor, steps: Tensor, block, batch) -> Tensor:
+    """The gradient g_i(y_i) - c_i + c of line 10; g_i is added to `total` `[K, W]`, and 1 to `steps` `[K, 1]`."""
+    loss = fed.gradient(block, batch)  # line 9
+    total[block.rows] += block.g
+    steps[block.rows] += 1
+    block.g.add_(c - c_i[block.rows])  # line 10
+    return loss

@@ -143,8 +143,8 @@ def test_more_ranks_than_clients_and_several_passes(tmp_path, several):
     ("method", "fields", "sentence"),
     [
         ("fedrep", {"options": {"head": "fc7"}}, ".*allowed are head, none, all, or of the layers fc1, head"),
-        ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1 of 1 epochs of a round, so no head is ever trained; use fewer, "),
-        ("fedbn", {}, "--method fedbn keeps normalisation layers personal, and --model mlp has none"),
+        ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of --tau_train is the head's"),
+        ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
     ],
 )  # fmt: skip
 def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):
