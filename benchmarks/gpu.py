@@ -40,9 +40,9 @@ from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.recorded import RecordedSteps
-from dpfl_mpi.numerics.steps import sgd_step
 
-S, STEP = 16, (0.9, 1e-3, 20.0)  # mini-batch; momentum, weight decay, clipping norm
+S = 16  # mini-batch
+STEP = SGD(S, momentum=0.9, weight_decay=1e-3, clip_norm=20.0)
 
 
 class Bench:
@@ -129,7 +129,7 @@ def ours(bench: Bench, recorded: RecordedSteps | None) -> Callable[[], int]:
             for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
                 block = block.first(batch.k)
                 bench.ensemble.gradient(block, batch.x, batch.y, batch.weight)
-                sgd_step(block.w, block.g, block.momentum, 0.01, *STEP)
+                STEP.step(block.w, block.g, block.momentum, 0.01)
         return total
 
     return run
@@ -193,12 +193,12 @@ def layout(bench: Bench) -> dict[str, float]:
 
     def sgd_by_layer() -> None:
         for w, g, m in zip(*parts, strict=True):
-            sgd_step(w, g, m, 0.01, *STEP)
+            STEP.step(w, g, m, 0.01)
 
     return {
         "product, views of rows (used)": bench.ms(lambda: torch.bmm(x, rows["fc1.weight"].transpose(1, 2))),
         "product, one tensor per layer": bench.ms(lambda: torch.bmm(x, alone.transpose(1, 2))),
-        "SGD, rows (used)": bench.ms(lambda: sgd_step(flat[0], flat[1], flat[2], 0.01, *STEP)),
+        "SGD, rows (used)": bench.ms(lambda: STEP.step(flat[0], flat[1], flat[2], 0.01)),
         "SGD, one tensor per layer (clips by layer)": bench.ms(sgd_by_layer),
     }
 

@@ -1,4 +1,4 @@
-"""`Backend`: what computes a rank's clients, here in PyTorch: training steps, scores and rewards, a block of clients at a time.
+"""`Backend`: what computes a rank's clients, here in PyTorch: training steps, scores and rewards, a block of clients at a time; its optimisers.
 
 Another way to compute them is a subclass: `native_backend.NativeBackend` (C, on a CPU) and `recorded.RecordedBackend` (CUDA graphs).
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.steps import adam_step, sgd_step
 from dpfl_mpi.settings import Run
 
 PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
@@ -27,21 +26,82 @@ Predict = Callable[[slice, Tensor, Any], Tensor]
 
 @dataclass(frozen=True)
 class SGD:
-    """Settings of local training that do not change from round to round."""
+    """Settings of local training that do not change from round to round, and its step: each row steps as if it were alone."""
 
     batch_size: int
     momentum: float
     weight_decay: float
     clip_norm: float
 
+    def memory(self, width: int) -> int:
+        """Return how many numbers are remembered of a row of this width."""
+        return width
+
+    def step(self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None) -> None:
+        """Step rows `[k, W]` in place, as `torch.optim.SGD` after `clip_grad_norm_` for each row by itself.
+
+        Where `trained` (bool, `[W]` or `[k, 1]`) is false, columns or rows are frozen: weights, momentum, decay and their part of the
+        clipped norm. `lr` as a tensor may change in a recorded step.
+        """
+        self._clip(g, trained)
+        if trained is None:
+            g.add_(w, alpha=self.weight_decay)
+            m.mul_(self.momentum).add_(g)
+            step = m
+        else:  # the same operations on every trained column, so that a mask of ones changes no bit
+            g.add_(w * trained, alpha=self.weight_decay)
+            torch.where(trained, (m * self.momentum).add_(g), m, out=m)
+            step = m * trained
+        if isinstance(lr, Tensor):
+            w.sub_(step * lr)
+        else:
+            w.add_(step, alpha=-lr)
+
+    def _clip(self, g: Tensor, trained: Tensor | None) -> None:
+        """Set what is frozen to 0, and scale each row to a norm of at most `clip_norm`; 0: leave it."""
+        if trained is not None:
+            g.mul_(trained)
+        if self.clip_norm:
+            norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+            g.mul_((self.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+
 
 @dataclass(frozen=True)
 class Adam(SGD):
-    """Settings of local training by Adam, which reads no momentum; with `decoupled` decay it is AdamW."""
+    """The same by Adam, which reads no momentum; with `decoupled` decay it is AdamW."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     decoupled: bool = False
+
+    def memory(self, width: int) -> int:
+        return 2 * width + 1
+
+    def step(self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None) -> None:
+        """Step as `torch.optim.Adam` or `AdamW`. Frozen columns count steps as well.
+
+        `m` `[k, 2 W + 1]` holds the mean gradient, the mean squared gradient and the number of steps (float32: exact up to 2^24).
+        """
+        width, betas = w.shape[1], self.betas
+        mean, square, steps = m[:, :width], m[:, width : 2 * width], m[:, 2 * width :]
+        decayed = w if trained is None else w * trained
+        self._clip(g, trained)
+        if not self.decoupled:
+            g.add_(decayed, alpha=self.weight_decay)
+        steps += 1
+        if trained is None:
+            mean.lerp_(g, 1 - betas[0])
+            square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+        else:
+            torch.where(trained, mean.lerp(g, 1 - betas[0]), mean, out=mean)
+            torch.where(trained, (square * betas[1]).addcmul_(g, g, value=1 - betas[1]), square, out=square)
+        first, second = (1 - beta ** steps.double() for beta in betas)  # the means start from 0: undo that
+        step = mean / (square.sqrt().div_(second.sqrt().float()).add_(self.eps)).mul_(first.float())
+        if self.decoupled:
+            step.add_(decayed, alpha=self.weight_decay)
+        if trained is not None:
+            step.mul_(trained)
+        w.add_(step, alpha=-float(lr))
 
 
 def optimiser(run: Run) -> SGD:
@@ -93,18 +153,13 @@ class Backend:
         return self.ensemble.gradient(block, batch.x, batch.y, batch.weight, batch.key)
 
     def optimiser_rows(self, k: int) -> Tensor:
-        """Return what the optimiser remembers of k clients before their first step: momentum `[k, W]`, or both means of Adam and the steps."""
-        w = self.ensemble.width
-        return torch.zeros(k, 2 * w + 1 if isinstance(self.sgd, Adam) else w, device=self.ensemble.device)
+        """Return what the optimiser remembers of k clients before their first step, zeros."""
+        return torch.zeros(k, self.sgd.memory(self.ensemble.width), device=self.ensemble.device)
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         """Take one step of the optimiser from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
         self._count(block, loss)
-        sgd = self.sgd
-        if isinstance(sgd, Adam):
-            how = sgd.betas, sgd.eps, sgd.weight_decay, sgd.decoupled, sgd.clip_norm
-            return adam_step(block.w, block.g, block.momentum, lr, *how, trained)
-        sgd_step(block.w, block.g, block.momentum, lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
+        self.sgd.step(block.w, block.g, block.momentum, lr, trained)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
         """Take a step of plain gradient descent from `block.g`: no momentum, decay or clipping. With its `loss` it counts as a step of training."""

@@ -1,9 +1,7 @@
 """This rank's clients: their samples on the device, p_k, and the keyed random streams that every draw comes from.
 
-Batch order and augmentation are counted by the client's local epoch since the common initial row and name neither
-method nor model: every method sees the same batches in the same epoch.
-
-Samples may be vectors `[F]` or tokens `[L]` in place of images `[H, W, C]`.
+Batch order and augmentation are counted by the client's local epoch since the common initial row, so every method sees the same batches in the
+same epoch. Samples may be vectors `[F]` or tokens `[L]` in place of images `[H, W, C]`.
 
 Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
 """
@@ -22,6 +20,7 @@ from dpfl_mpi.numerics import PAD
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
+PARTS = ("train", "val", "test")
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
 GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
@@ -61,26 +60,29 @@ class Clients:
         the label `TARGET`.
         """
         self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
-        self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in ("train", "val", "test"))
+        self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in PARTS)
         self.n_search = self.n_val if n_search is None else n_search[ids]
-        # of each client's validation images the first that its best round is chosen on
+        # the first validation image that a client's best round is chosen on
         self.val_start = np.where(self.n_search < self.n_val, self.n_search, 0)
         self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of each client's training samples
         self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of its validation and test samples
-        train, val, test = (concatenate([partition.of(part, k) for k in ids]) for part in ("train", "val", "test"))
+        none = np.zeros(0, np.int64)  # of a rank without clients
+        train, val, test = (np.concatenate([none, *(partition.of(part, k) for k in ids)]) for part in PARTS)
         n, pool = len(train), np.concatenate([train, val])
         images, labels = source.images("train", pool), source.labels["train"][pool]
         if flipped is not None:
-            of = concatenate([np.repeat(ids, n_part) for n_part in (self.n_train, self.n_val)])
+            of = np.concatenate([np.repeat(ids, n_part) for n_part in (self.n_train, self.n_val)])
             labels = np.where(flipped[of], source.classes - 1 - labels, labels)
         if marked is not None and marked[ids].any():
-            at = concatenate([np.arange(n_k) for n_k in self.n_train])
+            at = np.arange(n) - np.repeat(self.start[:-1], self.n_train)
             poisoned = np.flatnonzero(np.repeat(marked[ids], self.n_train) & (at % 2 == 0))
             images[poisoned] = mark(images[poisoned])
             labels = labels.copy()
             labels[poisoned] = TARGET
         trained = np.pad(images[:n], ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0))) if augment else images[:n]
-        both = interleave(self.n_val, self.n_test)
+        both = np.argsort(
+            np.concatenate([np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)]), kind="stable"
+        )
         scored = np.concatenate([images[n:], source.images("test", test)])[both]
         scored_labels = np.concatenate([labels[n:], source.labels["test"][test]])[both]
         arrays = (np.ascontiguousarray(trained), labels[:n], scored, scored_labels)
@@ -129,8 +131,7 @@ class Clients:
     def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what local client i trains on: samples, int32 `[epochs, n]`, and (dy, dx, flip) of each, uint8 `[3, epochs, n]`."""
         n, client = int(self.n_train[i]), int(self.ids[i])
-        order = np.empty((epochs, n), np.int32)
-        crops = np.zeros((3, epochs, n), np.uint8)
+        order, crops = np.empty((epochs, n), np.int32), np.zeros((3, epochs, n), np.uint8)
         for e in range(epochs):
             order[e] = self.start[i] + stream(self.seed, ORDER, client, first_epoch + e).permutation(n)
             if self.augment:
@@ -163,13 +164,11 @@ class Clients:
         if not self.augment:
             return self.x[index], self.y[index]
         dy, dx = torch.from_numpy(np.ascontiguousarray(crop[:2])).to(device)
-        # numbers, not a mask: a mask would make a GPU wait
-        flipped = torch.from_numpy(np.flatnonzero(crop[2])).to(device)
+        flipped = torch.from_numpy(np.flatnonzero(crop[2])).to(device)  # numbers: a mask would make a GPU wait
         h, w, c = self.shape
-        line = (w + 2 * PAD) * c
-        places = self.x.as_strided(
-            (len(self.x), 2 * PAD + 1, 2 * PAD + 1, h, w * c), ((h + 2 * PAD) * line, line, c, line, 1)
-        )
+        line, offsets = (w + 2 * PAD) * c, 2 * PAD + 1
+        strides = (h + 2 * PAD) * line, line, c, line, 1
+        places = self.x.as_strided((len(self.x), offsets, offsets, h, w * c), strides)
         x = places[index, dy, dx].view(-1, h, w, c)
         x[flipped] = x[flipped].flip(2)
         return x.view(*sample.shape, h, w, c), self.y[index]
@@ -189,8 +188,9 @@ class Clients:
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))
-        # equal parts: a last part of a few images would cost nearly as much as a full one
-        part = -(-most // max(1, -(-most // chunk)))
+        part = -(
+            -most // max(1, -(-most // chunk))
+        )  # equal: a last one of a few images costs nearly as much as a full one
         for first in range(0, most, max(part, 1)):
             s = min(part, most - first)
             at = first + np.arange(s)
@@ -205,19 +205,3 @@ def mark(images: Images) -> Images:
     side = max(2, images.shape[1] // 8)
     images[:, -1 - side : -1, -1 - side : -1] = 255
     return images
-
-
-def concatenate(parts: list[np.ndarray]) -> np.ndarray:
-    """Return the parts one after the other; no part at all is an empty int64 array (a rank without clients)."""
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return in which order to take rows so that the `first[k]` samples of each client k come before its `second[k]`, int64.
-
-    The rows hold the first samples of all clients, client by client, and behind them the second samples of all.
-    """
-    f, s = np.cumsum(first) - first, np.cumsum(second) - second + first.sum()
-    return concatenate(
-        [np.arange(a, a + n) for k in range(len(first)) for a, n in ((f[k], first[k]), (s[k], second[k]))]
-    )

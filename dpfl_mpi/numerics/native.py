@@ -1,7 +1,7 @@
 """The CPU kernels: SGD and scores of this package's models in C, the mini-batch as the vector (models/lanes.c, which see).
 
 A `Native` describes one architecture to the library and calls it on rows of float32, whose memory it reads and writes in place, and on
-uint8 images. Each call computes what `Ensemble` and `sgd_step` do, without entering Python between the steps of a client.
+uint8 images. Each call computes what `Ensemble` and `SGD.step` do, without entering Python between the steps of a client.
 
 Axes: W row width, r rows, M images, H W C image, n images of a call, F what the head reads.
 """
@@ -98,7 +98,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class Sgd:
-    """How a step is taken from a gradient, as by `numerics.steps.sgd_step`.
+    """How a step is taken from a gradient, as by `numerics.backend.SGD.step`.
 
     mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns.
     """

@@ -1,8 +1,8 @@
 """The training step of a block of clients, recorded for a few block sizes and replayed: a GPU launches it as one CUDA graph.
 
-A step of the CNN is some seventy kernels of a few microseconds each, and launching them one by one takes longer than running them. A
-recording has fixed shapes and addresses. So rows, momentum and mini-batches pass through buffers that stay, and a step of k clients runs
-in the smallest recorded size that holds them; the rows behind are masked. On a CPU nothing is recorded and the same calls are made.
+Launching the seventy kernels of a CNN's step one by one takes longer than running them. A recording has fixed shapes and addresses. So rows,
+momentum and mini-batches pass through buffers that stay, and a step of k clients runs in the smallest recorded size that holds them; the rows
+behind are masked. On a CPU nothing is recorded and the same calls are made.
 
 Axes: k rows of the block, W row width, S mini-batch, H W C image.
 """
@@ -18,7 +18,6 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient
 from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.steps import sgd_step
 
 SIZES = 8  # most block sizes recorded: each takes memory of its own
 WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate in their first calls
@@ -49,14 +48,9 @@ class RecordedSteps:
     """Buffers for a block of up to k clients, and the recorded step of each size; `seconds` and `bytes` say what recording took."""
 
     def __init__(self, ensemble: Ensemble, steps: np.ndarray, shape: tuple[int, ...], sgd: SGD):
-        """Record every size, on rows of zeros. `steps` `[k]` is what each client of the block takes in an epoch, descending.
-
-        Raises:
-            UserError: the model cannot be recorded.
-        """
+        """Record every size, on rows of zeros. `steps` `[k]` is what each client of the block takes in an epoch, descending."""
         k, device, batch_size = len(steps), ensemble.device, sgd.batch_size
-        self.settings = sgd.momentum, sgd.weight_decay, sgd.clip_norm
-        self.lr = torch.zeros((), device=device)
+        self.sgd, self.lr = sgd, torch.zeros((), device=device)
         self.block = Block(ensemble, ensemble.zeros(k), ensemble.zeros(k), slice(0, k))
         self.loss = torch.zeros(k, device=device)
         kind = torch.int64 if ensemble.dtype == "int32" else torch.float32
@@ -79,7 +73,7 @@ class RecordedSteps:
 
         def step() -> None:
             self.loss[:n] += self.ensemble.gradient(block, self.x[:n], self.y[:n], self.weight[:n], key)
-            sgd_step(block.w, block.g, block.momentum, self.lr, *self.settings, self.mask[:n])
+            self.sgd.step(block.w, block.g, block.momentum, self.lr, self.mask[:n])
 
         if self.ensemble.device.type != "cuda":
             return step
@@ -94,9 +88,8 @@ class RecordedSteps:
             with torch.cuda.graph(graph):
                 step()
         except RuntimeError as error:
-            raise UserError(
-                f"a training step of this model cannot be recorded ({str(error).splitlines()[0]}); use --no-cuda_graphs"
-            ) from error
+            why = str(error).splitlines()[0]
+            raise UserError(f"a step of this model cannot be recorded ({why}); use --no-cuda_graphs") from error
         return graph.replay
 
     def load(self, w_kW: Tensor, momentum_kW: Tensor, lr: float) -> None:
@@ -110,12 +103,10 @@ class RecordedSteps:
     def step(self, batch: Batch) -> None:
         """Train the first `batch.k` rows on a mini-batch; the others keep every bit."""
         n = next(size for size in self.sizes if size >= batch.k)
-        self.x[: batch.k].copy_(batch.x)
-        self.y[: batch.k].copy_(batch.y)
-        self.weight[: batch.k].copy_(batch.weight)
+        for held, now in ((self.x, batch.x), (self.y, batch.y), (self.weight, batch.weight), (self.key, batch.key)):
+            if held is not None and now is not None:
+                held[: batch.k].copy_(now)
         self.weight[batch.k : n].zero_()
-        if self.key is not None and batch.key is not None:
-            self.key[: batch.k].copy_(batch.key)
         self.mask[: batch.k].fill_(True)
         self.mask[batch.k : n].fill_(False)
         self.graphs[n]()

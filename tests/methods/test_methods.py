@@ -13,7 +13,7 @@ from twins import FIELDS, HEAD, TAU, play
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.training import learning_rate
-from dpfl_mpi.numerics.steps import adam_step
+from dpfl_mpi.numerics.backend import Adam
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -173,7 +173,7 @@ def test_steps_are_pytorchs(decoupled):
                 leaf.grad = row[columns].clone()
                 torch.nn.utils.clip_grad_norm_([leaf], 5.0)
                 optimiser.step()
-            adam_step(rows, g, memory, 0.05, BETAS, EPS, DECAY, decoupled, 5.0, mask)
+            Adam(2, 0.0, DECAY, 5.0, BETAS, EPS, decoupled).step(rows, g, memory, 0.05, mask)
         expected = torch.stack([leaf.detach() for leaf in leaves])
         assert torch.allclose(rows[:, columns], expected, rtol=0, atol=2e-6)
         if mask is not None:

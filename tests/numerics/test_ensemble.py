@@ -10,8 +10,8 @@ from torch import nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import cnn, mlp
+from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point
-from dpfl_mpi.numerics.steps import sgd_step
 
 CPU = torch.device("cpu")
 SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: both pools floor
@@ -140,7 +140,7 @@ def rows_train(ensemble, w, x_kSHWC, y, batches, at_once, clip):
             own = torch.arange(first, first + at_once)[:, None]
             at = (own, torch.from_numpy(index))
             ensemble.gradient(block, x_kSHWC[at].to(w.dtype), y[at], torch.from_numpy(weight).to(w.dtype))
-            sgd_step(block.w, block.g, momenta[first : first + at_once], 0.01, 0.9, 1e-3, clip)
+            SGD(8, 0.9, 1e-3, clip).step(block.w, block.g, momenta[first : first + at_once], 0.01)
 
 
 @pytest.mark.parametrize(  # 0.5 clips in most steps; a clip does not know the layers of its row
@@ -181,14 +181,14 @@ def test_fifty_steps_of_sgd(kind, clip):
 def test_sgd_step_by_hand():
     """Clip to norm 1, then decay, momentum and step, on numbers a person can follow."""
     w, g, m = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2, 2)
-    sgd_step(w, g, m, lr=0.5, momentum=0.5, weight_decay=0.1, clip_norm=1.0)
+    SGD(1, momentum=0.5, weight_decay=0.1, clip_norm=1.0).step(w, g, m, 0.5)
     # row 0: norm 5, so g = (0.6, 0.8); + 0.1 w = (0.7, 1.0); m = 0.5 + g = (1.2, 1.5); w - 0.5 m = (0.4, 1.25)
     # row 1: norm 0.5, not clipped: m = (0.8, 0.9), w = (-0.4, -0.45)
     torch.testing.assert_close(w, torch.tensor([[0.4, 1.25], [-0.4, -0.45]]), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(m, torch.tensor([[1.2, 1.5], [0.8, 0.9]]), rtol=1e-6, atol=1e-6)
     # a norm of 0 clips nothing
     w, g, m = torch.zeros(1, 2), torch.tensor([[3e3, 4e3]]), torch.zeros(1, 2)
-    sgd_step(w, g, m, lr=1.0, momentum=0.0, weight_decay=0.0, clip_norm=0.0)
+    SGD(1, momentum=0.0, weight_decay=0.0, clip_norm=0.0).step(w, g, m, 1.0)
     assert w.tolist() == [[-3e3, -4e3]]
 
 

@@ -17,11 +17,10 @@ from test_ensemble import row_from_grads
 from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics import backend, native
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native import Native, Sgd
-from dpfl_mpi.numerics.steps import sgd_step
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
@@ -208,7 +207,7 @@ def plan(net, n=21, epochs=2, seed=0):
 
 
 def trained_by_torch(net, order, crop, batch_size, sgd, momentum=None):
-    """Rows after the same steps by `Ensemble.gradient` and `sgd_step`, and the sum of the losses."""
+    """Rows after the same steps by `Ensemble.gradient` and `SGD.step`, and the sum of the losses."""
     w = net.row.clone()[None]
     m = torch.zeros_like(w) if momentum is None else momentum[None]
     block, losses = Block(net.ensemble, w), 0.0
@@ -222,7 +221,8 @@ def trained_by_torch(net, order, crop, batch_size, sgd, momentum=None):
                 losses += float(net.ensemble.gradient(block, images, labels, weight))
                 if sgd.towards is not None:
                     block.g.add_(block.w - sgd.towards, alpha=sgd.mu)
-                sgd_step(block.w, block.g, m, sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.trained)
+                step = backend.SGD(batch_size, sgd.momentum, sgd.weight_decay, sgd.clip_norm)
+                step.step(block.w, block.g, m, sgd.lr, sgd.trained)
     return w[0], m[0], losses
 
 
