@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.data.partition import PARTS, Partition
-from dpfl_mpi.data.partition_file import save
+from dpfl_mpi.data.partition import PARTS, Partition, save
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, unread_clients, verify
 from dpfl_mpi.errors import UserError, exit_with

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.data.partition import PARTS
+from dpfl_mpi.data.partition import PARTS, search_first
 from dpfl_mpi.data.source import Source, verify
-from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result

@@ -29,7 +29,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.scores import METRICS, mean
-from dpfl_mpi.storage.files import explained, new_hdf5, replacing, write_csv
+from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, replacing, write_csv
 
 SETS = ("train", "val", "test")
 COLUMNS = {
@@ -71,12 +71,12 @@ ROWS: dict[str, Callable[[Result], Iterator[tuple[Any, ...]]]] = {"csv": of_roun
 
 def write_table(results: Sequence[Result], out: Path, form: str) -> None:
     """Write all results as one table of one of the forms in `COLUMNS`."""
-    stems = [result.path.stem for result in results]
-    names = [stem if stems.count(stem) == 1 else str(r.path) for r, stem in zip(results, stems, strict=True)]
     if len(results) == 1:
         write_csv(out, COLUMNS[form], ROWS[form](results[0]))
         return
-    rows = ((name, *row) for name, result in zip(names, results, strict=True) for row in ROWS[form](result))
+    stems = [result.path.stem for result in results]
+    names = {r.path: stem if stems.count(stem) == 1 else str(r.path) for r, stem in zip(results, stems, strict=True)}
+    rows = ((names[result.path], *row) for result in results for row in ROWS[form](result))
     write_csv(out, ("run", *COLUMNS[form]), rows)
 
 
@@ -92,8 +92,7 @@ def places(results: Sequence[Result], form: str, out: Path | None) -> list[Path]
     """Return the file to write, with pfllib one for each result; those in a folder of their own, where `results/*.h5` does not find them."""
     paths = [result.path for result in results]
     if form != "pfllib":
-        # no one Run's name: that file may hold it alone
-        alone = paths[0] if len(paths) == 1 else paths[0].with_name("runs")
+        alone = paths[0] if len(paths) == 1 else paths[0].with_name("runs")  # no one Run's name: it may hold that alone
         return [out or alone.with_suffix(".csv" if form == "csv" else ".clients.csv")]
     if out and len(paths) == 1:
         return [out]
@@ -102,7 +101,7 @@ def places(results: Sequence[Result], form: str, out: Path | None) -> list[Path]
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, write the files, print their paths, return the exit code."""
+    """Write the files that the command line asks for, and print their paths."""
     parser = argparse.ArgumentParser(
         prog="python -m dpfl_mpi.export",
         description=__doc__,
@@ -111,8 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("results", nargs="+", metavar="RESULT", help="result files, finished or running")
     parser.add_argument("--format", choices=("csv", "clients", "pfllib"), default="csv")
-    help_of_out = "file to write; of several results with pfllib the folder (default: beside the result, of several runs.csv; with pfllib in pfllib/)"
-    parser.add_argument("--out", type=Path, help=help_of_out)
+    text = "file to write; of several results with pfllib the folder (default: beside the result, of several runs.csv; with pfllib in pfllib/)"
+    parser.add_argument("--out", type=Path, help=text)
     args = parser.parse_args(arguments)
     results = [Result(path) for path in args.results]
     empty = next((r for r in results if r.last_round < 0), None)
@@ -122,8 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     if len(set(outs)) < len(outs):
         raise UserError("two of these results have the same name; export them one by one with --out")
     for i, out in enumerate(outs):
-        if any(out.exists() and out.samefile(r.path) for r in results):
-            raise UserError(f"--out is {out}, which is one of the results; name another file")
+        check_apart(out, *(result.path for result in results))
         replaced = out.exists()
         if args.format == "pfllib":
             write_pfllib(results[i], out)

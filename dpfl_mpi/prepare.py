@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
-from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, made_by
+from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, in_file, made_by
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.job import FILE_NAME, file_name
@@ -28,7 +28,7 @@ from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, write the file, return the exit code."""
+    """Write the file that the command line asks for; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     out = None
     try:
@@ -55,16 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def options_of(module: ModuleType) -> Sequence[dataclasses.Field[Any]]:
-    """Return the fields of a data set's `Options`."""
     return dataclasses.fields(module.Options) if hasattr(module, "Options") else ()
 
 
 def parser(own: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the command line: one subcommand per data set, shipped or admitted as one's own, with the options that its module names."""
-    assert __doc__ is not None
-    out = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.prepare", description=__doc__.split("\n\n")[0], allow_abbrev=False
-    )
+    about = str(__doc__).split("\n\n")[0]
+    out = argparse.ArgumentParser(prog="python -m dpfl_mpi.prepare", description=about, allow_abbrev=False)
     datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     for name in dict.fromkeys([*shipped("dataset"), *own]):
         module = find("dataset", name)
@@ -77,12 +74,9 @@ def parser(own: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub.add_argument("--out", type=Path, help=f"file to write (default {module.DATA})")
         sub.add_argument("--force", action="store_true", help="write the file anew although it is there")
         for f in options_of(module):
-            kind = get_type_hints(module.Options)[f.name]
-            allowed = get_args(kind) or None
-            text = f"{f.metadata['help']} (default {f.default})"
-            sub.add_argument(
-                f"--{f.name}", type=str if allowed else kind, choices=allowed, default=f.default, help=text
-            )
+            kind, text = get_type_hints(module.Options)[f.name], f"{f.metadata['help']} (default {f.default})"
+            choice = get_args(kind) or None
+            sub.add_argument(f"--{f.name}", type=str if choice else kind, choices=choice, default=f.default, help=text)
     return out
 
 
@@ -94,11 +88,7 @@ def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
 
 
 def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any], force: bool = False) -> str:
-    """Write the prepared file and return a sentence about it; where it is there already, from the same source, do nothing.
-
-    Raises:
-        UserError: there is no such source, it is damaged, or the file is there from another source.
-    """
+    """Write the prepared file and return a sentence about it; where it is there already, from the same source, do nothing."""
     module = find("dataset", dataset)
     if source is None and not hasattr(module, "DOWNLOAD"):
         raise UserError(f"--source is missing: {module.NO_DOWNLOAD}")
@@ -119,22 +109,16 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         if "\0" in text or not encodable(text):
             raise UserError(f"{source} holds the name {text!r}, which is not text in UTF-8; rename it")
     content = write(arrays, short(dataset), out, made, getattr(module, "OWN_DATA", False))
-    clients = f", {len(arrays.client_names)} clients" if arrays.client_names else ""
-    x = arrays.train_images
-    size, kind = "x".join(map(str, x.shape[1:])), KINDS[str(x.dtype)]
-    samples = f"images of {size}" if x.ndim == 4 else f"samples of {size} {kind}"
-    return (
-        f"{out}: {len(arrays.train_labels)} training and {len(arrays.test_labels)} test {samples}, {len(arrays.class_names)} classes"
-        f"{clients}, {out.stat().st_size / 1e6:.0f} MB, sha256 {content[:12]}"
-    )
+    x, train, test = arrays.train_images, len(arrays.train_labels), len(arrays.test_labels)
+    size, clients = "x".join(map(str, x.shape[1:])), len(arrays.client_names)
+    samples = f"images of {size}" if x.ndim == 4 else f"samples of {size} {KINDS[str(x.dtype)]}"
+    counts = f"{len(arrays.class_names)} classes" + (f", {clients} clients" if clients else "")
+    file = f"{out.stat().st_size / 1e6:.0f} MB, sha256 {content[:12]}"
+    return f"{out}: {train} training and {test} test {samples}, {counts}, {file}"
 
 
 def already(out: Path, dataset: str, made: Mapping[str, str]) -> str:
-    """Return a sentence that says the file is there, made from this very source.
-
-    Raises:
-        UserError: it is another file, or made from another source or with other options.
-    """
+    """Return a sentence that says the file is there, made from this very source; `UserError` where it is another one."""
     other = "choose another --out, or overwrite it with --force"
     try:
         with Hdf5(out, "a readable file of dpfl_mpi") as file:
@@ -189,14 +173,12 @@ def download(module: ModuleType, folder: Path) -> Path:
     try:
         return Path(pooch.retrieve(url, checksum, archive.name, folder, downloader=downloader))
     except (requests.RequestException, ConnectionError, TimeoutError) as error:
-        raise UserError(
-            f"{url} cannot be reached ({type(error).__name__}); compute nodes often have no network: run this on the login node, or "
-            "bring the archive here and name it with --source PATH"
-        ) from None
+        instead = (
+            "compute nodes often have no network: prepare on the login node, or name the archive with --source PATH"
+        )
+        raise UserError(f"{url} cannot be reached ({type(error).__name__}); {instead}") from None
     except ValueError:
-        raise UserError(
-            f"{url} came with another checksum than {checksum}; the file was thrown away: try again later"
-        ) from None
+        raise UserError(f"{url} came with another checksum than {checksum}, and was thrown away: try again") from None
     except OSError as error:
         raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
 
@@ -212,13 +194,10 @@ def check_writable(out: Path) -> None:
 
 
 def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:
-    """Write the prepared file, of one's `own` data or a publisher's, under a temporary name, read it back, then rename it; return its SHA-256.
-
-    A killed run leaves no half a file under the real name.
-    """
+    """Write the prepared file, of one's `own` data or a publisher's, under a temporary name, read it back, then rename it; return its SHA-256."""
     import h5py
 
-    content = digest(arrays, own)
+    content = digest(arrays.stored().values(), arrays if own else None)
     kinds = {"labels": "uint8" if len(arrays.class_names) <= 256 else "uint16", "clients": "int32"}
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
         with new_hdf5(part, libver="earliest") as file:
@@ -232,10 +211,8 @@ def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | Non
                 file.create_dataset(name, data=getattr(arrays, name), dtype="float64")
             file.attrs.update({"dataset": dataset} | dict(made or {}), format=FORMAT, sha256=content, own=own)
             file.attrs.update(note=arrays.note, vocabulary=arrays.vocabulary)
-        if content_sha256(part) != content:
-            raise UserError(
-                f"--out is {out}; what was written does not read back the same: is the disk full or failing?"
-            )
+        if content_sha256(in_file(part)) != content:
+            raise UserError(f"--out is {out}; what was written reads back otherwise: is the disk full or failing?")
     return content
 
 

@@ -21,7 +21,7 @@ def arrays_of(
     where: str = "the data",
     note: str = "",
 ) -> Arrays:
-    """Return samples and labels as a data set.
+    """Return samples and labels as a data set; `UserError` where an array has another length or type, or a value is out of its range.
 
     Args:
         x: images uint8 or floats `[M, H, W]` or `[M, H, W, C]`; vectors, floats `[M, F]`; or tokens, whole numbers `[M, L]` from 0 to 2^31 - 1.
@@ -30,9 +30,6 @@ def arrays_of(
         test: which samples are the test part, bool or 0 and 1 `[M]`; without it a fixed fifth: of every client's samples, or else of every class.
         where: what the sentence of an error begins with.
         note: what a reader of results must know about the data: one sentence.
-
-    Raises:
-        UserError: an array has another length or type, or a value is out of its range.
     """
     samples = samples_of(where, np.asarray(x))
     labels, names = numbered(where, "y", y, len(samples))
@@ -66,26 +63,20 @@ def samples_of(where: str, x: np.ndarray) -> np.ndarray:
     if x.ndim not in (2, 3, 4) or x.size == 0:
         raise UserError(f"{where} is {x.shape}; allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty")
     if x.ndim == 4 and channels_first(*x.shape[1:]):
-        raise UserError(
-            f"{where} is {x.shape}, which looks like channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)"
-        )
+        raise UserError(f"{where} is {x.shape}, channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)")
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
     if x.dtype.kind in "fb":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise UserError(
-                f"{where} holds a value that is missing, infinite or beyond float32; allowed are finite numbers"
-            )
+            raise UserError(f"{where} holds a number that is missing, infinite or beyond float32; allowed are finite")
         if x.ndim == 2:
             return x
         levels = np.rint(x * 255)
         whole = x.min() >= 0 and x.max() <= 1 and np.abs(x * 255 - levels).max() < 1e-3
         return (levels.astype(np.uint8) if whole else x).reshape(image)
     if x.dtype.kind not in "iu":
-        raise UserError(
-            f"{where} is {x.dtype}; allowed are uint8 (images), floats (images, vectors) and whole numbers (tokens)"
-        )
+        raise UserError(f"{where} is {x.dtype}; allowed are uint8 (images), floats (images, vectors), integers (text)")
     tokens = x.ndim == 2 and x.dtype != np.uint8
     low, high, most = int(x.min()), int(x.max()), 2**31 - 1 if tokens else 255
     if low < 0 or high > most:
@@ -104,31 +95,24 @@ def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np
     values = aligned(where, name, values, length)
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
-            what = "label that is missing or infinite; allowed are whole numbers or names, one for every sample"
-            other = "value that is missing or infinite; allowed are numbers or names"
-            raise UserError(f"{where}: {name} holds a {what if name == 'y' else other}")
+            numbers = "whole numbers" if name == "y" else "numbers"
+            raise UserError(f"{where}: {name} holds a missing or infinite value; allowed are {numbers} or names")
         if (values == np.rint(values)).all():
             values = values.astype(np.int64)
         elif name == "y":
-            raise UserError(
-                f"{where}: y holds fractions; labels are classes, numbers or names (regression is not supported: put the values into classes)"
-            )
+            raise UserError(f"{where}: y holds fractions; allowed are whole numbers or names (no regression)")
     names, which = np.unique(values, return_inverse=True)
     return which.reshape(-1).astype(np.int64), tuple(map(text, names))
 
 
 def flags_of(where: str, test: np.ndarray) -> np.ndarray:
-    """Return which samples are the test part, bool `[M]`."""
     odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
     if len(odd):
-        raise UserError(
-            f"{where}: test holds {text(odd[0])}; allowed are true and false, or 0 and 1: 1 is the test part"
-        )
+        raise UserError(f"{where}: test holds {text(odd[0])}; allowed are true and false, or 1 (the test part) and 0")
     return test.astype(bool)
 
 
 def text(value: np.generic) -> str:
-    """Return a label as a text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
@@ -136,9 +120,8 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
     """Return the array, which must have one number or name per sample."""
     values = np.asarray(values)
     if values.shape != (length,) or values.dtype.kind not in "iubfUS":
-        raise UserError(
-            f"{where}: {name} is {values.dtype} of {values.shape}; one number or name per sample is needed, ({length},)"
-        )
+        have = f"{name} is {values.dtype} of {values.shape}"
+        raise UserError(f"{where}: {have}; one number or name per sample is needed, ({length},)")
     if values.dtype.kind == "U" and values.astype("U").view(np.uint32).max(initial=0) > sys.maxunicode:
         raise UserError(f"{where}: {name} holds a text that is damaged")  # Python would fail on it
     return values
@@ -159,14 +142,13 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if x.dtype == np.int32:
         return (), ()
     if x.dtype == np.uint8:
-        channels = range(x.shape[-1])
-        counts = [np.bincount(x[..., c].reshape(-1), minlength=256) for c in channels]  # exact, and no float copy
+        # exact, and no float copy
+        counts = [np.bincount(x[..., c].reshape(-1), minlength=256) for c in range(x.shape[-1])]
         values = np.arange(256) / 255
         mean = [float(n @ values / n.sum()) for n in counts]
         std = [float(np.sqrt(n @ (values - m) ** 2 / n.sum())) for n, m in zip(counts, mean, strict=True)]
         return tuple(mean), tuple(max(s, 1e-3) for s in std)
     flat = x.reshape(-1, x.shape[-1])
-    mean = flat.mean(0, dtype=np.float64).tolist()
-    std = flat.std(0, dtype=np.float64).tolist()
-    constant = (flat.min(0) == flat.max(0)).tolist()  # its deviation may be a rounding error
-    return tuple(mean), tuple(1.0 if same else s for s, same in zip(std, constant, strict=True))
+    constant = flat.min(0) == flat.max(0)  # its deviation may be a rounding error
+    deviation = np.where(constant, 1.0, flat.std(0, dtype=np.float64))
+    return tuple(flat.mean(0, dtype=np.float64).tolist()), tuple(deviation.tolist())

@@ -1,19 +1,31 @@
-"""Who holds which sample: Dir(alpha), Patho(classes), natural clients, fedrep's users or a file, and every client's train/val/test split.
+"""Who holds which sample: every client's train, validation and test sets, the file of them, and the part of a validation set that the search sees.
 
-The recipes are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
+Axes: N clients, C classes, M samples.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpfl_mpi import streams
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.files import NO_PARTITION, no_partition, partition_file
+from dpfl_mpi.storage.files import explained, replacing
+from dpfl_mpi.storage.foreign import refused_as
+
 PARTS = ("train", "val", "test")  # a client's three sets
 SIDES = ("train", "train", "test")  # of the data, which each of them is from
+FORMAT = "dpfl_mpi partition 1"
 
 
 @dataclass(frozen=True)
@@ -44,10 +56,8 @@ class Partition:
 
     def sha256(self) -> str:
         """Return the hash that names this partition."""
-        sha = hashlib.sha256()
-        for part in PARTS:
-            sha.update(self.indptr[part].tobytes() + self.indices[part].tobytes())
-        return sha.hexdigest()
+        held = (self.indptr[part].tobytes() + self.indices[part].tobytes() for part in PARTS)
+        return hashlib.sha256(b"".join(held)).hexdigest()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
@@ -58,27 +68,16 @@ class Partition:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Partition:
         """Return the partition that `arrays` describes."""
-        return cls(
-            {part: arrays[f"indptr/{part}"] for part in PARTS},
-            {part: arrays[f"indices/{part}"] for part in PARTS},
-            arrays["class_counts"],
-            arrays["p"],
-            bool(arrays["pooled"]),
-            arrays.get("of_data"),
-        )
-
-    def leaked(self) -> float:
-        """Return the share of all clients' test samples that another client trains on or validates with: 0 unless pooled."""
-        if not self.pooled:
-            return 0.0
-        used = np.unique(np.concatenate([self.indices["train"], self.indices["val"]]))
-        return float(np.isin(self.indices["test"], used).mean())
+        indptr, indices = ({part: arrays[f"{name}/{part}"] for part in PARTS} for name in ("indptr", "indices"))
+        counts, p, pooled = arrays["class_counts"], arrays["p"], bool(arrays["pooled"])
+        return cls(indptr, indices, counts, p, pooled, arrays.get("of_data"))
 
     def note(self) -> str:
-        """Return what a reader of results must know about the partition: one sentence, or nothing."""
+        """Return which share of the test samples other clients train on or validate with: one sentence, or nothing unless pooled."""
         if not self.pooled:
             return ""
-        share = self.leaked()
+        used = np.concatenate([self.indices["train"], self.indices["val"]])
+        share = np.isin(self.indices["test"], used).mean()
         if share == 0:
             return "clients share no image"
         return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
@@ -86,20 +85,15 @@ class Partition:
 
 def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
     """Return the partition of these samples per part and client; `w` `[N]` is proportional to p."""
-    return Partition(
-        indptr={name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()},
-        indices={name: np.concatenate(part).astype(np.int64) for name, part in parts.items()},
-        class_counts=counts,
-        p=w / w.sum(),
-        pooled=pooled,
-    )
+    indptr = {name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()}
+    indices = {name: np.concatenate(part).astype(np.int64) for name, part in parts.items()}
+    return Partition(indptr, indices, counts, w / w.sum(), pooled)
 
 
 def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np.ndarray | None:
     """Return which of the data's own clients each client is, int64 `[N]`; None where one holds samples of several, or the data have none.
 
-    Args:
-        clients: that of every training and of every test sample, by part.
+    `clients` are those of every training and of every test sample, by part.
     """
     if not clients or partition.pooled:
         return None
@@ -117,3 +111,117 @@ def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
     """Return what p_k is proportional to for a data set's module: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
     after = getattr(dataset, "WEIGHTS", "pool") == "train"
     return np.array([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])
+
+
+# as a file: `describe --save` writes it, `--partition file:PATH` deals it again -----------------------------------------
+def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> None:
+    """Write who holds what as JSON: `clients`, a list of {train, val, test} indices, so that any framework can run on the same split.
+
+    Indices count the samples of the prepared file: train and val those under /train, test those under /test; where `pooled` is true,
+    all three count one pool, /train followed by /test.
+    """
+    held = {
+        "format": FORMAT,
+        "dataset": short(run.dataset),
+        "data_sha256": data_sha256,
+        "partition_sha256": partition.sha256(),
+        "made_by": f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}",
+        "pooled": partition.pooled,
+        "note": partition.note(),
+        "p": partition.p.tolist(),
+        "clients": [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)],
+    }
+    with explained(f"--save is {path}; it cannot be written"), replacing(path) as part:
+        part.write_text(json.dumps(held))
+
+
+def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_sha256: str) -> Partition:
+    """Return the partition of `--partition file:PATH` over data with these labels and this SHA-256.
+
+    `UserError` where it was made for other data or another number of clients, was changed since, names a sample that is not there, or deals one twice.
+    """
+    where, held = f"--partition is {run.partition}, which", partition_file(run.partition.path)
+    with refused_as(str(no_partition(run.partition.path, NO_PARTITION))):
+        clients, p = held["clients"], held.get("p")
+        if any(type(i) is not int for c in clients for part in PARTS for i in c[part]):
+            raise TypeError  # an index, and neither true, 1.0 nor "1"
+        parts = {part: [np.array(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
+        p = None if p is None else np.array(p, np.float64).reshape(len(clients))
+        known = held.get("pooled", False), held.get("data_sha256", ""), held.get("partition_sha256", "")
+        if [type(value) for value in known] != [bool, str, str]:
+            raise TypeError
+    pooled, of_data, of_partition = known
+    if len(clients) != run.clients:
+        raise UserError(f"{where} holds {len(clients)} clients; --clients is {run.clients}")
+    if of_data not in ("", data_sha256):
+        have = f"this {short(run.dataset)} has {data_sha256[:12]}"
+        raise UserError(f"{where} was made for other data (sha256 {of_data[:12]}, {have})")
+    if p is not None and not (np.isfinite(p).all() and (p > 0).all()):
+        raise UserError(f"{where} holds a p that is not positive")
+    counts = []
+    for k in range(run.clients):
+        mine = {part: parts[part][k] for part in PARTS}
+        check_client(f"{where} gives client {k}", mine, {part: len(y) for part, y in labels.items()}, pooled)
+        counts.append(np.bincount(labels["train"][np.r_[mine["train"], mine["val"]]], minlength=classes))
+    w = weights(run.found("dataset"), parts) if p is None else p
+    partition = assemble(parts, np.array(counts), w, pooled)
+    if of_partition not in ("", partition.sha256()):
+        raise UserError(f"{where} was changed since it was written: take its partition_sha256 out to use it so")
+    if p is not None and abs(p.sum() - 1) < 1e-9:
+        return replace(partition, p=p)  # dividing by a sum beside 1 would move the last bit
+    return partition
+
+
+def check_client(where: str, mine: dict[str, np.ndarray], sizes: dict[str, int], pooled: bool) -> None:
+    """Raise `UserError` where a client of a file has no sample of a part, one twice, or one that is not there; `sizes` are the data's."""
+    for (part, samples), side in zip(mine.items(), SIDES, strict=True):
+        if len(samples) == 0:
+            raise UserError(f"{where} no {part} sample; each needs one")
+        if samples.min() < 0 or samples.max() >= sizes[side]:
+            raise UserError(f"{where} the {part} sample {samples.max()}; allowed are 0 to {sizes[side] - 1}")
+        if len(np.unique(samples)) < len(samples):
+            raise UserError(f"{where} a {part} sample twice")
+    for one, other in combinations(PARTS, 2):
+        if (other == "val" or pooled) and np.isin(mine[one], mine[other]).any():
+            raise UserError(f"{where} a sample in both {one} and {other}")
+
+
+# --search_share: the search sees one part of a client's validation images, its round is chosen on the other -------------
+def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Return which images the search sees, bool `[M]`: a share of them, of each class that share to within one image.
+
+    Systematic sampling: the images are put in a random order, class by class, and of them each (1 / share)-th is taken. M is at least 2;
+    each part gets at least one image.
+    """
+    m = len(labels)
+    rank = rng.permutation(int(labels.max()) + 1)  # the order of the classes is random, or rounding would prefer some
+    order = rng.permutation(m)
+    order = order[np.argsort(rank[labels[order]], kind="stable")]
+    taken = np.diff(np.floor(np.arange(m + 1) * share + 0.5)) > 0
+    if not taken.any():
+        taken[0] = True
+    if taken.all():
+        taken[-1] = False
+    out = np.zeros(m, bool)
+    out[order] = taken
+    return out
+
+
+def search_first(run: Resolved, labels: np.ndarray, partition: Partition) -> tuple[Partition, np.ndarray]:
+    """Return the partition with each client's validation images in a new order, those of the search first, and their numbers, int64 `[N]`.
+
+    `labels` are those of the training pool. With --search_share 1, as in the paper, nothing changes.
+    """
+    sizes = partition.sizes("val")
+    if run.search_share == 1:
+        return partition, sizes
+    if (sizes < 2).any():
+        alone = f"client {np.argmax(sizes < 2)} has a single validation image"
+        raise UserError(f"--search_share is {run.search_share:g}; {alone}, and both parts need one: allowed is 1")
+    out, searched = [], np.zeros(partition.n, np.int64)
+    for k in range(partition.n):
+        mine = partition.of("val", k)
+        seen = split(labels[mine], run.search_share, streams.stream(run.seed, streams.SEARCH, k, 0))
+        out += [mine[seen], mine[~seen]]
+        searched[k] = seen.sum()
+    return replace(partition, indices=partition.indices | {"val": np.concatenate(out)}), searched

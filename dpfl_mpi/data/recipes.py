@@ -1,6 +1,6 @@
-"""How samples are dealt to clients: Dir(alpha), Patho(classes), natural clients, fedrep's users, the motivating example.
+"""How samples are dealt to clients: Dir(alpha), Patho(classes), natural clients, fedrep's users, the motivating example, or as a file has it.
 
-The recipes are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
+They are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
 """
 
 import math
@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpfl_mpi.data.partition import Partition, assemble, owners, weights
-from dpfl_mpi.data.partition_file import from_file
+from dpfl_mpi.data.partition import Partition, assemble, from_file, owners, weights
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
@@ -19,6 +18,10 @@ from dpfl_mpi.settings.files import able
 
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
+TWO = "two per client: one to train, one to validate"
+ByPart = dict[str, np.ndarray]  # "train" and "test"
+Pools = list[np.ndarray]  # the samples of each client
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 def deal(run: Resolved, source: Source) -> Partition:
@@ -30,23 +33,14 @@ def deal(run: Resolved, source: Source) -> Partition:
     return replace(partition, of_data=owners(partition, source.clients))
 
 
-def make(
-    run: Resolved, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray] | None = None
-) -> Partition:
-    """Return the partition of a resolved Run, drawn from its partition seed.
+def make(run: Resolved, labels: ByPart, classes: int, clients: ByPart | None = None) -> Partition:
+    """Return the partition of a resolved Run, drawn from its partition seed; `UserError`, with the arithmetic, where the data cannot be dealt so.
 
-    Args:
-        labels: "train" and "test" labels, int64 `[M]`.
-        clients: for data with clients of their own, that of every sample, as `labels`.
-
-    Raises:
-        UserError: the data cannot be dealt so; the sentence has the arithmetic.
+    `labels` are the "train" and "test" labels, int64 `[M]`, `clients` the data's own client of every sample.
     """
     y = labels["train"]
     if run.clients > len(y) // 2:
-        raise UserError(
-            f"--clients is {run.clients}; {len(y)} training samples allow at most {len(y) // 2} (two per client: one to train, one to validate)"
-        )
+        raise UserError(f"--clients is {run.clients}; {len(y)} training samples allow at most {len(y) // 2}, {TWO}")
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []
     if run.partition.kind == "natural":
@@ -54,34 +48,28 @@ def make(
     elif run.partition.kind == "fedrep":
         pools, tests = fedrep(y, run, classes, rng)
     else:
-        pools = {"dirichlet": dirichlet, "pathological": pathological, "motivation": motivation}[run.partition.kind](
-            y, run, classes, rng
-        )
+        recipe = {"dirichlet": dirichlet, "pathological": pathological, "motivation": motivation}[run.partition.kind]
+        pools = recipe(y, run, classes, rng)
     counts = np.array([np.bincount(y[pool], minlength=classes) for pool in pools])
     for k, pool in enumerate(pools):
         if len(pool) < 2:
-            raise UserError(
-                f"--partition: client {k} would hold {len(pool)} samples; at least 2 are needed (one to train, one to validate): fewer --clients"
-            )
+            raise UserError(f"--partition: client {k} would hold {len(pool)} samples, and needs {TWO}: fewer --clients")
     if not tests:
         tests = (share_test if run.partition.kind == "motivation" else deal_test)(counts, labels["test"], rng)
     for k, test in enumerate(tests):
         if len(test) == 0:
-            raise UserError(
-                f"--partition: client {k} would hold no test sample; {len(labels['test'])} of them for {len(pools)} clients in proportion to "
-                f"their training samples ({len(pools[k])} here): use fewer --clients or a larger minimum"
-            )
+            there = f"{len(labels['test'])} are dealt in proportion to training samples, and it has {len(pools[k])}"
+            raise UserError(f"--partition: client {k} would hold no test sample; {there}: use fewer --clients")
     splits = [train_val(pool, y, run.partition_seed) for pool in pools]
     parts = {"train": [s[0] for s in splits], "val": [s[1] for s in splits], "test": tests}
     return assemble(parts, counts, weights(run.found("dataset"), parts), run.partition.kind == "fedrep")
 
 
 def by_class(y: np.ndarray, classes: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield the samples of each class in a random order."""
     return (rng.permutation(np.flatnonzero(y == c)) for c in range(classes))
 
 
-def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> Pools:
     """Return the pool of each client: of every class, in numeric order, shares q ~ Dir(alpha) over all clients.
 
     A client that already holds its mean share of samples gets none of the classes that follow; the draw is repeated until the smallest
@@ -93,7 +81,7 @@ def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generat
     sizes_c = np.bincount(y, minlength=classes)
     cap = len(y) / n
 
-    def propose(batch: int) -> tuple[np.ndarray, np.ndarray]:
+    def propose(batch: int) -> Pair:
         held = np.zeros((batch, n), np.int64)
         slices = np.zeros((batch, classes, n), np.int64)
         for c in range(classes):
@@ -106,14 +94,12 @@ def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generat
 
     limit = min(PROPOSALS // (10 * classes), max(1, WORK // (n * classes)))
     slices = accept(propose, least, limit, 200_000 // (n * classes), "--min_samples", "a client")
-    pieces = [
-        np.split(samples, np.cumsum(sizes)[:-1])
-        for samples, sizes in zip(by_class(y, classes, rng), slices, strict=True)
-    ]
+    dealt = zip(by_class(y, classes, rng), slices, strict=True)
+    pieces = [np.split(samples, np.cumsum(sizes)[:-1]) for samples, sizes in dealt]
     return [rng.permutation(np.concatenate(mine)) for mine in zip(*pieces, strict=True)]
 
 
-def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> Pools:
     """Return the pool of each client: `classes_per_client` classes drawn uniformly, each class dealt by Dir(alpha) over its holders.
 
     A class's draw is repeated until each of its holders has `min_per_class` samples of it.
@@ -129,11 +115,9 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Gene
         if k == 0:
             continue  # with few clients a class may have no holder: its samples are not used
         if least * k > m:
-            raise UserError(
-                f"--min_per_class is {least}; class {c} has {m} samples for {k} holders, so at most {m // k} each"
-            )
+            raise UserError(f"--min_per_class is {least}; class {c} has {m} samples for {k} holders: at most {m // k}")
 
-        def propose(batch: int, k: int = k, m: int = m) -> tuple[np.ndarray, np.ndarray]:
+        def propose(batch: int, k: int = k, m: int = m) -> Pair:
             slices = cut(rng.dirichlet(np.full(k, run.dirichlet_alpha), batch), m)
             return slices, slices
 
@@ -145,14 +129,13 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Gene
 
 
 def check_held(run: Resolved, classes: int) -> None:
-    """Raise `UserError` where a client should hold more classes than the data have."""
     if run.classes_per_client > classes:
         raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
 
 
 def natural(
-    run: Resolved, labels: dict[str, np.ndarray], classes: int, clients: dict[str, np.ndarray], rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    run: Resolved, labels: ByPart, classes: int, clients: ByPart, rng: np.random.Generator
+) -> tuple[Pools, Pools]:
     """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples.
 
     The data's own train and test split is kept. With `missing_classes`, each client loses so many of all classes, drawn for it by
@@ -160,9 +143,8 @@ def natural(
     """
     n, lost = run.clients, run.missing_classes
     if not clients:
-        raise UserError(
-            f"--partition natural needs a data set with clients of its own; this {short(run.dataset)} has none: allowed are pathological, dirichlet"
-        )
+        none = f"this {short(run.dataset)} has none: allowed are pathological, dirichlet"
+        raise UserError(f"--partition natural needs a data set with clients of its own; {none}")
     if lost >= classes:
         raise UserError(f"--missing_classes is {lost}; the data have {classes} classes, so at most {classes - 1}")
     everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
@@ -170,10 +152,8 @@ def natural(
     least = max(run.min_samples, 3)
     can = able(sizes["train"], sizes["test"], least)
     if n > len(can):
-        raise UserError(
-            f"--clients is {n}; of the {everyone} clients in the data {len(can)} have at least {least} samples, 2 to train and 1 to test: "
-            "use fewer --clients or a smaller --min_samples"
-        )
+        have = f"of the {everyone} clients in the data {len(can)} have at least {least} samples, 2 to train, 1 to test"
+        raise UserError(f"--clients is {n}; {have}: use fewer --clients or a smaller --min_samples")
     chosen = np.sort(rng.permutation(can)[:n])
     rows = {part: np.split(np.argsort(clients[part], kind="stable"), np.cumsum(sizes[part])[:-1]) for part in sizes}
     pools, tests = [], []
@@ -185,18 +165,14 @@ def natural(
             if lost == 0 or (len(pool) >= 2 and len(mine)):
                 break
         else:
-            raise UserError(
-                f"--missing_classes is {lost}; client {client} of the data has samples of {len(np.unique(labels['train'][train]))} classes, and "
-                f"none of 1000 draws of {lost} of {classes} classes left it 2 to train and 1 to test: use fewer, or a larger --min_samples"
-            )
+            none = f"none of 1000 draws left client {client} of the data 2 samples to train and 1 to test"
+            raise UserError(f"--missing_classes is {lost} of {classes}; {none}: use fewer, or a larger --min_samples")
         pools.append(pool)
         tests.append(mine)
     return pools, tests
 
 
-def fedrep(
-    y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> tuple[Pools, Pools]:
     """Return pool and test samples of users as the FedRep repository makes its FEMNIST, where the paper's numbers most likely come from.
 
     User u holds classes u, u+1, ... modulo C (`classes_per_client` of them), of each floor((LogNormal(4, 1) + 100) / classes_per_client)
@@ -222,10 +198,9 @@ def fedrep(
     have = np.array([len(samples) for samples in lists])
     if not run.overlap and (taken > have).any():
         c = int(np.argmax(taken - have))
-        raise UserError(
-            f"--no-overlap: {n} clients would take {taken[c]} samples of class {c}, the data have {have[c]}: use fewer --clients "
-            f"(about {max(1, int(n * (have / np.maximum(taken, 1)).min()))}), or --overlap"
-        )
+        fewer = f"use about {max(1, int(n * (have / np.maximum(taken, 1)).min()))}, or --overlap"
+        lack = f"{taken[c]} samples of class {c}, the data have {have[c]}"
+        raise UserError(f"--no-overlap: {n} clients would take {lack}; {fewer}")
     return pools, tests
 
 
@@ -233,15 +208,13 @@ def fedrep(
 MOTIVATION = {0: 50, 4: 50, 6: 50, 8: 50}, {0: 300, 6: 300, 1: 200, 3: 200}, {4: 300, 8: 300, 5: 200, 7: 200}
 
 
-def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generator) -> Pools:
     """Return the pools of the paper's three-client example (its appendix A): clients 2 and 3 share two classes each with client 1."""
     of = list(by_class(y, classes, rng))
     for c in range(10):
         need, there = sum(held.get(c, 0) for held in MOTIVATION), len(of[c]) if c < classes else 0
         if there < need:
-            raise UserError(
-                f"--partition motivation needs {need} samples of class {c}; the data have {there} (the paper uses cifar10)"
-            )
+            raise UserError(f"--partition motivation needs {need} samples of class {c}; it has {there}: use cifar10")
     pools = []
     for held in MOTIVATION:
         parts = []
@@ -252,7 +225,7 @@ def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generato
     return pools
 
 
-def share_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def share_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> Pools:
     """Return for each client as many test samples as keep its class shares; clients may share samples: three disjoint sets would be small."""
     of = list(by_class(y_test, counts.shape[1], rng))
     there = np.array([len(samples) for samples in of])
@@ -270,9 +243,7 @@ def cut(q: np.ndarray, m: int) -> np.ndarray:
     return np.diff(points, axis=-1, prepend=0)
 
 
-def accept(
-    propose: Callable[[int], tuple[np.ndarray, np.ndarray]], least: int, limit: int, batch: int, flag: str, whose: str
-) -> np.ndarray:
+def accept(propose: Callable[[int], Pair], least: int, limit: int, batch: int, flag: str, whose: str) -> np.ndarray:
     """Return the first proposal in which everyone holds at least `least`; refuse after `limit` of them, or when it is hopeless.
 
     Shares of a Dirichlet draw are negatively associated (one is large where others are small), so all n reach `least` at most as often as
@@ -297,13 +268,13 @@ def accept(
         if seen > 500_000 and log10 < -3 - math.log10(limit):
             break
     raise UserError(
-        f"{flag} is {least}; none of {tried} draws gave {whose} so many (accepted: 0 in {tried}; of all {n} each reaches it with probability "
-        f"{reach / seen:.3g}, so all at once with at most 1e{max(log10, -9999):.0f}). The most that a draw gave the smallest was {best} ({reached} in {tried}): "
+        f"{flag} is {least}; no draw gave {whose} so many (accepted: 0 in {tried}; of all {n} each reaches it with probability {reach / seen:.3g}, "
+        f"so all at once with at most 1e{max(log10, -9999):.0f}). The most that a draw gave the smallest was {best} ({reached} in {tried}): "
         f"use {flag} {best}, fewer --clients or a larger --dirichlet_alpha"
     )
 
 
-def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> Pools:
     """Return each client's test samples: of every class the client's share of that class's training pool; disjoint, the whole test set used."""
     n, classes = counts.shape
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
@@ -323,7 +294,7 @@ def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
     return [np.concatenate(p) for p in pieces]
 
 
-def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> Pair:
     """Return 80 % of a client's pool to train and ceil(20 %) to validate, stratified by class where every class allows it."""
     from sklearn.model_selection import train_test_split
 

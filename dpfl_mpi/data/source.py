@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.partition_file import load
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import failing_as, short
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.files import no_data, prepare_command
+from dpfl_mpi.settings.files import no_data, partition_file, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
 AT_ONCE = 4096  # images
@@ -23,6 +22,7 @@ FORMAT = "dpfl_mpi data 1"  # of prepared files
 MOST_LISTED = 1000  # entries of a list that is an attribute of a result: HDF5 gives one 64 KiB
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # what samples are, by their dtype
 ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of images, vectors, tokens
+SAMPLES = "allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or int32 [M, L], of one shape in both parts"
 # the arrays of a prepared file, in the order of its hash
 ARRAYS = ("train/images", "train/labels", "test/images", "test/labels", "train/clients", "test/clients")
 
@@ -90,57 +90,38 @@ class Source:
 
 
 def check(arrays: object, where: str) -> Arrays:
-    """Return a data set that a file's `load` or `read` made.
-
-    Raises:
-        UserError: it is none; the sentence names the field.
-    """
+    """Return a data set that a file's `load` or `read` made, or raise a `UserError` that names the field where it is none."""
     if not isinstance(arrays, Arrays):
-        raise UserError(
-            f"{where} returned a {type(arrays).__name__}; it must return Arrays, as arrays_of(x, y) of dpfl_mpi.data.own makes them"
-        )
-    x, classes, clients = arrays.train_images, len(arrays.class_names), len(arrays.client_names)
+        raise UserError(f"{where} returned a {type(arrays).__name__}; it must return Arrays, as arrays_of makes them")
+    x = arrays.train_images
     if (arrays.train_clients is None) != (arrays.test_clients is None):
         raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
     for part in ("train", "test"):
-        images, labels, owners = (getattr(arrays, f"{part}_{name}") for name in ("images", "labels", "clients"))
+        images = getattr(arrays, f"{part}_images")
         shape, kind = images.shape[1:], (images.ndim, str(images.dtype))
         if kind not in ALLOWED or (shape, images.dtype) != (x.shape[1:], x.dtype) or 0 in shape:
-            raise UserError(
-                f"{where}: {part}_images are {images.dtype} {list(images.shape)}; allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or "
-                "int32 [M, L], of one shape in both parts"
-            )
+            raise UserError(f"{where}: {part}_images are {images.dtype} {list(images.shape)}; {SAMPLES}")
         if isinstance(images, np.ndarray) and images.dtype == np.float32 and not np.isfinite(images).all():
             raise UserError(f"{where}: {part}_images hold a number that is missing or infinite")
-        if not indices(labels, len(images), classes):
-            raise UserError(
-                f"{where}: {part}_labels must be int64 [{len(images)}], from 0 to {classes - 1}: class_names has {classes} names"
-            )
-        if owners is not None and not indices(owners, len(labels), clients):
-            raise UserError(
-                f"{where}: {part}_clients must be int64 [{len(labels)}], from 0 to {clients - 1}: client_names has {clients} names"
-            )
+        for what, names in (("labels", "class_names"), ("clients", "client_names")):
+            values, below = getattr(arrays, f"{part}_{what}"), len(getattr(arrays, names))
+            if (values is not None or what == "labels") and not indices(values, len(images), below):
+                allowed = f"int64 [{len(images)}], from 0 to {below - 1}: {names} has {below} names"
+                raise UserError(f"{where}: {part}_{what} must be {allowed}")
     wanted = 0 if x.dtype == np.int32 else x.shape[-1]
     numbers = len(arrays.mean) == len(arrays.std) == wanted and np.isfinite([arrays.mean, arrays.std]).all()
     if not numbers or min(arrays.std, default=1) <= 0:
-        raise UserError(
-            f"{where}: mean and std must have {wanted} numbers each, std above 0: one per channel of an image or number of a vector"
-        )
+        raise UserError(f"{where}: mean and std must have {wanted} numbers each, std above 0: one a channel or number")
     return arrays
 
 
 def indices(values: np.ndarray, length: int, below: int) -> bool:
-    """Return whether these are so many indices from 0 to below a bound, int64."""
-    whole = values.shape == (length,) and values.dtype == np.int64
+    whole = np.shape(values) == (length,) and values.dtype == np.int64
     return bool(whole and values.min(initial=0) >= 0 and values.max(initial=-1) < below)
 
 
 def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
-    """Return the data set that `load` or `read` of its `module` makes, checked.
-
-    Raises:
-        UserError: what it returns is no data set, or it fails and is code of one's own.
-    """
+    """Return the data set that `load` or `read` of its `module` makes, checked; `UserError` where it is code of one's own and fails."""
     what = f"{function} of the data set {short(dataset)}"
     with failing_as(what, "dataset", dataset):
         arrays = getattr(module, function)(*arguments, **options)
@@ -148,13 +129,9 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
 
 
 def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
-    """Return the data of a resolved Run, from the prepared file or embedded.
+    """Return the data of a resolved Run, from the prepared file or embedded; `UserError` where the file is not one of these data.
 
-    Args:
-        loaded: calls the `load` of a data set that needs no file, where there are ranks on one of them for all.
-
-    Raises:
-        UserError: the file is missing, foreign, truncated or of another data set, or the Run does to samples what only images allow.
+    `loaded` calls the `load` of a data set that needs no file, where there are ranks on one of them for all.
     """
     if hasattr(run.found("dataset"), "load"):
         source = in_memory(loaded(lambda: made_by(run.dataset, run.found("dataset"), "load")))
@@ -171,9 +148,7 @@ def check_images(run: Resolved, source: Source) -> None:
         raise UserError("--augment crops and flips images; these data have none: use --no-augment")
     if run.attack and run.attack.kind == "backdoor" and not (images and source.dtype == "uint8"):
         have = "none" if not images else "images of floats"
-        raise UserError(
-            f"--attack backdoor puts a white square on images of 8 bits; these data have {have}: use another kind of attack"
-        )
+        raise UserError(f"--attack backdoor needs images of 8 bits; these data have {have}: use another kind of attack")
 
 
 def unread_clients(run: Resolved, source: Source) -> str:
@@ -185,15 +160,14 @@ def unread_clients(run: Resolved, source: Source) -> str:
     asked = run.partition.kind != "pathological" or "partition" in module.SAID
     if asked or not source.clients or not hasattr(module, "load"):
         return ""
-    return (
-        f"the data name the client of each sample, which --partition {run.partition} does not read; --partition natural does, "
-        f'and so does "partition": "natural" in PAPER of {short(run.dataset)}'
-    )
+    instead = f'--partition natural does, and so does "partition": "natural" in PAPER of {short(run.dataset)}'
+    return f"the data name the client of each sample, which --partition {run.partition} does not read; {instead}"
 
 
 def deals_test(run: Resolved) -> bool:
     """Return whether a Run's partition deals the test sets out of the same pool as the training sets."""
-    return load(run.partition.path).pooled if run.partition.path else run.partition.kind == "fedrep"
+    path = run.partition.path
+    return partition_file(path).get("pooled") is True if path else run.partition.kind == "fedrep"
 
 
 def pooled(source: Source) -> Source:
@@ -214,7 +188,7 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     """Return arrays as a `Source`; of arrays that are still in a file, `known` are the fields that the file says."""
     held = arrays.stored()
     known = known or {
-        "sha256": digest(arrays),
+        "sha256": digest(held.values()),
         "vocabulary": arrays.vocabulary,
         "images": lambda part, rows: held[f"{part}/images"][rows],
     }
@@ -232,81 +206,69 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     )
 
 
-def in_file(path: Path, name: str, dataset: str = "") -> Source:
-    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`; its images stay in the file until they are asked for.
+def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
+    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`: it keeps the contract of `check`, and its images stay in the file.
 
     Args:
-        name: the data set that the file must hold.
+        name: the data set that the file must hold, "" where any will do.
         dataset: what `prepare` calls it; "" where other data would do as well.
     """
     if not is_there(path):
         raise no_data(dataset, path)
     one = f"prepare one with {prepare_command(dataset)}"
+    held: dict[str, Any] = {}
     try:
         with Hdf5(path, "an HDF5 file") as file:
             of = file.attribute("dataset", str, default="nothing")
             if file.attribute("format", str, default="") != FORMAT:
                 raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {one}")
-            if of != name:
+            if name and of != name:
                 raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
-            return read_source(path, file)
+            for array in (array for array in ARRAYS if array in file or not array.endswith("clients")):
+                whole = not array.endswith("images")
+                held[array] = file.array(array, "iu", (None,)).astype("i8") if whole else file.dataset(array, "iuf")
+            arrays = Arrays(
+                **{array.replace("/", "_"): values for array, values in held.items()},
+                mean=tuple(file.array("mean", "f", (None,)).tolist()),
+                std=tuple(file.array("std", "f", (None,)).tolist()),
+                class_names=tuple(file.texts("class_names")),
+                client_names=tuple(file.texts("client_names")) if "client_names" in file else (),
+                note=file.attribute("note", str),
+            )
+            sha256, vocabulary = file.attribute("sha256", str), file.attribute("vocabulary", int)
+            check(arrays, f"--data is {path}, which is damaged")
+            images = functools.partial(read_rows, path)
+            return in_memory(arrays, sha256=sha256, vocabulary=vocabulary, images=images, path=path)
     except Unreadable as error:
         raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {one}") from None
-
-
-def read_source(path: Path, file: Hdf5) -> Source:
-    """Return a prepared file as a `Source`: it keeps the contract of `check`, and every image is there."""
-    held: dict[str, Any] = {}
-    for name in (name for name in ARRAYS if name in file or not name.endswith("clients")):
-        images = name.endswith("images")
-        held[name] = file.dataset(name, "iuf") if images else file.array(name, "iu", (None,)).astype(np.int64)
-    arrays = Arrays(
-        **{name.replace("/", "_"): values for name, values in held.items()},
-        class_names=tuple(file.texts("class_names")),
-        mean=tuple(file.array("mean", "f", (None,)).tolist()),
-        std=tuple(file.array("std", "f", (None,)).tolist()),
-        client_names=tuple(file.texts("client_names")) if "client_names" in file else (),
-        note=file.attribute("note", str),
-    )
-    check(arrays, f"--data is {path}, which is damaged")
-    return in_memory(
-        arrays,
-        sha256=file.attribute("sha256", str),
-        vocabulary=file.attribute("vocabulary", int),
-        images=functools.partial(read_rows, path),
-        path=path,
-    )
 
 
 def verify(source: Source) -> None:
     """Read all of a prepared file and compare its content with the SHA-256 stored in it. Data in memory have none.
 
     It costs what reading and hashing cost: so it is done once per node and start.
-
-    Raises:
-        UserError: the content is not what `prepare` wrote.
     """
-    if source.path and (found := content_sha256(source.path)) != source.sha256:
-        raise UserError(
-            f"--data is {source.path}, which is damaged: its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written; make it anew"
-        )
+    if source.path and (found := content_sha256(source)) != source.sha256:
+        digests = f"its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written"
+        raise UserError(f"--data is {source.path}, which is damaged: {digests}; make it anew")
 
 
-def content_sha256(path: Path) -> str:
-    """Return the SHA-256 of what a prepared file holds, as `digest` has it."""
-    with Hdf5(path, "an HDF5 file") as file:
-        about = read_source(path, file) if file.attribute("own", bool) else None
+def content_sha256(source: Source) -> str:
+    """Return the SHA-256 of what the prepared file of a source holds, as `digest` has it."""
+    assert source.path is not None
+    with Hdf5(source.path, "an HDF5 file") as file:
+        own = file.attribute("own", bool)
         with file.reading("its content"):
-            return hashed((file.dataset(name, "iuf") for name in ARRAYS if name in file), about)
+            return digest((file.dataset(name, "iuf") for name in ARRAYS if name in file), source if own else None)
 
 
-def digest(arrays: Arrays, own: bool = False) -> str:
-    """Return the SHA-256 that names the content of a data set; of one's `own` data also class names and normalisation, which nothing else names."""
-    return hashed(arrays.stored().values(), arrays if own else None)
+def digest(stored: Iterable[Any], about: Arrays | Source | None = None) -> str:
+    """Return the SHA-256 that names the content of a data set, of whose images `AT_ONCE` are read at a time.
 
-
-def hashed(stored: Iterable[Any], about: Arrays | Source | None) -> str:
-    """Return the SHA-256 of arrays, in memory or in a file, and of what says how samples and labels are read, reading `AT_ONCE` images at a time."""
+    Args:
+        stored: its arrays, in memory or in a file.
+        about: of one's own data what says how samples and labels are read, which nothing else names.
+    """
     sha = hashlib.sha256()
     for values in stored:
         sha.update(str(values.shape).encode())
@@ -320,10 +282,7 @@ def hashed(stored: Iterable[Any], about: Arrays | Source | None) -> str:
 
 
 def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
-    """Return samples `[n, ...]` by their row, read in contiguous pieces of at most 4096, of which only `rows` are kept.
-
-    A gap of more than `GAP` rows is not read: each of many ranks reads about its clients' images, not the whole file.
-    """
+    """Return samples `[n, ...]` by their row, read in contiguous pieces of at most 4096; a gap of more than `GAP` rows is not read."""
     with Hdf5(path, "an HDF5 file") as file:
         stored = file.dataset(f"{part}/images", "iuf")
         out = np.empty((len(rows), *stored.shape[1:]), stored.dtype)

@@ -37,36 +37,28 @@ SMALL = {
 
 
 def required(function: Callable[..., object]) -> list[str]:
-    """Return the names of the arguments that a function cannot be called without."""
     filled = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     arguments = signature(function).parameters.values()
     return [a.name for a in arguments if a.default is Parameter.empty and a.kind not in filled]
 
 
 def load(name: str, module: ModuleType) -> ModuleType:
-    """Return a data set's file, with what it leaves out.
-
-    Raises:
-        UserError: it breaks the contract; the sentence says where.
-    """
+    """Return a data set's file, with what it leaves out; `UserError` where it breaks the contract."""
+    what = f"the data set {name}"
     if not any(callable(getattr(module, function, None)) for function in ("load", "read")):
-        raise UserError(f"the data set {name} has neither load() nor read(source); one of them must return the data")
+        raise UserError(f"{what} has neither load() nor read(source); one of them must return the data")
     if callable(getattr(module, "load", None)) and required(module.load):
-        raise UserError(
-            f"load of the data set {name} wants the argument {required(module.load)[0]}; it is called as load(), and read(source) gets a path"
-        )
+        raise UserError(f"load of {what} wants {required(module.load)[0]}; allowed is load(), or read(source)")
     settings = getattr(module, "PAPER", {})
     if not isinstance(settings, Mapping):
-        raise UserError(f"PAPER of the data set {name} is a {type(settings).__name__}; it must be a dict of settings")
+        raise UserError(f"PAPER of {what} is a {type(settings).__name__}; it must be a dict of settings")
     unknown = sorted(set(settings) - set(SMALL))
     if unknown:
-        raise UserError(f"PAPER of the data set {name} has {unknown[0]}; allowed are {', '.join(SMALL)}")
+        raise UserError(f"PAPER of {what} has {unknown[0]}; allowed are {', '.join(SMALL)}")
     kinds = types(Run)
     for f in (f for f in fields(Run) if f.name in settings):
         if settings[f.name] is None or not fits(settings[f.name], kinds[f.name], f.metadata):
-            raise UserError(
-                f"PAPER of the data set {name} has {f.name} {settings[f.name]!r}; allowed {allowed(f, kinds[f.name])}"
-            )
+            raise UserError(f"PAPER of {what} has {f.name} {settings[f.name]!r}; allowed {allowed(f, kinds[f.name])}")
     # what the file itself says of a Run: what follows from the prepared data does not replace it
     said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
     module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]

@@ -6,6 +6,10 @@ outside itself is refused as a whole: it was not made by the publisher.
 
 import functools
 import lzma
+import math
+import pickle
+import pickletools
+import re
 import sys
 import tarfile
 import zipfile
@@ -17,7 +21,6 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from dpfl_mpi.datasets._pickled import unpickled
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, open_regular, read_bytes
 
@@ -27,22 +30,21 @@ TOTAL = 64 * 2**30  # bytes in one archive, unpacked
 HEADER = 2**20  # bytes of a header of a tar
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 PIXELS = 2**26  # of one image
+DTYPE = re.compile(r"[biuf][1248]|[US][1-9]\d{0,5}|O8?")  # plain numbers, texts, and lists of objects
+ONLY = "of pickles only numbers, texts, lists, dicts and NumPy arrays are read (nothing was executed)"
 BROKEN = (*UNREADABLE, tarfile.TarError, zipfile.BadZipFile, zipfile.LargeZipFile, lzma.LZMAError)
 
 Entry = tuple[PurePosixPath, Callable[[], bytes]]  # path inside the source, and what reads it
 Member = tuple[str, int, Callable[[], bytes] | None]  # name in an archive, bytes, and what reads it: None of a folder
+Names = tuple[str, ...]
 Images = dict[str, tuple[np.ndarray, np.ndarray]]  # uint8 [M, H, W, C] and labels [M] of each split
 
 
 def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -> Iterator[Entry]:
     """Yield every regular file of a folder, tar (gz, bz2, xz) or zip archive; a tar's must be read before the next one is asked for.
 
-    Args:
-        largest: the most bytes that one of them may have.
-        inside: the archive itself, where it lies in another one; `source` is then its name.
-
-    Raises:
-        UserError: the archive is truncated, no archive, names a path outside itself, or holds more than the bounds allow.
+    `largest` are the most bytes of one of them; `inside` is the archive itself, where it lies in another one, and `source` its name. `UserError` where
+    the archive is truncated, none, names a path outside itself, or holds more than the bounds allow.
     """
     if source.is_dir():
         for found in sorted(p for p in source.rglob("*") if p.is_file()):
@@ -56,14 +58,10 @@ def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -
             for count, (name, size, read) in enumerate(members(source, file), 1):
                 path = PurePosixPath(name.replace("\\", "/"))
                 if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
-                    raise UserError(
-                        f"{source} holds the path {name!r}, which leads out of the archive; nothing was read from it"
-                    )
+                    raise UserError(f"{source} holds {name!r}, which leads out of the archive: nothing was read")
                 total += size
                 if count > MEMBERS or total > TOTAL or size < 0:
-                    raise UserError(
-                        f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; that is no data set known here"
-                    )
+                    raise UserError(f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; allowed are fewer")
                 if read:
                     yield PurePosixPath(name), functools.partial(bounded, source, name, size, largest, read)
     except BROKEN:
@@ -81,7 +79,6 @@ def bounded(source: Path, name: str, size: int, largest: int, read: Callable[[],
 
 
 def broken(source: Path) -> UserError:
-    """Return the error for an archive that cannot be read to its end."""
     return UserError(f"{source} is truncated or not a tar or zip archive; download or make it again")
 
 
@@ -90,7 +87,6 @@ class Header(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Return the header of 512 bytes."""
         out = super().frombuf(buf, encoding, errors)
         if out.size > HEADER and not out.isfile():
             raise tarfile.ReadError("a header of more than a megabyte")
@@ -125,11 +121,7 @@ def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
 
 
 def npy(where: str, data: bytes, objects: bool = False) -> Any:
-    """Return the array of an npy file; with `objects` also what `np.save` pickled, without executing anything.
-
-    Raises:
-        UserError: it is damaged, or holds a pickle that is not read.
-    """
+    """Return the array of an npy file; with `objects` also what `np.save` pickled, without executing anything."""
     file = BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
@@ -145,17 +137,79 @@ def npy(where: str, data: bytes, objects: bool = False) -> Any:
     return unpickled(file.read(), where)
 
 
+# pickles: numbers, texts, lists, dicts and NumPy arrays; nothing that one names is called but the six names below -----------
+class Refused(Exception):
+    """Something in a pickle that is not data."""
+
+
+class Type:
+    """A NumPy type as a pickle describes it. NumPy's own believes what it is told of sizes and fields."""
+
+    def __init__(self, code: str, *_: object):
+        if not DTYPE.fullmatch(code):
+            raise Refused(f"an array of the type {code}")
+        self.real = np.dtype(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.real = self.real.newbyteorder(state[1])
+
+
+class Array(np.ndarray):
+    """An array as a pickle describes it. NumPy's own reads as many objects as the shape says, however many there are."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, columns, data = state
+        if min(shape, default=0) < 0 or (kind.real.hasobject and len(data) != math.prod(shape)):
+            raise ValueError
+        super().__setstate__((1, shape, kind.real, columns, data))  # type: ignore[misc]
+
+
+KNOWN = {
+    "_reconstruct": lambda *_: Array(0),  # its state follows
+    "_frombuffer": lambda data, kind, shape, order: np.frombuffer(data, kind.real).reshape(shape, order=order),
+    "scalar": lambda kind, data: np.frombuffer(data, kind.real).reshape(())[()],
+    "dtype": Type,
+    "ndarray": None,
+}
+
+
+class Plain(pickle.Unpickler):
+    """Python's reader of pickles, to which all names but those of NumPy's arrays are unknown."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):  # bytes, in protocols before 3
+            return str.encode
+        if name in KNOWN and re.fullmatch(r"numpy(\._?core\.(multiarray|numeric))?", module):
+            return KNOWN[name]
+        raise Refused(f"the name {module}.{name}")
+
+
+def unpickled(data: bytes, where: str) -> Any:
+    """Return what a pickle holds; `UserError` where it is damaged, or holds anything but data: nothing of it was executed."""
+    try:
+        argument: Any
+        for opcode, argument, _ in pickletools.genops(data):  # sizes fit, and no row of a table is beyond the file
+            if opcode.name in ("PUT", "LONG_BINPUT") and int(argument) > len(data):
+                raise ValueError
+        value = Plain(BytesIO(data)).load()
+        if callable(value) or isinstance(value, Type):
+            raise Refused("a name that is no data")
+    except Refused as refused:
+        raise UserError(f"{where} holds a pickle with {refused}; {ONLY}") from None
+    except (*UNREADABLE, pickle.UnpicklingError):
+        raise UserError(f"{where} holds a damaged pickle (nothing of it was executed)") from None
+    return value
+
+
+# images -----------------------------------------------------------------------------------------------------------------
 def hidden(path: PurePosixPath) -> bool:
     """Return whether a file is none of the publisher's: .DS_Store, ._image.png and their like."""
     return any(part.startswith((".", "__MACOSX")) for part in path.parts if part != ".")
 
 
 def image_splits(
-    source: Path,
-    splits: Sequence[str],
-    names: tuple[str, ...] | None = None,
-    shape: tuple[int, int, int] | None = None,
-) -> tuple[Images, tuple[str, ...]]:
+    source: Path, splits: Sequence[str], names: Names | None = None, shape: tuple[int, ...] | None = None
+) -> tuple[Images, Names]:
     """Return the images of SPLIT/CLASS/* of a folder or archive by split, and the names of the classes.
 
     They are in the order of class and file name, whatever the order of the archive: a folder and its archive are the same data.
@@ -163,9 +217,6 @@ def image_splits(
     Args:
         names: the classes; those of the first split in alphabetical order where none are given.
         shape: height, width and channels; otherwise those of the first image, with three channels where one of them has colour.
-
-    Raises:
-        UserError: a class folder is missing or empty, a file is no image, or of another size.
     """
     from tqdm import tqdm
 
@@ -194,11 +245,9 @@ def image_splits(
             found[split].append((name, file, pixels))
             bar.update()
     if unread:
-        print(
-            f"warning: {source}: the images of {few(sorted(unread))} are not read ({unread.total()}); read are "
-            f"{', '.join(f'{split}/CLASS/*' for split in splits)}",
-            file=sys.stderr,
-        )
+        others, read_are = few(sorted(unread)), ", ".join(f"{split}/CLASS/*" for split in splits)
+        text = f"the images of {others} are not read ({unread.total()}); read are {read_are}"
+        print(f"warning: {source}: {text}", file=sys.stderr)
     classes = names or tuple(sorted({name for name, _, _ in found[splits[0]]}))
     out = {}
     for split, rows in found.items():
@@ -216,10 +265,9 @@ def check_classes(source: Path, split: str, held: set[str], classes: tuple[str, 
     missing, others = sorted({*classes} - held), sorted(held - {*classes})
     if missing or others or not classes:
         what = f"no image of the class {missing[0]}" if missing else f"other classes ({few(others)})"
-        listed = f" of {', '.join(classes)}" if 0 < len(classes) <= 20 else ""
-        raise UserError(
-            f"{source}: {split} holds {what if classes else 'no image'}; expected {split}/CLASS/*.png for every class{listed}"
-        )
+        listed = f"every class of {', '.join(classes)}" if 0 < len(classes) <= 20 else "every class"
+        wanted = f"expected {split}/CLASS/*.png for {listed}"
+        raise UserError(f"{source}: {split} holds {what if classes else 'no image'}; {wanted}")
 
 
 def few(names: Sequence[str]) -> str:
@@ -252,21 +300,17 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
 def exact(image: Any, where: str) -> Any:
     """Return an image of Pillow's as "1", "L" (grey) or "RGB", of the same 8-bit values.
 
-    Raises:
-        UserError: it has more than 8 bits that matter, transparent pixels, or colours without a fixed meaning in RGB.
+    Refused are more than 8 bits that matter, transparent pixels, and colours without a fixed meaning in RGB.
     """
     from PIL import Image
 
-    tiles = getattr(image, "tile", [])
-    # Pillow's names of how the file has it; BGR;16 has 5 bits
+    tiles = getattr(image, "tile", [])  # in [3] how the file has it; BGR;16 has 5 bits
     stored = " ".join(str(tile[3]) for tile in tiles).replace("BGR;16", "")
     deep = ";16" in stored or any(tile[0].startswith("ppm") for tile in tiles)  # netpbm with another maximum than 255
     if image.mode.startswith("I;16") or (image.mode == "I" and (deep or image.format == "PNG")):
         values = np.asarray(image).astype(np.int64)
         if (values % 257).any():  # 65535 / 255
-            raise UserError(
-                f"{where} is of 16 bits, and has values that 8 bits do not hold exactly; scale it to 8 bits yourself"
-            )
+            raise UserError(f"{where} is of 16 bits, and 8 bits do not hold its values exactly; scale it yourself")
         return Image.fromarray((values // 257).astype(np.uint8))
     if image.mode in ("I", "F") or (deep and image.mode not in ("1", "P")):
         bits = {"I": "32-bit whole numbers", "F": "floats"}.get(image.mode, "more than 8 bits per channel")
@@ -278,6 +322,4 @@ def exact(image: Any, where: str) -> Any:
         if whole.getextrema()[3][0] < 255:
             raise UserError(f"{where} has transparent pixels; put it on a background yourself")
         return image.convert("L") if image.mode in ("1", "L", "LA") else whole.convert("RGB")
-    raise UserError(
-        f"{where} is {image.mode}; allowed are grey, RGB and palettes: what colours {image.mode} means, its file does not fix"
-    )
+    raise UserError(f"{where} is {image.mode}; allowed are grey, RGB and palettes, whose colours are fixed")

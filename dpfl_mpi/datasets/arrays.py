@@ -24,11 +24,7 @@ KNOWN = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
 
 
 def read(source: Path) -> Arrays:
-    """Return the arrays of an npz file.
-
-    Raises:
-        UserError: an array is missing, of another length or type, holds a pickle, or a value out of its range.
-    """
+    """Return the arrays of an npz file."""
     found = unpack(source)
     if not {"x", "y"} <= set(found):
         raise UserError(f"{source} holds {', '.join(sorted(found)) or 'nothing'}; x and y are needed")
@@ -38,17 +34,15 @@ def read(source: Path) -> Arrays:
         return arrays_of(found["x"], found["y"], found.get("client"), found.get("test"), str(source))
     if ("client" in found) != ("client_test" in found):
         raise UserError(f"{source}: client and client_test must both be there or neither")
-    if found["x_test"].shape[1:] != found["x"].shape[1:] or found["x_test"].dtype.kind != found["x"].dtype.kind:
-        raise UserError(
-            f"{source}: x_test has samples of {found['x_test'].dtype} {found['x_test'].shape[1:]}, x of {found['x'].dtype} {found['x'].shape[1:]}"
-        )
-    lengths = [len(found["x"]), len(found["x_test"])]
+    x, x_test = found["x"], found["x_test"]
+    if x_test.shape[1:] != x.shape[1:] or x_test.dtype.kind != x.dtype.kind:
+        raise UserError(f"{source}: x_test has samples of {x_test.dtype} {x_test.shape[1:]}, x {x.dtype} {x.shape[1:]}")
+    lengths = [len(x), len(x_test)]
     for name, length in zip(("y", "y_test", "client", "client_test"), 2 * lengths, strict=True):
         if name in found:
             aligned(str(source), name, found[name], length)
-    both = {
-        name: np.concatenate([found[name], found[f"{name}_test"]]) for name in ("x", "y", "client") if name in found
-    }
+    names = [name for name in ("x", "y", "client") if name in found]
+    both = {name: np.concatenate([found[name], found[f"{name}_test"]]) for name in names}
     return arrays_of(both["x"], both["y"], both.get("client"), np.repeat([False, True], lengths), str(source))
 
 
@@ -56,9 +50,7 @@ def unpack(source: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file, all of which `read` knows; a pickle is refused unread."""
     with open_regular(source) as file:
         if not zipfile.is_zipfile(file):
-            raise UserError(
-                f"{source} is no npz file, or a truncated one; allowed is what np.savez(FILE, x=x, y=y) writes"
-            )
+            raise UserError(f"{source} is no npz file, or a truncated one; allowed is one of np.savez(FILE, x=x, y=y)")
     found = {}
     for path, get in entries(source, memory()):
         if path.stem not in KNOWN:

@@ -44,11 +44,7 @@ def read(source: Path) -> Arrays:
 def binaries(source: Path, images: Mapping[str, int], header: int, label_at: int, classes: int) -> Images:
     """Return images `[M, 32, 32, 3]` and labels of CIFAR's binary files out of an archive or folder; nothing where none of them is there.
 
-    Args:
-        images: how many each file holds: records of `header` bytes, of which one is the label, then the planes.
-
-    Raises:
-        UserError: a file is missing or truncated, or a label out of its range; the archive is CIFAR's pickled one.
+    `images` says how many each file holds: records of `header` bytes, of which one is the label, then the planes.
     """
     from tqdm import tqdm
 
@@ -69,9 +65,7 @@ def binaries(source: Path, images: Mapping[str, int], header: int, label_at: int
                 found[name] = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
                 bar.update()
             elif name in PICKLED:
-                raise UserError(
-                    f"{source} is the archive for Python, which holds pickles and is not read; take the binary one"
-                )
+                raise UserError(f"{source} is the archive for Python, whose pickles are not read; take the binary one")
             else:
                 others += 1
             if len(found) == len(images) or (not found and others > 100):

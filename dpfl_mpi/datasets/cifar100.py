@@ -37,15 +37,12 @@ def read(source: Path, labels: str = "fine") -> Arrays:
     if found:
         return Arrays(*found["train.bin"], *found["test.bin"], class_names(source, labels, classes), MEAN, STD)
     if labels == "coarse":
-        raise UserError(
-            f"--labels is coarse, and {source} holds images by class; the superclasses are in the binary archive alone"
-        )
+        raise UserError(f"--labels is coarse, and {source} holds images by class; the binary archive has them")
     splits, names = image_splits(source, ("train", "test"), shape=(32, 32, 3))
     return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)
 
 
 def class_names(source: Path, labels: str, classes: int) -> tuple[str, ...]:
-    """Return the names that lie beside the images, or numbers where there are none."""
     for path, get in entries(source, 60_000 * (2 + PIXELS)):
         if path.name == f"{labels}_label_names.txt":
             names = tuple(get().decode("utf-8", "replace").split())

@@ -49,9 +49,7 @@ class Samples(NamedTuple):
 class Options:
     """What `prepare` may be asked for."""
 
-    classes: Literal["all", "digits", "letters", "a-j"] = option(
-        "all", "62 classes, 10 digits, 52 letters, or a-j in lower case"
-    )
+    classes: Literal["all", "digits", "letters", "a-j"] = option("all", "62 classes, or fewer; a-j in lower case")
     min_samples: int = option(0, "leave out writers with fewer images")
 
 
@@ -59,9 +57,6 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
     """Return FEMNIST from LEAF's json shards (each writer is a client; LEAF's own train and test split) or from NIST's by_class.
 
     LEAF lists an image of nearly each writer twice; the second one is dropped.
-
-    Raises:
-        UserError: a shard is damaged, a writer's data are missing, an image or label is out of range; the sentence names the writer.
     """
     from tqdm import tqdm
 
@@ -82,7 +77,6 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
 
 
 def shard(where: str, part: str, text: bytes) -> list[Samples]:
-    """Return the samples of each writer of one json file."""
     with refused_as(f"{where} is truncated or not a LEAF shard (users, num_samples, user_data)"):
         data = json.loads(text)
         users, counts, user_data = data["users"], data["num_samples"], data["user_data"]
@@ -194,12 +188,9 @@ def from_nist(source: Path, classes: str, min_samples: int) -> Arrays:
                 continue
             large = decode(get(), f"{source}: {path}", colour=False)[..., 0]
             if large.shape[0] != large.shape[1] or large.shape[0] < 28:
-                raise UserError(
-                    f"{source}: {path} is {large.shape[0]}x{large.shape[1]}; NIST's images are square, of 128x128"
-                )
-            images[order[str(path)], ..., 0] = np.asarray(
-                Image.fromarray(large).resize((28, 28), Image.Resampling.BICUBIC)
-            )
+                raise UserError(f"{source}: {path} is {large.shape[0]}x{large.shape[1]}; NIST's images are 128x128")
+            small = Image.fromarray(large).resize((28, 28), Image.Resampling.BICUBIC)
+            images[order[str(path)], ..., 0] = np.asarray(small)
             bar.update()
     return Arrays(
         images, np.array(list(take.values()), np.int64), np.empty((0, 28, 28, 1), np.uint8), np.empty(0, np.int64),

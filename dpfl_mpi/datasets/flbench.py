@@ -11,8 +11,7 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import entries, npy
-from dpfl_mpi.datasets._pickled import unpickled
+from dpfl_mpi.datasets._files import entries, npy, unpickled
 from dpfl_mpi.errors import UserError
 
 PAPER = {"partition": "natural", "min_samples": 3}
@@ -24,11 +23,7 @@ A_FILE = 16 * 2**30  # bytes
 
 
 def read(source: Path) -> Arrays:
-    """Return the samples that clients hold, client k with the name "k"; what a client validates with is joined to its training part.
-
-    Raises:
-        UserError: a file is missing, damaged, or holds anything but data; an index is beyond the samples, or dealt twice.
-    """
+    """Return the samples that clients hold, client k with the name "k"; what a client validates with is joined to its training part."""
     found = {path.name: get() for path, get in entries(source, A_FILE) if path.name in FILES}
     missing = [name for name in FILES if name not in found]
     if missing:
@@ -52,7 +47,6 @@ def read(source: Path) -> Arrays:
 
 
 def clients(source: Path, dealt: Any) -> list[dict[str, Any]]:
-    """Return the samples of each client by part, out of what the partition holds."""
     if not (isinstance(dealt, dict) and isinstance(dealt.get("data_indices"), list)):
         raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list")
     for k, sets in enumerate(dealt["data_indices"]):
@@ -62,7 +56,6 @@ def clients(source: Path, dealt: Any) -> list[dict[str, Any]]:
 
 
 def whole(source: Path, k: int, indices: Any, samples: int) -> np.ndarray:
-    """Return a client's indices, int64."""
     out = np.asarray(indices)
     if out.size == 0:
         return np.empty(0, np.int64)

@@ -19,18 +19,12 @@ from dpfl_mpi.storage.foreign import refused_as
 PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
 SOURCE = "PFLlib's folder of a data set, such as dataset/MNIST, or an archive of it, with {train,test}/K.npz"
-NO_DOWNLOAD = (
-    "PFLlib makes these files: run its dataset/generate_MNIST.py, say, and name dataset/MNIST with --source PATH"
-)
+NO_DOWNLOAD = "PFLlib makes these: run its dataset/generate_MNIST.py, say, and name dataset/MNIST with --source PATH"
 A_FILE = 4 * 2**30  # bytes of one client
 
 
 def read(source: Path) -> Arrays:
-    """Return the samples of all clients, client K with the name "K".
-
-    Raises:
-        UserError: a file is damaged or holds anything but data, or the clients' samples do not fit together.
-    """
+    """Return the samples of all clients, client K with the name "K"."""
     found: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
     for path, get in entries(source, A_FILE):
         name = re.fullmatch(r"(?:.*/)?((train|test)/(\d+)\.npz)", str(path))
@@ -45,9 +39,8 @@ def read(source: Path) -> Arrays:
     first = found[parts[0]][0]
     for (part, k), (x, _) in found.items():
         if (x.ndim, x.shape[2:], x.dtype) != (first.ndim, first.shape[2:], first.dtype):
-            raise UserError(
-                f"{source}: {part}/{k}.npz has samples of {x.dtype} {x.shape[1:]}, {parts[0][1]}.npz of {first.shape[1:]}"
-            )
+            others = f"{parts[0][1]}.npz of {first.shape[1:]}"
+            raise UserError(f"{source}: {part}/{k}.npz has samples of {x.dtype} {x.shape[1:]}, {others}")
     texts = first.ndim == 2 and first.dtype.kind in "iu"
     longest = max(x.shape[1] for x, _ in found.values())
     sizes = [len(found[place][1]) for place in parts]

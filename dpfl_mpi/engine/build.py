@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.partition import Partition, search_first
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, unread_clients, verify
-from dpfl_mpi.data.validation import search_first
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack

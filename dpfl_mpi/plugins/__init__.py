@@ -20,8 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import PACKAGE, Code, in_module, in_path, top
-from dpfl_mpi.plugins.load import execute, failure
+from dpfl_mpi.plugins.code import PACKAGE, Code, execute, failure, in_module, in_path, top
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # before the hash of code, as `admit` returns it
@@ -43,7 +42,6 @@ def names(kind: str) -> list[str]:
 
 
 def announced(kind: str) -> list[Any]:
-    """Return the entry points of a kind."""
     from importlib.metadata import entry_points  # 20 ms that most ranks do not need
 
     return list(entry_points(group=f"dpfl_mpi.{KINDS[kind]}"))
@@ -64,10 +62,8 @@ def short(name: Any) -> str:
 def admit(kind: str, name: str) -> str:
     """Check that there is such a data set, method or model, and allow `find` to execute it. Nothing is executed here.
 
-    Returns "" for a shipped one, else `code:` and the SHA-256 of its source (see `code`): what stands for it in the key of a Run.
-
-    Raises:
-        UserError: there is none, or its source does not compile; the sentence names the file and the line.
+    Returns "" for a shipped one, else `code:` and the SHA-256 of its source (see `code`): what stands for it in the key of a Run. Where there is
+    none, or its source does not compile, the sentence of the `UserError` names the file and the line.
     """
     flag = f"--{kind} is {name}"
     if not isinstance(name, str):
@@ -100,9 +96,7 @@ def target(kind: str, name: str, flag: str) -> str:
 def find(kind: str, name: str) -> Any:
     """Return a data set's or model's module, or a `methods.Method`; a model's imports torch. Not shipped: only what was admitted.
 
-    Raises:
-        UserError: there is none of this name, it was not admitted, it fails when it is executed (the sentence names the file and the line), or it
-            breaks the contract of its kind (the package's `load`).
+    `UserError` where there is none, it was not admitted, fails when it is executed, or breaks the contract of its kind (the package's `load`).
     """
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
     code = ADMITTED.get((kind, name))
@@ -110,11 +104,8 @@ def find(kind: str, name: str) -> Any:
         if name not in shipped(kind):
             if not is_path(name):
                 target(kind, name, f"--{kind} is {name}")
-            raise UserError(
-                f"the {kind} {name} is code of its own; it is executed only where a command line or a Run names it"
-            )
-        module = importlib.import_module(f"{package.__name__}.{name}")
-        return package.load(name, module)
+            raise UserError(f"the {kind} {name} is own code, executed only where a command line or a Run names it")
+        return package.load(name, importlib.import_module(f"{package.__name__}.{name}"))
     key = kind, name, code.sha256
     if key not in LOADED:
         inside, found = execute(f"--{kind} is {name}", code)

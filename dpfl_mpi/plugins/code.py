@@ -1,18 +1,27 @@
-"""Source code of one's own as a value: a file, what it imports from its own folder, and the hash of all of it. Nothing is executed.
+"""Source code of one's own as a value: a file, what it imports from its own folder, and the hash of all of it; and its execution, from those very bytes.
 
 The **folder** of a file is the one it lies in; of a file in a package (folders with an `__init__.py`) the one that the outermost package lies in.
 Import statements are read from file to file, those inside functions too. Not part of the hash: modules that are imported by a text
 (`importlib.import_module(name)`), other installed packages, and files that the code reads.
+
+Executed, each code is a package of its own in `sys.modules`, whose name has the hash: an edited file is executed anew, and two folders may both have
+a `helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told from an older one by whole seconds, plays a part.
 """
 
 import ast
 import hashlib
-import importlib.util
+import importlib
 import json
-from collections.abc import Iterator
-from importlib.machinery import EXTENSION_SUFFIXES
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from dpfl_mpi.errors import UserError
 
@@ -28,7 +37,6 @@ class Source(NamedTuple):
 
     @property
     def is_package(self) -> bool:
-        """Whether modules may lie below it."""
         return self.data is None or self.path.name == "__init__.py"
 
 
@@ -54,11 +62,7 @@ def top(name: str) -> str:
 
 
 def in_path(flag: str, path: Path) -> Code:
-    """Return the code of a file; `flag` begins the sentence of an error.
-
-    Raises:
-        UserError: there is no such file, or a module does not compile.
-    """
+    """Return the code of a file; `UserError`, beginning with `flag`, where there is none, or a module does not compile."""
     if not path.is_file():
         raise UserError(f"{flag}; there is no such file")
     path = path.resolve()
@@ -70,14 +74,10 @@ def in_path(flag: str, path: Path) -> Code:
 
 
 def in_module(flag: str, target: str) -> Code:
-    """Return the code of `MODULE` or `MODULE:OBJECT`; of an installed package only what lies in that package.
-
-    Raises:
-        UserError: Python finds no such module, or one does not compile.
-    """
+    """Return the code of `MODULE` or `MODULE:OBJECT`, as `in_path` does; of an installed package only what lies in that package."""
     name, _, attribute = target.partition(":")
     try:
-        spec = importlib.util.find_spec(top(name))
+        spec = find_spec(top(name))
     except (ImportError, ValueError):
         spec = None
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
@@ -118,11 +118,7 @@ def locate(folder: Path, name: str) -> Source | None:
 
 
 def imported(flag: str, name: str, source: Source) -> Iterator[str]:
-    """Yield the names that a module's import statements might mean; an object of a module looks like a module, too.
-
-    Raises:
-        UserError: the module does not compile.
-    """
+    """Yield the names that a module's import statements might mean; an object of a module looks like a module, too."""
     if source.path.suffix != ".py":
         return
     try:
@@ -140,3 +136,85 @@ def imported(flag: str, name: str, source: Source) -> Iterator[str]:
             base = parts[: len(parts) - node.level + source.is_package] if node.level else []
             base += [node.module] if node.module else []
             yield from (".".join([*base, *last]) for last in ([], *([alias.name] for alias in node.names)))
+
+
+# execution --------------------------------------------------------------------------------------------------------------
+class Renamed(ast.NodeTransformer):
+    """Has `import helper` mean the helper of this code: the absolute imports of its own modules get its package in front."""
+
+    def __init__(self, package: str, tops: set[str]):
+        self.package, self.tops = package, tops
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        if not node.level and top(node.module or "") in self.tops:
+            node.module = f"{self.package}.{node.module}"
+        return node
+
+    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
+        out: list[ast.AST] = []
+        for alias in node.names:
+            first = top(alias.name)
+            if first in self.tops:
+                out.append(ast.Import([ast.alias(f"{self.package}.{alias.name}", alias.asname or first)]))
+                if not alias.asname:  # `import a.b` names a
+                    out.append(ast.ImportFrom(self.package, [ast.alias(first)], 0))
+            else:
+                out.append(ast.Import([alias]))
+        return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in out]
+
+
+class Own(MetaPathFinder, SourceLoader):
+    """Finds the modules of a code below a package whose name has its hash, and executes them from the bytes that were read."""
+
+    def __init__(self, code: Code):
+        # a file of the same content under another name is executed under that name
+        self.package = f"dpfl_mpi_own_{hashlib.sha256(f'{code.sha256} {code.start}'.encode()).hexdigest()[:16]}"
+        self.modules = {f"{self.package}.{name}": source for name, source in code.modules.items()}
+        self.renamed = Renamed(self.package, {top(name) for name in code.modules})
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        source = self.modules.get(name)
+        if name == self.package or (source and source.data is None):
+            return ModuleSpec(name, None, is_package=True)
+        if source is None or source.path.suffix != ".py":
+            return source and spec_from_file_location(name, source.path)
+        places = [str(source.path.parent)] if source.is_package else None
+        return spec_from_file_location(name, source.path, loader=self, submodule_search_locations=places)
+
+    def get_filename(self, name: str) -> str:
+        return str(self.modules[name].path)
+
+    def get_data(self, path: Any) -> bytes:
+        return next(source.data or b"" for source in self.modules.values() if str(source.path) == path)
+
+    def source_to_code(self, data: Any, path: Any = "") -> Any:  # type: ignore[override]
+        return compile(self.renamed.visit(ast.parse(data)), path, "exec", dont_inherit=True)
+
+
+def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
+    """Return the module, and the object of it that is meant or the module again; it is executed at most once per content.
+
+    Where it raises, or there is no such object, the sentence of the `UserError` names the file and the line.
+    """
+    own = Own(code)
+    if own.package not in sys.modules:
+        sys.meta_path.insert(0, own)  # Python's own finder would take a package's modules from the disk
+    try:
+        module = importlib.import_module(f"{own.package}.{code.start}")
+    except (Exception, SystemExit) as error:
+        for name in [n for n in sys.modules if top(n) == own.package]:
+            del sys.modules[name]  # half executed
+        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") != own.package]
+        raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
+    found = getattr(module, code.attribute, None) if code.attribute else module
+    if found is None:
+        raise UserError(f"{flag}; the module {code.start} has no {code.attribute} ({module.__file__})")
+    return module, found
+
+
+def failure(error: BaseException, code: Code) -> str:
+    """Return the type and the message of an error as one line, and the innermost file and line of the code that raised it."""
+    words = " ".join(re.sub(r"dpfl_mpi_own_[0-9a-f]{16}\.?", "", str(error)).split()) or "no message"
+    files = {str(source.path) for source in code.modules.values()}
+    lines = [f"{f.filename}, line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
+    return f"{type(error).__name__}: {words} ({lines[-1] if lines else code.modules[code.start].path})"

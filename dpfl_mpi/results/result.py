@@ -202,7 +202,7 @@ class Result:
 
     def close(self) -> None:
         """Close the file."""
-        self.hdf5.close()
+        self.hdf5.file.close()
 
     def __enter__(self) -> Result:
         return self

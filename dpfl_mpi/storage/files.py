@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ABANDONED_S = 86400.0  # untouched for so long, a temporary file is nobody's, though its process cannot be asked about
 
 
-# whose a number of a process is ----------------------------------------------------------------------------------------
 def pid_space() -> str:
     """Return which processes a pid counts, "" where the system does not say: two containers of one host name have pids of their own."""
     with contextlib.suppress(OSError):
@@ -46,18 +45,12 @@ def place() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {pid_space()} {boot()}".encode()).hexdigest()[:8]
 
 
-# one atomic replacement ------------------------------------------------------------------------------------------------
-def beginning(path: Path) -> str:
-    """Return how the temporary names of `path` begin; a long name is cut, so that they are names as well."""
-    return f".{path.name[:40]}."
-
-
 def temporary(path: Path) -> Path:
-    """Return a fresh name under which this process makes `path`: hidden, in the same folder, ending in `.part`.
+    """Return a fresh name under which this process makes `path`: hidden, in the same folder, ending in `.part`; a long name is cut.
 
     Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can be foreseen.
     """
-    return path.with_name(f"{beginning(path)}{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
+    return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
 
 
 @contextmanager
@@ -122,20 +115,16 @@ def remove_leftovers(path: Path) -> None:
 
     Another host's processes cannot be asked about, nor can those before this machine was started: what they left goes once it is a day old.
     """
-    left = re.compile(re.escape(beginning(path)) + r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part")
+    left = re.compile(re.escape(f".{path.name[:40]}.") + r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part")
     here = place() if boot() else ""
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
         if found := left.fullmatch(part.name):
             with contextlib.suppress(OSError):  # another user's
-                if found.group(1) == here:
-                    dead = not Path("/proc", found.group(2)).exists()
-                else:
-                    dead = time.time() - part.lstat().st_mtime > ABANDONED_S
-                if dead:
+                old = time.time() - part.lstat().st_mtime > ABANDONED_S
+                if not Path("/proc", found[2]).exists() if found[1] == here else old:
                     shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
 
 
-# errors in words -------------------------------------------------------------------------------------------------------
 def reason(error: BaseException) -> str:
     """Return the system's words for an error of a disk, in one line."""
     number = getattr(error, "errno", None)

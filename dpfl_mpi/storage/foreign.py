@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import os
 import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ TEXT = 2**28  # bytes of a text or JSON file; a partition of a million samples h
 DEFLATE = 1032  # the most times that deflate shrinks anything
 CHUNK = 2**30  # bytes of one chunk of an HDF5 array
 Size = int | None | range  # of an axis: so many, any number, or one of these
+Shape = Sequence[Size] | None  # the sizes of all axes, or any
 
 
 class Unreadable(UserError):
@@ -68,17 +69,11 @@ def memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# plain files -----------------------------------------------------------------------------------------------------------
 def open_regular(path: Path, follow: bool = True) -> io.BufferedReader:
-    """Return a regular file open for reading; a pipe, a device, a folder and, without `follow`, a link are refused at once.
-
-    Raises:
-        Unreadable: it is none of these, or the system does not open it.
-    """
-    link = 0 if follow else os.O_NOFOLLOW
+    """Return a regular file open for reading; a pipe, a device, a folder and, without `follow`, a link are refused at once."""
+    how = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: a pipe would wait for its writer
     try:
-        # O_NONBLOCK: a pipe would wait for its writer
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | link)
+        fd = os.open(path, how if follow else how | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"{path} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -124,12 +119,11 @@ def read_json(path: Path, largest: int = TEXT, follow: bool = True) -> Any:
         return json.loads(data)
 
 
-# HDF5 ------------------------------------------------------------------------------------------------------------------
-class Hdf5:
-    """An HDF5 file open for reading, which checks what is asked for. A context manager."""
+class Hdf5(AbstractContextManager["Hdf5"]):
+    """An HDF5 file open for reading, which checks what is asked for."""
 
     def __init__(self, path: Path, what: str):
-        """Open the file. `what` it must be is said where it is not an HDF5 file: "a result of dpfl_mpi"."""
+        """Open the file; `what` it must be, such as "a result of dpfl_mpi", is said where it is not an HDF5 file."""
         import h5py
 
         self.path = path
@@ -137,15 +131,8 @@ class Hdf5:
         with refused_as(f"{path} is not {what}, or it is damaged"):
             self.file: h5py.File = h5py.File(path, "r", locking=False)
 
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
-
-    def __enter__(self) -> Hdf5:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.file.close()
 
     def damaged(self, name: str, why: str = "cannot be read") -> UserError:
         """Return the error for an array or attribute that is not what it should be, or that is asked for after `close`."""
@@ -174,13 +161,8 @@ class Hdf5:
             self.file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
         return found
 
-    def dataset(self, name: str, kinds: str, shape: Sequence[Size] | None = None) -> h5py.Dataset:
-        """Return an array that is still in the file. Read it inside `reading`.
-
-        Args:
-            kinds: NumPy's letters of the types allowed; "O" is text of any length.
-            shape: the number of rows and so on, None for any number or any shape.
-        """
+    def dataset(self, name: str, kinds: str, shape: Shape = None) -> h5py.Dataset:
+        """Return an array that is still in the file, to be read inside `reading`; `kinds` are NumPy's letters of the types allowed, "O" any text."""
         import h5py
 
         with self.reading(name):
@@ -195,11 +177,12 @@ class Hdf5:
             if item.dtype.kind not in kinds or (item.dtype.kind == "O" and not text):
                 raise self.damaged(name, f"is of type {item.dtype}")
             if shape is not None and not fits(item.shape, shape):
-                raise self.damaged(name, f"has the shape {item.shape}, not ({', '.join(map(in_words, shape))})")
-            claimed, stored = math.prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
+                wanted = ", ".join(f"{n[0]} to {n[-1]}" if isinstance(n, range) else str(n) for n in shape)
+                raise self.damaged(name, f"has the shape {item.shape}, not ({wanted.replace('None', 'any')})")
+            claimed, stored = prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
             if claimed > (DEFLATE * stored if item.chunks else stored) + SMALL:
                 raise self.damaged(name, f"claims {claimed} bytes, which {stored} stored ones cannot hold")
-            if item.chunks and math.prod(item.chunks) * item.dtype.itemsize > CHUNK:
+            if item.chunks and prod(item.chunks) * item.dtype.itemsize > CHUNK:
                 raise self.damaged(name, f"is in chunks of {item.chunks}")
             return item
 
@@ -207,14 +190,14 @@ class Hdf5:
         self,
         name: str,
         kinds: str,
-        shape: Sequence[Size] | None = None,
-        low: float = -math.inf,
-        high: float = math.inf,
+        shape: Shape = None,
+        low: float = -inf,
+        high: float = inf,
         rows: slice | None = None,
     ) -> np.ndarray:
         """Return a whole array, or some rows of it, whose numbers must be from `low` to `high`, or not a number."""
         item = self.dataset(name, kinds, shape)
-        size = math.prod((len(range(len(item))[rows]), *item.shape[1:])) if rows else item.size
+        size = prod((len(range(len(item))[rows]), *item.shape[1:])) if rows else item.size
         if size * item.dtype.itemsize > memory():
             raise self.damaged(name, f"has {size} values, more than this machine's memory holds")
         with self.reading(name):
@@ -252,13 +235,7 @@ class Hdf5:
             return value
 
 
-def in_words(size: Size) -> str:
-    """Return a size as an error says it."""
-    return "any" if size is None else f"{size[0]} to {size[-1]}" if isinstance(size, range) else str(size)
-
-
 def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
     """Return whether a shape is what it should be."""
-    return len(shape) == len(wanted) and all(
-        w is None or (n in w if isinstance(w, range) else n == w) for n, w in zip(shape, wanted, strict=True)
-    )
+    pairs = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and all(n in w if isinstance(w, range) else w in (None, n) for n, w in pairs)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.validation import search_first
+from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.storage.files import check_apart, write_csv

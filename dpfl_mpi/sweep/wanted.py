@@ -11,8 +11,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
-from dpfl_mpi.plugins.code import in_path
-from dpfl_mpi.plugins.load import execute
+from dpfl_mpi.plugins.code import execute, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.fields import fields, read

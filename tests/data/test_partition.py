@@ -1,19 +1,29 @@
-"""Who holds which sample: every sample once, minimums and caps kept, quotas and splits against plain twins."""
+"""Who holds which sample: every sample once, minimums and caps kept, quotas and splits against plain twins; natural clients, fedrep's users, a file."""
 
+import dataclasses
+import json
 import re
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from making import folder, leaf, real
+from sklearn.model_selection import train_test_split
 
 from dpfl_mpi.data import recipes
-from dpfl_mpi.data.partition import PARTS, Partition
-from dpfl_mpi.data.recipes import cut, deal_test, make, train_val
+from dpfl_mpi.data.partition import PARTS, Partition, save
+from dpfl_mpi.data.recipes import cut, deal, deal_test, make, train_val
+from dpfl_mpi.data.source import Arrays, in_memory, pooled
+from dpfl_mpi.datasets import femnist
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import names
 from dpfl_mpi.settings import Run
 
 CLASSES = 10
+PATHO = {"partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 5}
+DIR = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_samples": 10}
 
 
 def labels(train=2000, test=500, seed=0):
@@ -26,15 +36,15 @@ def run(**fields):
     return Run(**({"dataset": "digits", "clients": 20, "partition_seed": 1} | fields)).resolve()
 
 
-PATHO = {"partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 5}
-DIR = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_samples": 10}
+def dealt_of(y=None, **fields):
+    return make(run(**fields), y or labels(), CLASSES)
 
 
 @pytest.mark.parametrize("fields", [PATHO, DIR, PATHO | {"clients": 40, "min_per_class": 3}, DIR | {"clients": 8}])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_sample_once(fields, seed):
     y = labels()
-    dealt = make(run(**fields | {"partition_seed": seed}), y, CLASSES)
+    dealt = dealt_of(y, **fields | {"partition_seed": seed})
     assert sorted(np.concatenate([dealt.indices["train"], dealt.indices["val"]])) == list(range(2000))
     assert sorted(dealt.indices["test"]) == list(range(500))
     n = len(dealt.p)
@@ -50,42 +60,33 @@ def test_every_sample_once(fields, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pathological_minimum_and_classes(seed):
-    """Three classes per client, at least 5 samples of each; a class's holders differ in number (no balancing)."""
-    dealt = make(run(**PATHO | {"partition_seed": seed}), labels(), CLASSES)
-    assert ((dealt.class_counts > 0).sum(1) == 3).all()
-    assert dealt.class_counts[dealt.class_counts > 0].min() >= 5
-    assert len(set((dealt.class_counts > 0).sum(0))) > 1
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_dirichlet_minimum_and_cap(seed):
-    """At least 10 samples per client; a client that held its mean share (100) before a class gets nothing of that class."""
-    dealt = make(run(**DIR | {"partition_seed": seed}), labels(), CLASSES)
-    assert dealt.class_counts.sum(1).min() >= 10
-    before = np.cumsum(dealt.class_counts, 1) - dealt.class_counts
-    assert (dealt.class_counts[before >= 100] == 0).all()
+def test_minimum_classes_and_cap(seed):
+    """Three classes per client of at least 5 samples each, whose holders differ in number; at least 10 samples per client, and a client that held its
+    mean share (100) before a class gets nothing of that class.
+    """
+    counts = dealt_of(**PATHO | {"partition_seed": seed}).class_counts
+    assert ((counts > 0).sum(1) == 3).all() and counts[counts > 0].min() >= 5
+    assert len(set((counts > 0).sum(0))) > 1
+    counts = dealt_of(**DIR | {"partition_seed": seed}).class_counts
+    before = np.cumsum(counts, 1) - counts
+    assert counts.sum(1).min() >= 10 and (counts[before >= 100] == 0).all()
     assert (before[:, -1] >= 100).any()  # the cap did act
-    assert dealt.class_counts.sum(1).max() > 100  # and is overshot, since it is tested before a class
+    assert counts.sum(1).max() > 100  # and is overshot, since it is tested before a class
 
 
 def test_a_small_alpha_leaves_clients_without_classes():
     """Dir(100) gives every client nearly its mean share, Dir(0.05) does not."""
-    even = make(run(**DIR | {"dirichlet_alpha": 100.0}), labels(), CLASSES).class_counts
-    uneven = make(run(**DIR | {"dirichlet_alpha": 0.05, "min_samples": 2}), labels(), CLASSES).class_counts
+    even = dealt_of(**DIR | {"dirichlet_alpha": 100.0}).class_counts
+    uneven = dealt_of(**DIR | {"dirichlet_alpha": 0.05, "min_samples": 2}).class_counts
     assert even.min() >= 3 and (uneven == 0).mean() > 0.5
 
 
 def test_the_partition_seed_alone_decides():
-    """The partition seed decides, and nothing else of the Run."""
-    a, b, c = (
-        make(run(**PATHO, seed=s, partition_seed=p), labels(), CLASSES).sha256() for s, p in ((1, 7), (2, 7), (1, 8))
-    )
+    a, b, c = (dealt_of(**PATHO, seed=s, partition_seed=p).sha256() for s, p in ((1, 7), (2, 7), (1, 8)))
     assert a == b != c
-    defaulted = make(run(**PATHO | {"partition_seed": None, "seed": 7}), labels(), CLASSES)
-    assert defaulted.sha256() == a
+    defaulted = dealt_of(**PATHO | {"partition_seed": None, "seed": 7})
     again = Partition.from_arrays(defaulted.arrays())
-    assert again.sha256() == a and np.array_equal(again.p, defaulted.p)
+    assert again.sha256() == defaulted.sha256() == a and np.array_equal(again.p, defaulted.p)
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,10 +97,8 @@ def test_slices_sum_to_the_whole_and_keep_to_their_shares(q, m):
     q = np.array(q) / total if total > 0 else np.full(len(q), 1 / len(q))
     sizes = cut(q, m)
     points = [int(np.floor(x * m)) for x in np.cumsum(q)[:-1]]
-    expected = [b - a for a, b in zip([0, *points], [*points, m], strict=True)]
-    assert sizes.tolist() == expected
-    assert sizes.sum() == m
-    assert sizes.min() >= 0
+    assert sizes.tolist() == [b - a for a, b in zip([0, *points], [*points, m], strict=True)]
+    assert sizes.sum() == m and sizes.min() >= 0
     assert (np.abs(sizes - q * m) <= 1 + 1e-6).all()
 
 
@@ -125,9 +124,8 @@ def quotas(counts, n_test):
 @given(st.data())
 def test_deal_test_against_a_twin(data):
     n, classes = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
-    counts = np.array(
-        data.draw(st.lists(st.lists(st.integers(0, 40), min_size=classes, max_size=classes), min_size=n, max_size=n))
-    )
+    row = st.lists(st.integers(0, 40), min_size=classes, max_size=classes)
+    counts = np.array(data.draw(st.lists(row, min_size=n, max_size=n)))
     counts[0, 0] += 1  # pools are never empty
     m = data.draw(st.integers(0, 60))
     y_test = np.random.default_rng(m).integers(0, classes, m)
@@ -146,57 +144,45 @@ def test_a_small_test_set_goes_to_holders():
     assert [len(t) for t in dealt] == [1] * 10 + [0] * 31
 
 
-def test_split_is_scikit_learns_stratified():
-    """A client with enough of each class: a stratified fifth, the same as scikit-learn's by the same seed."""
-    from sklearn.model_selection import train_test_split
-
-    y = np.repeat([0, 1, 2], [50, 30, 20])
-    pool = np.random.default_rng(0).permutation(100)
-    train, val = train_val(pool, y, 5)
-    assert np.bincount(y[val]).tolist() == [10, 6, 4]
-    twin = train_test_split(pool, test_size=0.2, random_state=5, stratify=y[pool])
-    assert np.array_equal(train, twin[0]) and np.array_equal(val, twin[1])
-
-
+# a class with one sample; two validation samples for four classes, which scikit-learn would refuse to stratify
 @pytest.mark.parametrize(
-    "counts",
-    [
-        [20, 1],  # a class with one sample
-        [2, 2, 2, 2],  # two validation samples for four classes: scikit-learn would refuse to stratify
-        [1, 1],
-    ],
+    "counts, stratified", [([50, 30, 20], True), ([20, 1], False), ([2] * 4, False), ([1, 1], False)]
 )
-def test_split_falls_back_to_unstratified(counts):
-    from sklearn.model_selection import train_test_split
-
+def test_split_is_scikit_learns_stratified_where_it_can_be(counts, stratified):
     y = np.repeat(np.arange(len(counts)), counts)
-    pool = np.arange(len(y))
-    train, val = train_val(pool, y, 1)
+    pool = np.random.default_rng(0).permutation(len(y))
+    train, val = train_val(pool, y, 5)
     n_val = -(-len(y) // 5)
-    assert len(val) == n_val and sorted([*train, *val]) == pool.tolist()
-    twin = train_test_split(pool, test_size=n_val, random_state=1)
-    assert np.array_equal(train, twin[0])
+    twin = train_test_split(pool, test_size=n_val, random_state=5, stratify=y[pool] if stratified else None)
+    assert np.array_equal(train, twin[0]) and np.array_equal(val, twin[1]) and len(val) == n_val
+    assert not stratified or np.bincount(y[val]).tolist() == [10, 6, 4]
 
 
-@pytest.mark.parametrize(
-    ("fields", "flag"),
-    [
-        (PATHO | {"min_per_class": 15, "dirichlet_alpha": 0.3}, "min_per_class"),
-        (DIR | {"min_samples": 60}, "min_samples"),
-    ],
-)
+def test_a_class_without_holders_is_left_out():
+    """Two clients of one class each: the other eight classes have no holder, in training as in testing."""
+    y = labels()
+    dealt = dealt_of(y, **PATHO | {"clients": 2, "classes_per_client": 1})
+    held = np.flatnonzero(dealt.class_counts.sum(0))
+    assert 1 <= len(held) <= 2
+    assert set(y["test"][dealt.indices["test"]]) == set(held)
+    assert len(dealt.indices["test"]) == 50 * len(held)
+
+
+# refusals ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fields, flag", [
+    (PATHO | {"min_per_class": 15, "dirichlet_alpha": 0.3}, "min_per_class"), (DIR | {"min_samples": 60}, "min_samples"),
+])  # fmt: skip
 def test_refusal_names_acceptance_and_a_minimum_that_works(fields, flag, monkeypatch):
     monkeypatch.setattr(recipes, "PROPOSALS", 20_000)
     with pytest.raises(UserError) as refused:
-        make(run(**fields), labels(), CLASSES)
+        dealt_of(**fields)
     text = str(refused.value)
-    assert re.search(r"accepted: 0 in \d+", text)
-    assert text.startswith(f"--{flag} is {fields[flag]};")
+    assert re.search(r"accepted: 0 in \d+", text) and text.startswith(f"--{flag} is {fields[flag]};")
     for _ in range(CLASSES):  # another class may be rarer still; then the sentence names its own minimum
         least = int(re.search(rf"use --{flag} (\d+)", text).group(1))
         assert least < fields[flag]
         try:
-            dealt = make(run(**fields | {flag: least}), labels(), CLASSES)
+            dealt = dealt_of(**fields | {flag: least})
             break
         except UserError as again:
             text = str(again)
@@ -204,32 +190,266 @@ def test_refusal_names_acceptance_and_a_minimum_that_works(fields, flag, monkeyp
     assert counts[counts > 0].min() >= least > 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"clients": 1001}, "--clients is 1001; 2000 training samples allow at most 1000"),
-        (PATHO | {"classes_per_client": 11}, "--classes_per_client is 11; the data have 10 classes"),
-        (PATHO | {"min_per_class": 100}, "--min_per_class is 100; class 0 has 200 samples for"),
-        (DIR | {"min_samples": 101}, "--min_samples is 101; 20 clients would need 2020 samples, the data have 2000"),
-        ({"partition": "natural"}, "allowed are pathological, dirichlet"),
-    ],
-)
-def test_refused(fields, sentence):
+LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
+
+
+@pytest.mark.parametrize("fields, sentence", [
+    ({"clients": 1001}, "--clients is 1001; 2000 training samples allow at most 1000"),
+    (PATHO | {"classes_per_client": 11}, "--classes_per_client is 11; the data have 10 classes"),
+    (PATHO | {"min_per_class": 100}, "--min_per_class is 100; class 0 has 200 samples for"),
+    (DIR | {"min_samples": 101}, "--min_samples is 101; 20 clients would need 2020 samples, the data have 2000"),
+    ({"partition": "natural"}, "allowed are pathological, dirichlet"),
+    ({"partition": "random"}, "allowed are pathological, dirichlet, natural, fedrep"),
+    ({"partition": "file:no/none.json"}, "there is no such file"),
+    (LARGE | {"partition": "dirichlet", "clients": 1000}, "so all at once with at most 1e-"),
+    (LARGE | {"partition": "pathological", "clients": 1000}, "so all at once with at most 1e-"),
+    (LARGE | {"partition": "dirichlet", "clients": 10_000}, "10000 clients would need 200000 samples, the data have 180000"),
+    (LARGE | {"partition": "pathological", "clients": 10_000}, "class 0 has 18000 samples for"),
+    (LARGE | {"partition": "pathological", "clients": 90_001}, "180000 training samples allow at most 90000"),
+])  # fmt: skip
+def test_refused_in_seconds(fields, sentence):
+    start, y = time.process_time(), labels(180_000, 90_000) if "dataset" in fields else labels()
     with pytest.raises(UserError, match=re.escape(sentence)):
-        make(run(**fields), labels(), CLASSES)
+        dealt_of(y, **fields)
+    assert time.process_time() - start < 20
 
 
 def test_a_client_without_test_samples_is_refused():
-    y = labels(test=20)
     with pytest.raises(UserError, match=r"client \d+ would hold no test sample"):
-        make(run(**PATHO), y, CLASSES)
+        dealt_of(labels(test=20), **PATHO)
 
 
-def test_a_class_without_holders_is_left_out():
-    """Two clients of one class each: the other eight classes have no holder, in training as in testing."""
-    y = labels()
-    dealt = make(run(**PATHO | {"clients": 2, "classes_per_client": 1}), y, CLASSES)
-    held = np.flatnonzero(dealt.class_counts.sum(0))
-    assert 1 <= len(held) <= 2
-    assert set(y["test"][dealt.indices["test"]]) == set(held)
-    assert len(dealt.indices["test"]) == 50 * len(held)
+def test_rejection_bound_is_never_below_what_is_observed():
+    """Negative association: that all n reach `least` is at most as likely as for n independent ones."""
+    held = cut(np.random.default_rng(0).dirichlet(np.full(30, 0.5), 20_000), 5000)
+    for least in (1, 2):
+        all_at_once, each = (held >= least).all(1).mean(), (held >= least).mean()
+        assert 0 < all_at_once <= each**30
+
+
+# the paper's sizes ------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dataset, train, test, clients", [("cifar10", 50_000, 10_000, 100), ("cinic10", 180_000, 90_000, 200)]
+)
+@pytest.mark.parametrize("kind", ["dirichlet", "pathological"])
+def test_partitions_at_the_papers_sizes(dataset, train, test, clients, kind):
+    """Patho(3) with at least 10 images per class held; Dir(0.1) with at least 20 images, about 4.2 classes per client and the cap overshot."""
+    alpha = {"dirichlet_alpha": 0.1} if kind == "dirichlet" else {}
+    start = time.process_time()
+    dealt = make(Run(dataset=dataset, partition=kind, **alpha).resolve(), labels(train, test), 10)
+    assert time.process_time() - start < 30
+    held, sizes = dealt.class_counts > 0, dealt.class_counts.sum(1)
+    assert len(sizes) == clients and sizes.sum() == train
+    assert sorted(np.r_[dealt.indices["train"], dealt.indices["val"]]) == list(range(train))
+    assert sorted(dealt.indices["test"]) == list(range(test))
+    if kind == "dirichlet":
+        assert sizes.min() >= 20 and 3.5 <= held.sum(1).mean() <= 5.5 and sizes.max() > 1.1 * train / clients
+    else:
+        assert (held.sum(1) == 3).all() and dealt.class_counts[held].min() >= 10
+        assert np.corrcoef(sizes, dealt.sizes("test"))[0, 1] > 0.999  # each has the same share of both
+    if (dataset, kind) == ("cifar10", "pathological"):  # as simulated apart: minimum 67 to 88, mean 500
+        assert 40 <= sizes.min() <= 130 and 350 <= np.median(sizes) <= 520 and 1100 <= sizes.max() <= 2200
+
+
+@pytest.mark.parametrize("dataset, values", [
+    ("cinic10", (200, 48, 10, 5, 0.01, 16, True)), ("femnist", (100, 48, 4, 2, 0.001, 10, False)),
+])  # fmt: skip
+def test_papers_settings(dataset, values):
+    run = Run(dataset=dataset).resolve()
+    assert (run.clients, run.rounds, run.tau_init, run.tau_train, run.lr, run.batch_size, run.augment) == values
+    assert run.weight_decay == 1e-3 and Run(dataset=dataset, method="local").resolve().rounds == 50
+    code = Run(dataset=dataset, preset="authors_code").resolve()
+    assert code.partition.kind == ("fedrep" if dataset == "femnist" else "pathological")
+
+
+def test_names_and_keys():
+    assert {"cifar10", "cifar100", "cinic10", "femnist", "image_folder", "arrays", "digits"} <= set(names("dataset"))
+    assert not any(name.startswith("_") for name in names("dataset"))
+    plain = Run(dataset="cifar10")
+    assert plain.slug() == dataclasses.replace(plain, missing_classes=2, overlap=False).slug()  # Patho reads neither
+    assert fedrep(overlap=False).slug() != fedrep().slug()
+
+
+# natural clients and fedrep's users -------------------------------------------------------------------------------------
+def writers(tmp_path, **kwargs):
+    """Return the source of small LEAF shards."""
+    return in_memory(femnist.read(folder(tmp_path / "leaf", leaf(**kwargs))))
+
+
+def natural(**fields):
+    return Run(**({"dataset": "femnist", "partition": "natural", "clients": 4, "min_samples": 5} | fields)).resolve()
+
+
+def fedrep(**fields):
+    return Run(**({"dataset": "femnist", "partition": "fedrep", "clients": 12} | fields)).resolve()
+
+
+def letters(per_class=300, classes=10):
+    """Return a pool of `classes` classes as fedrep sees it."""
+    y = np.repeat(np.arange(classes), per_class)
+    images = np.zeros((len(y), 2, 2, 1), np.uint8)
+    return pooled(in_memory(Arrays(images, y, images[:0], y[:0], tuple("abcdefghijklmnop"[:classes]), (0.0,), (1.0,))))
+
+
+def test_natural_keeps_each_writers_own_split(tmp_path):
+    source = writers(tmp_path)
+    dealt = deal(natural(), source)
+    owner = []
+    for k in range(4):
+        pool = np.concatenate([dealt.of("train", k), dealt.of("val", k)])
+        (mine,) = set(source.clients["train"][pool])
+        assert sorted(pool) == np.flatnonzero(source.clients["train"] == mine).tolist()
+        assert sorted(dealt.of("test", k)) == np.flatnonzero(source.clients["test"] == mine).tolist()
+        owner.append(mine)
+    assert len(set(owner)) == 4 and dealt.of_data.tolist() == owner
+    assert Partition.from_arrays(dealt.arrays()).of_data.tolist() == owner
+    others = {tuple(deal(natural(partition_seed=s), source).of("test", 0).tolist()) for s in range(12)}
+    assert len(others) > 1  # drawn by seed
+
+
+def test_femnist_weights_follow_what_is_left_to_train(tmp_path):
+    source, run = writers(tmp_path), natural(clients=6)
+    dealt = deal(run, source)
+    assert np.allclose(dealt.p, dealt.sizes("train") / dealt.sizes("train").sum())
+    other = make(dataclasses.replace(run, dataset="arrays"), source.labels, source.classes, source.clients)
+    sizes = other.sizes("train") + other.sizes("val")
+    assert np.allclose(other.p, sizes / sizes.sum())
+
+
+def test_missing_classes_are_gone_from_all_three_sets(tmp_path):
+    source = writers(tmp_path, labels=6, each=60)
+    dealt = deal(natural(missing_classes=3), dataclasses.replace(source, classes=6))
+    for k in range(4):
+        held = [set(source.labels["test" if part == "test" else "train"][dealt.of(part, k)]) for part in PARTS]
+        assert 1 <= len(set.union(*held)) <= 3
+
+
+def test_natural_refusals(tmp_path):
+    source = writers(tmp_path)
+    one = dataclasses.replace(source, labels={p: np.zeros_like(y) for p, y in source.labels.items()}, classes=400)
+    for fields, data, text in (
+        ({"clients": 7}, source, "--clients is 7; of the 6 clients in the data 6 have at least 5 samples"),
+        ({"min_samples": 1000}, source, "of the 6 clients in the data 0 have at least 1000"),
+        ({}, dataclasses.replace(source, clients={}), "needs a data set with clients of its own"),
+        ({"missing_classes": 62}, source, "--missing_classes is 62; the data have 62 classes, so at most 61"),
+        ({"missing_classes": 399}, one, r"--missing_classes is 399 of 400; none of 1000 draws"),
+    ):
+        with pytest.raises(UserError, match=text):
+            deal(natural(**fields), data)
+
+
+def shared(note):
+    """Return the share of test images that others train on, as the note of a partition says it."""
+    return float(re.fullmatch(r"clients share images: (\d+) % of the test images are in .*", note)[1])
+
+
+def test_fedrep_users():
+    dealt = deal(fedrep(clients=40), letters())
+    for u in range(40):
+        held = np.flatnonzero(dealt.class_counts[u])
+        assert sorted(held) == sorted((u + i) % 10 for i in range(3))
+        sizes = [len(dealt.of(part, u)) for part in PARTS]
+        assert sizes[0] + sizes[1] == int(0.9 * sum(sizes))
+        assert not np.isin(dealt.of("test", u), np.concatenate([dealt.of("train", u), dealt.of("val", u)])).any()
+    total = sum(dealt.sizes(part) for part in PARTS)
+    assert 100 <= np.median(total) <= 220  # 158 in the original
+    assert dealt.pooled and shared(dealt.note()) > 50
+    whole = np.concatenate([dealt.of(part, k) for k in (0, 10) for part in PARTS])
+    assert len(np.unique(whole)) < len(whole)  # users 0 and 10 hold the same classes: prefixes of one list
+
+
+def test_fedrep_without_overlap():
+    apart = fedrep(clients=40, overlap=False)
+    dealt = deal(apart, letters(per_class=2000))
+    used = np.concatenate([dealt.indices[part] for part in PARTS])
+    assert len(np.unique(used)) == len(used) and dealt.note() == "clients share no image"
+    text = (
+        r"--no-overlap: 40 clients would take \d+ samples of class \d, the data have 100; use about \d+, or --overlap"
+    )
+    with pytest.raises(UserError, match=text):
+        deal(apart, letters(per_class=100))
+    with pytest.raises(UserError, match="--classes_per_client is 3; the data have 2 classes"):
+        deal(fedrep(), letters(classes=2))
+
+
+def test_pool_gives_images_of_both_parts(tmp_path):
+    source = writers(tmp_path)
+    whole, first = pooled(source), len(source.labels["train"])
+    rows = np.array([first + 2, 0, first, 5])
+    assert np.array_equal(whole.images("test", rows)[[0, 2]], source.images("test", np.array([2, 0])))
+    assert np.array_equal(whole.images("train", rows)[[1, 3]], source.images("train", np.array([0, 5])))
+    assert np.array_equal(whole.labels["test"][first:], source.labels["test"])
+
+
+# a partition as a file --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["natural", "fedrep", "pathological"])
+def test_saved_partition_is_the_same_partition(tmp_path, kind):
+    fields = {"dirichlet_alpha": 5.0, "min_per_class": 1, "classes_per_client": 8} if kind == "pathological" else {}
+    run = Run(dataset="femnist", partition=kind, clients=5, min_samples=None if fields else 5, **fields).resolve()
+    source = letters() if kind == "fedrep" else writers(tmp_path, each=100, labels=10)
+    source = dataclasses.replace(source, classes=10)
+    dealt = deal(run, source)
+    save(dealt, tmp_path / "p.json", run, source.sha256)
+    again = Run(dataset="femnist", partition=f"file:{tmp_path / 'p.json'}").resolve()
+    assert again.clients == 5 and again.slug().startswith("femnist-file-dpfl-")
+    read = deal(again, source)
+    assert read.sha256() == dealt.sha256() and read.pooled == dealt.pooled
+    for name, array in dealt.arrays().items():
+        assert read.arrays()[name].tobytes() == array.tobytes(), name
+    (tmp_path / "q.json").write_bytes((tmp_path / "p.json").read_bytes())
+    moved = Run(dataset="femnist", partition=f"file:{tmp_path / 'q.json'}")
+    assert moved.slug() == again.slug()  # a file counts by its content
+    assert not list(tmp_path.glob(".*"))
+
+
+def one(data, k, **held):
+    """Replace what client k of a saved partition holds."""
+    data["clients"][k].update(held)
+
+
+ODD = "is not a partition"
+
+
+@pytest.mark.parametrize("edit, text", [
+    (lambda d: "{", ODD), (lambda d: "[]", ODD), (lambda d: d["clients"][1].pop("val"), ODD), (lambda d: d.update(p=[1.0]), ODD),
+    (lambda d: d.update(pooled=1), ODD),
+    *((lambda d, odd=odd: one(d, 1, val=[odd]), ODD) for odd in ("a", "1", 1.5, 1.0, True, None, 10**30, [1])),
+    (lambda d: d.update(clients=[], p=[]), "holds no client"),
+    (lambda d: one(d, 1, test=[]), "gives client 1 no test sample"),
+    (lambda d: one(d, 1, test=[3000]), "gives client 1 the test sample 3000; allowed are 0 to 2999"),
+    (lambda d: one(d, 1, train=[4, 4]), "gives client 1 a train sample twice"),
+    (lambda d: one(d, 2, val=d["clients"][2]["train"][:1]), "a sample in both train and val"),
+    (lambda d: one(d, 2, test=d["clients"][2]["train"][:1]), "a sample in both train and test"),
+    (lambda d: d["clients"][0]["train"].pop(), "was changed since it was written: take its partition_sha256 out"),
+    (lambda d: d.update(data_sha256="0" * 64), "was made for other data"),
+    (lambda d: d.update(p=[0.5, 0.5, 0]), "p that is not positive"),
+    (lambda d: (d["clients"][0]["train"].pop(), d.update(partition_sha256=""), None)[2], ""),  # which is allowed
+])  # fmt: skip
+def test_an_edited_partition_file(tmp_path, edit, text):
+    run, source, path = fedrep(clients=3), letters(), tmp_path / "p.json"
+    save(deal(run, source), path, run, source.sha256)
+    data = json.loads(path.read_text())
+    edited = edit(data)
+    path.write_text(edited if isinstance(edited, str) else json.dumps(data))
+    said = ""
+    try:
+        deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source)
+    except UserError as error:
+        said = str(error)
+    assert text in said and "\n" not in said and bool(text) == bool(said)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_femnists_own_writers_can_be_dealt_as_clients():
+    with np.load(real("femnist.npz")) as data:
+        keep = ~data["dup"]
+        users, number = np.unique(data["writers"][keep], return_inverse=True)
+        images, y = data["images"][keep][..., None], data["labels"][keep].astype(np.int64)
+        split = data["split"][keep] == 1
+    arrays = Arrays(
+        images[~split], y[~split], images[split], y[split], tuple(femnist.SYMBOLS), (0.0,), (1.0,), number[~split], number[split], tuple(users),
+    )  # fmt: skip
+    dealt = deal(natural(clients=100, min_samples=50, missing_classes=20), in_memory(arrays))
+    assert dealt.n == 100 and dealt.sizes("test").min() >= 1 and (dealt.class_counts > 0).sum(1).max() <= 42

@@ -13,7 +13,7 @@ import torch
 from launch import ROOT, mpirun, run_here
 
 from dpfl_mpi import api, plugins
-from dpfl_mpi.datasets._pickled import unpickled
+from dpfl_mpi.datasets._files import unpickled
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Method
 from dpfl_mpi.results import Result

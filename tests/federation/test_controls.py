@@ -8,8 +8,7 @@ from launch import differences, federation, mpirun, run_here, run_many, validati
 from starts import cut_after
 from torch.nn.functional import cross_entropy
 
-from dpfl_mpi.data.partition import assemble
-from dpfl_mpi.data.validation import search_first, split
+from dpfl_mpi.data.partition import assemble, search_first, split
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import dpfl, scaffold
 from dpfl_mpi.models import mlp

@@ -122,7 +122,7 @@ def test_what_is_read_is_never_overwritten(command, made, tmp_path, said):
     before, data = made["dpfl"].read_bytes(), tmp_path / "data.h5"
     data.write_bytes(b"samples")
     if command is export.main:
-        cases = [([], made["dpfl"], "which is one of the results; name another file")]
+        cases = [([], made["dpfl"], "which is read here and would be lost; name another")]
     else:
         lost = "which is read here and would be lost; name another file"
         cases = [(["--data", data], out, lost) for out in (made["dpfl"], data)]

@@ -11,7 +11,7 @@ import tiny_result
 from launch import ROOT
 
 from dpfl_mpi import show
-from dpfl_mpi.data.source import content_sha256
+from dpfl_mpi.data.source import content_sha256, in_file
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import command
 from dpfl_mpi.results import Result
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
         assert describe([*flags, "--no-measure", f"--save={at / 'partition.json'}"]) == 0
     with h5py.File(out / "other" / "data.h5", "r+") as file:
         file["train/labels"][:2] = file["train/labels"][:2][::-1]
-    held = content_sha256(out / "other" / "data.h5")
+    held = content_sha256(in_file(out / "other" / "data.h5"))
     with h5py.File(out / "other" / "data.h5", "r+") as file:
         file.attrs["sha256"] = held
     return out

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -45,9 +46,8 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     child.wait()
     (tmp_path / "folder").mkdir()
 
-    def left(pid: int, token: str = "") -> object:
-        name = files.temporary(path).name.replace(f".{os.getpid()}.", f".{pid}.")
-        return path.with_name(name)
+    def left(pid: int) -> Path:
+        return path.with_name(files.temporary(path).name.replace(f".{os.getpid()}.", f".{pid}."))
 
     mine, dead, linked = left(os.getpid()), left(child.pid), left(2**22 + 7)  # above the largest number of a process
     other = dead.with_name(f".x{dead.name[1:]}")
@@ -149,9 +149,8 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
             writing.copy(tmp_path / "copy.h5")
         with Result(tmp_path / "run.h5") as result:
             seen.append(result.last_round)
-    assert " ".join(map(str, seen)) == (
-        "-1 -1 2 2 2 5 5 5 8 8 8 11 11 13 13 13 16 16 16 19 19 19 22 22 22 25 25 25 28 28"
-    )
+    written = "-1 -1 2 2 2 5 5 5 8 8 8 11 11 13 13 13 16 16 16 19 19 19 22 22 22 25 25 25 28 28"
+    assert " ".join(map(str, seen)) == written
     writing.close("stopped")
     for name, last in (("run.h5", 29), ("copy.h5", 13)):
         with Result(tmp_path / name) as result:
@@ -201,8 +200,7 @@ raise ValueError("of something else")
 
 def test_a_full_disk_is_an_error_and_no_more(tmp_path):
     """At every size at which it can become full; HDF5 notices nothing, so the process ends as if nothing had been."""
-    here = os.path.dirname(__file__)
-    words = [sys.executable, "-c", FULL, here, str(tmp_path)]
+    words = [sys.executable, "-c", FULL, os.path.dirname(__file__), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("Error")) == (1, 1), done.stderr
     assert "ValueError: of something else" in done.stderr
