@@ -17,7 +17,7 @@ import numpy as np
 
 from dpfl_mpi.data.partition import PARTS, Partition, save
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, open_source, unread_clients, verify
+from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.plan.needs import Needs, ensemble_of, megabytes, needs_of, refuse
@@ -97,7 +97,7 @@ def about(run: Resolved, source: Source, partition: Partition, seconds: float) -
     what, numbers = ("images", source.size) if len(source.shape) == 3 else ("samples", f"{source.size} {source.kind}")
     size = f"one pool of {train} {what}" if partition.pooled else f"{train} training and {test} test {what}"
     held, share = (counts > 0).sum(1), counts.max(1) / counts.sum(1)
-    notes = (source.note, partition.note(), unread_clients(run, source))
+    notes = (source.note, partition.note(), source.unread)
     sizes = [(part, partition.sizes(part)) for part in PARTS]
     lines = [
         f"data       {short(run.dataset)}: {size} of {numbers}, {source.classes} classes, sha256 {source.sha256[:12]}",

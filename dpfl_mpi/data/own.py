@@ -42,7 +42,13 @@ def arrays_of(
         flags = a_fifth(labels if owners is None else owners)
         flags &= np.isin(labels, labels[~flags])  # a class of one client's fifth alone stays to train
     else:
-        flags = flags_of(where, aligned(where, "test", test, len(samples)))
+        test = aligned(where, "test", test, len(samples))
+        odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
+        if len(odd):
+            raise UserError(
+                f"{where}: test holds {text(odd[0])}; allowed are true and false, or 1 (the test part) and 0"
+            )
+        flags = test.astype(bool)
     if not flags.any() or flags.all():
         raise UserError(f"{where} has {(~flags).sum()} training and {flags.sum()} test samples; both are needed")
     unseen = np.setdiff1d(labels[flags], labels[~flags])
@@ -103,13 +109,6 @@ def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np
             raise UserError(f"{where}: y holds fractions; allowed are whole numbers or names (no regression)")
     names, which = np.unique(values, return_inverse=True)
     return which.reshape(-1).astype(np.int64), tuple(map(text, names))
-
-
-def flags_of(where: str, test: np.ndarray) -> np.ndarray:
-    odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
-    if len(odd):
-        raise UserError(f"{where}: test holds {text(odd[0])}; allowed are true and false, or 1 (the test part) and 0")
-    return test.astype(bool)
 
 
 def text(value: np.generic) -> str:

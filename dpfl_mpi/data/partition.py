@@ -62,7 +62,7 @@ class Partition:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
         out = {f"{name}/{part}": getattr(self, name)[part] for name in ("indptr", "indices") for part in PARTS}
-        out |= {"class_counts": self.class_counts, "p": self.p, "pooled": np.array(self.pooled)}
+        out |= {"class_counts": self.class_counts, "p": self.p, "pooled": np.asarray(self.pooled)}
         return out if self.of_data is None else out | {"of_data": self.of_data}
 
     @classmethod
@@ -104,13 +104,13 @@ def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np
         if len(found) != 1:
             return None
         out.append(found[0])
-    return np.array(out, np.int64)
+    return np.asarray(out, np.int64)
 
 
 def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
     """Return what p_k is proportional to for a data set's module: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
     after = getattr(dataset, "WEIGHTS", "pool") == "train"
-    return np.array([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])
+    return np.asarray([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])
 
 
 # as a file: `describe --save` writes it, `--partition file:PATH` deals it again -----------------------------------------
@@ -145,8 +145,8 @@ def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_s
         clients, p = held["clients"], held.get("p")
         if any(type(i) is not int for c in clients for part in PARTS for i in c[part]):
             raise TypeError  # an index, and neither true, 1.0 nor "1"
-        parts = {part: [np.array(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
-        p = None if p is None else np.array(p, np.float64).reshape(len(clients))
+        parts = {part: [np.asarray(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
+        p = None if p is None else np.asarray(p, np.float64).reshape(len(clients))
         known = held.get("pooled", False), held.get("data_sha256", ""), held.get("partition_sha256", "")
         if [type(value) for value in known] != [bool, str, str]:
             raise TypeError
@@ -164,7 +164,7 @@ def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_s
         check_client(f"{where} gives client {k}", mine, {part: len(y) for part, y in labels.items()}, pooled)
         counts.append(np.bincount(labels["train"][np.r_[mine["train"], mine["val"]]], minlength=classes))
     w = weights(run.found("dataset"), parts) if p is None else p
-    partition = assemble(parts, np.array(counts), w, pooled)
+    partition = assemble(parts, np.asarray(counts), w, pooled)
     if of_partition not in ("", partition.sha256()):
         raise UserError(f"{where} was changed since it was written: take its partition_sha256 out to use it so")
     if p is not None and abs(p.sum() - 1) < 1e-9:

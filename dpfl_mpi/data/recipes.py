@@ -19,18 +19,24 @@ from dpfl_mpi.settings.files import able
 PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
 TWO = "two per client: one to train, one to validate"
-ByPart = dict[str, np.ndarray]  # "train" and "test"
+ByPart = dict[str, np.ndarray]  # mostly "train" and "test"
 Pools = list[np.ndarray]  # the samples of each client
 Pair = tuple[np.ndarray, np.ndarray]
 
 
-def deal(run: Resolved, source: Source) -> Partition:
-    """Return the partition of a resolved Run over its data: drawn, or read from a file that was made for the same data."""
-    if run.partition.path:
-        partition = from_file(run, source.labels, source.classes, source.sha256)
-    else:
-        partition = make(run, source.labels, source.classes, source.clients)
-    return replace(partition, of_data=owners(partition, source.clients))
+def deal(
+    run: Resolved, source: Source, shared: Callable[[Callable[[], ByPart]], ByPart] = lambda make: make()
+) -> Partition:
+    """Return the partition of a resolved Run over its data: drawn, or read from a file; `shared` makes its arrays once for all ranks."""
+
+    def dealt() -> ByPart:
+        if run.partition.path:
+            partition = from_file(run, source.labels, source.classes, source.sha256)
+        else:
+            partition = make(run, source.labels, source.classes, source.clients)
+        return replace(partition, of_data=owners(partition, source.clients)).arrays()
+
+    return Partition.from_arrays(shared(dealt))
 
 
 def make(run: Resolved, labels: ByPart, classes: int, clients: ByPart | None = None) -> Partition:
@@ -50,7 +56,7 @@ def make(run: Resolved, labels: ByPart, classes: int, clients: ByPart | None = N
     else:
         recipe = {"dirichlet": dirichlet, "pathological": pathological, "motivation": motivation}[run.partition.kind]
         pools = recipe(y, run, classes, rng)
-    counts = np.array([np.bincount(y[pool], minlength=classes) for pool in pools])
+    counts = np.asarray([np.bincount(y[pool], minlength=classes) for pool in pools])
     for k, pool in enumerate(pools):
         if len(pool) < 2:
             raise UserError(f"--partition: client {k} would hold {len(pool)} samples, and needs {TWO}: fewer --clients")
@@ -106,7 +112,7 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Gene
     """
     n, least = run.clients, run.min_per_class
     check_held(run, classes)
-    holds = np.array([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
+    holds = np.asarray([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
     for c in range(classes):
         holders = np.flatnonzero((holds == c).any(1))
@@ -195,7 +201,7 @@ def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator)
         cut_at = int(0.9 * len(mine))
         pools.append(mine[:cut_at])
         tests.append(mine[cut_at:])
-    have = np.array([len(samples) for samples in lists])
+    have = np.asarray([len(samples) for samples in lists])
     if not run.overlap and (taken > have).any():
         c = int(np.argmax(taken - have))
         fewer = f"use about {max(1, int(n * (have / np.maximum(taken, 1)).min()))}, or --overlap"
@@ -228,7 +234,7 @@ def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generato
 def share_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> Pools:
     """Return for each client as many test samples as keep its class shares; clients may share samples: three disjoint sets would be small."""
     of = list(by_class(y_test, counts.shape[1], rng))
-    there = np.array([len(samples) for samples in of])
+    there = np.asarray([len(samples) for samples in of])
     tests = []
     for held in counts:
         scale = (there[held > 0] / held[held > 0]).min()

@@ -77,6 +77,7 @@ class Source:
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
     path: Path | None = None  # of the prepared file, None for data in memory
+    unread: str = ""  # a warning that a Run does not read whose the samples are
 
     @property
     def kind(self) -> str:
@@ -105,7 +106,10 @@ def check(arrays: object, where: str) -> Arrays:
             raise UserError(f"{where}: {part}_images hold a number that is missing or infinite")
         for what, names in (("labels", "class_names"), ("clients", "client_names")):
             values, below = getattr(arrays, f"{part}_{what}"), len(getattr(arrays, names))
-            if (values is not None or what == "labels") and not indices(values, len(images), below):
+            if values is None and what == "clients":
+                continue
+            whole = np.shape(values) == (len(images),) and values.dtype == np.int64
+            if not whole or values.min(initial=0) < 0 or values.max(initial=-1) >= below:
                 allowed = f"int64 [{len(images)}], from 0 to {below - 1}: {names} has {below} names"
                 raise UserError(f"{where}: {part}_{what} must be {allowed}")
     wanted = 0 if x.dtype == np.int32 else x.shape[-1]
@@ -113,11 +117,6 @@ def check(arrays: object, where: str) -> Arrays:
     if not numbers or min(arrays.std, default=1) <= 0:
         raise UserError(f"{where}: mean and std must have {wanted} numbers each, std above 0: one a channel or number")
     return arrays
-
-
-def indices(values: np.ndarray, length: int, below: int) -> bool:
-    whole = np.shape(values) == (length,) and values.dtype == np.int64
-    return bool(whole and values.min(initial=0) >= 0 and values.max(initial=-1) < below)
 
 
 def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
@@ -133,8 +132,10 @@ def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] 
 
     `loaded` calls the `load` of a data set that needs no file, where there are ranks on one of them for all.
     """
-    if hasattr(run.found("dataset"), "load"):
-        source = in_memory(loaded(lambda: made_by(run.dataset, run.found("dataset"), "load")))
+    dataset = run.found("dataset")
+    if hasattr(dataset, "load"):
+        source = in_memory(loaded(lambda: made_by(run.dataset, dataset, "load")))
+        source = replace(source, unread=unread_clients(run, source))
     else:
         source = in_file(Path(str(run.data)), short(run.dataset), run.dataset)
     check_images(run, source)
@@ -156,9 +157,8 @@ def unread_clients(run: Resolved, source: Source) -> str:
 
     Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
     """
-    module = run.found("dataset")
-    asked = run.partition.kind != "pathological" or "partition" in module.SAID
-    if asked or not source.clients or not hasattr(module, "load"):
+    asked = run.partition.kind != "pathological" or "partition" in run.found("dataset").SAID
+    if asked or not source.clients:
         return ""
     instead = f'--partition natural does, and so does "partition": "natural" in PAPER of {short(run.dataset)}'
     return f"the data name the client of each sample, which --partition {run.partition} does not read; {instead}"

@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
@@ -51,35 +52,35 @@ def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -
             yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)
         return
     total = 0
-    try:
-        with open_regular(source) if inside is None else BytesIO(inside) as file:  # a pipe or a device has no end
-            members = in_zip if zipfile.is_zipfile(file) else in_tar
-            file.seek(0)
-            for count, (name, size, read) in enumerate(members(source, file), 1):
-                path = PurePosixPath(name.replace("\\", "/"))
-                if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
-                    raise UserError(f"{source} holds {name!r}, which leads out of the archive: nothing was read")
-                total += size
-                if count > MEMBERS or total > TOTAL or size < 0:
-                    raise UserError(f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; allowed are fewer")
-                if read:
-                    yield PurePosixPath(name), functools.partial(bounded, source, name, size, largest, read)
-    except BROKEN:
-        raise broken(source) from None
+    with whole(source), open_regular(source) if inside is None else BytesIO(inside) as file:  # a pipe has no end
+        members = in_zip if zipfile.is_zipfile(file) else in_tar
+        file.seek(0)
+        for count, (name, size, read) in enumerate(members(source, file), 1):
+            path = PurePosixPath(name.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
+                raise UserError(f"{source} holds {name!r}, which leads out of the archive: nothing was read")
+            total += size
+            if count > MEMBERS or total > TOTAL or size < 0:
+                raise UserError(f"{source} holds more than {MEMBERS} files or {TOTAL >> 30} GiB; allowed are fewer")
+            if read:
+                yield PurePosixPath(name), functools.partial(bounded, source, name, size, largest, read)
 
 
 def bounded(source: Path, name: str, size: int, largest: int, read: Callable[[], bytes]) -> bytes:
-    """Return what `read` returns, unless it is larger than any file of its kind; an archive that ends too early is one sentence."""
+    """Return what `read` returns, unless it is larger than any file of its kind."""
     if size > largest:
         raise UserError(f"{source}: {name} has {size} bytes; allowed are {largest}")
-    try:
+    with whole(source):
         return read()
+
+
+@contextmanager
+def whole(source: Path) -> Iterator[None]:
+    """Raise `UserError` where an archive that is read inside ends too early, or is none."""
+    try:
+        yield
     except BROKEN:
-        raise broken(source) from None
-
-
-def broken(source: Path) -> UserError:
-    return UserError(f"{source} is truncated or not a tar or zip archive; download or make it again")
+        raise UserError(f"{source} is truncated or not a tar or zip archive; download or make it again") from None
 
 
 class Header(tarfile.TarInfo):
@@ -93,22 +94,18 @@ class Header(tarfile.TarInfo):
         return out
 
 
-def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
+def in_tar(_: Path, file: BinaryIO) -> Iterator[Member]:
     """Yield the files of a tar archive in its own order, in one pass."""
     with tarfile.open(fileobj=file, mode="r:*", tarinfo=Header) as archive:
         while member := archive.next():
-
-            def read(member: tarfile.TarInfo = member) -> bytes:
-                opened = archive.extractfile(member)
-                return opened.read() if opened else b""
-
-            yield member.name, member.size if member.isfile() else 0, read if member.isfile() else None
+            opened = archive.extractfile(member) if member.isfile() else None
+            yield member.name, member.size if opened else 0, opened.read if opened else None
             archive.members = []  # type: ignore[attr-defined]  # or a million headers stay in memory
         # `tarfile` takes an archive that was cut between two files for a whole one; its end is an empty block
-        whole: Any = archive.fileobj
-        whole.seek(archive.offset)
-        if whole.read(512) != bytes(512):
-            raise broken(source)
+        end: Any = archive.fileobj
+        end.seek(archive.offset)
+        if end.read(512) != bytes(512):
+            raise tarfile.ReadError
 
 
 def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:

@@ -50,7 +50,7 @@ def unpack(source: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file, all of which `read` knows; a pickle is refused unread."""
     with open_regular(source) as file:
         if not zipfile.is_zipfile(file):
-            raise UserError(f"{source} is no npz file, or a truncated one; allowed is one of np.savez(FILE, x=x, y=y)")
+            raise UserError(f"{source} is no whole npz file; allowed is what np.savez(FILE, x=x, y=y) writes")
     found = {}
     for path, get in entries(source, memory()):
         if path.stem not in KNOWN:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi.data.partition import Partition, search_first
+from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, unread_clients, verify
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
@@ -52,9 +52,9 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
     source = open_source(run, lambda load: on_root(load, world))
-    warn(unread_clients(run, source), job, world)
-    world.each_node(lambda: verify(source))
-    partition = Partition.from_arrays(world.share(lambda: deal(run, source).arrays()))
+    warn(source.unread, job, world)
+    world.each_node(functools.partial(verify, source))
+    partition = deal(run, source, world.share)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
 

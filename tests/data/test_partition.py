@@ -200,7 +200,7 @@ LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
     (DIR | {"min_samples": 101}, "--min_samples is 101; 20 clients would need 2020 samples, the data have 2000"),
     ({"partition": "natural"}, "allowed are pathological, dirichlet"),
     ({"partition": "random"}, "allowed are pathological, dirichlet, natural, fedrep"),
-    ({"partition": "file:no/none.json"}, "there is no such file"),
+    ({"partition": "file:no/none.json", "clients": None}, "there is no such file"),
     (LARGE | {"partition": "dirichlet", "clients": 1000}, "so all at once with at most 1e-"),
     (LARGE | {"partition": "pathological", "clients": 1000}, "so all at once with at most 1e-"),
     (LARGE | {"partition": "dirichlet", "clients": 10_000}, "10000 clients would need 200000 samples, the data have 180000"),

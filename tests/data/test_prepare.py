@@ -94,7 +94,7 @@ def test_cifar10_binary(tmp_path, monkeypatch):
     files["cifar-10-batches-bin/test_batch.bin"] = records(20, np.full(20, 11))
     refused(tmp_path, "cifar10", tar(tmp_path / "label.tar.gz", files), "holds the label 11; allowed are 0 to 9")
     python = tar(tmp_path / "python.tar.gz", {"cifar-10-batches-py/data_batch_1": b"\x80\x04."})
-    refused(tmp_path, "cifar10", python, "holds pickles and is not read")
+    refused(tmp_path, "cifar10", python, "whose pickles are not read")
 
 
 @pytest.mark.parametrize("labels", ["fine", "coarse"])
@@ -299,7 +299,7 @@ def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
     (tmp_path / "cut.npz").write_bytes(whole[:300])
     (tmp_path / "short.npz").write_bytes(whole[:-40])
     for name in ("x.npy", "cut.npz", "short.npz"):
-        sentence = f"{name} is no npz file, or a truncated one; allowed is what np.savez"
+        sentence = f"{name} is no whole npz file; allowed is what np.savez"
         refused(tmp_path, "arrays", tmp_path / name, sentence)
 
 

@@ -124,7 +124,7 @@ def test_images_that_are_exact_in_8_bits(name, data, pixels):
 
 
 @pytest.mark.parametrize("data, words", [
-    (png(GREY.astype(np.uint16) * 200), "is of 16 bits, and has values that 8 bits do not hold exactly"),
+    (png(GREY.astype(np.uint16) * 200), "is of 16 bits, and 8 bits do not hold its values exactly"),
     (deep_png(b"\x12\x34" * 3), "is of more than 8 bits per channel"),
     (stored(Image.fromarray(GREY.astype(np.int32)), "TIFF"), "is of 32-bit whole numbers"),
     (stored(Image.fromarray(GREY.astype(np.float32) / 255), "TIFF"), "is of floats"),
