@@ -75,7 +75,7 @@ def samples_of(where: str, x: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise UserError(f"{where} holds a number that is missing, infinite or beyond float32; allowed are finite")
+            raise UserError(f"{where} holds what is missing, infinite or beyond float32; allowed are finite numbers")
         if x.ndim == 2:
             return x
         levels = np.rint(x * 255)

@@ -16,6 +16,7 @@ from test_prepare import refused, stage
 
 from dpfl_mpi import describe
 from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import check, content_sha256, in_file, made_by, open_source, verify
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._files import unpickled
@@ -191,17 +192,17 @@ def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypa
     assert advised(open_source, "cinic10", "a.npz") == f"prepare one with {prepare} cinic10`"
 
 
-def test_few_samples_need_fewer_clients(tmp_path, capsys):
+def test_few_samples_need_fewer_clients(tmp_path):
     """What the page says of scikit-learn's wine."""
     from sklearn.datasets import load_wine
 
     wine = load_wine()
     np.savez(tmp_path / "wine.npz", x=wine.data, y=wine.target)
     stage("arrays", tmp_path / "wine.npz", tmp_path / "wine.h5")
-    command = ["--dataset", "arrays", "--data", str(tmp_path / "wine.h5"), "--no-measure"]
-    assert describe.main(command) == 2
-    assert "client 4 would hold no test sample" in capsys.readouterr().err
-    assert describe.main([*command, "--clients", "10"]) == 0
+    twenty, ten = (Run(dataset="arrays", data=str(tmp_path / "wine.h5"), clients=n).resolve() for n in (None, 10))
+    with pytest.raises(UserError, match="client 4 would hold no test sample"):
+        deal(twenty, open_source(twenty))
+    assert deal(ten, open_source(ten)).n == 10
 
 
 def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
@@ -213,6 +214,8 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
     assert len(hashes) == 3
     source = in_file(tmp_path / "2.h5", "mine")
     assert source.class_names == renamed.class_names and source.std == wide.std
+    assert source.labels["train"].max() == 299  # more than a byte counts
+    assert np.array_equal(source.images("train", np.arange(4)), wide.train_images[:4])
     assert source.sha256 == content_sha256(source)
     with h5py.File(tmp_path / "2.h5", "r+") as file:
         file["std"][0] *= 2

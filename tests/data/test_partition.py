@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import folder, leaf, real
+from making import folder, leaf
 from sklearn.model_selection import train_test_split
 
 from dpfl_mpi.data import recipes
@@ -438,18 +438,3 @@ def test_an_edited_partition_file(tmp_path, edit, text):
     except UserError as error:
         said = str(error)
     assert text in said and "\n" not in said and bool(text) == bool(said)
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_femnists_own_writers_can_be_dealt_as_clients():
-    with np.load(real("femnist.npz")) as data:
-        keep = ~data["dup"]
-        users, number = np.unique(data["writers"][keep], return_inverse=True)
-        images, y = data["images"][keep][..., None], data["labels"][keep].astype(np.int64)
-        split = data["split"][keep] == 1
-    arrays = Arrays(
-        images[~split], y[~split], images[split], y[split], tuple(femnist.SYMBOLS), (0.0,), (1.0,), number[~split], number[split], tuple(users),
-    )  # fmt: skip
-    dealt = deal(natural(clients=100, min_samples=50, missing_classes=20), in_memory(arrays))
-    assert dealt.n == 100 and dealt.sizes("test").min() >= 1 and (dealt.class_counts > 0).sum(1).max() <= 42

@@ -120,7 +120,7 @@ def test_a_backdoor_needs_images_of_bytes(shape, dtype, have):
     source = Source(shape, 2, (), (), {}, "", images=lambda part, rows: rows, dtype=dtype)
     check_images(Run(attack="scale:0.3").resolve(), source)
     check_images(Run(attack="backdoor:0.3").resolve(), replace(source, shape=(8, 8, 1), dtype="uint8"))
-    with pytest.raises(UserError, match=f"--attack backdoor puts a white square on images of 8 bits.* have .*{have}"):
+    with pytest.raises(UserError, match=f"--attack backdoor needs images of 8 bits.* have .*{have}"):
         check_images(Run(attack="backdoor:0.3").resolve(), source)
 
 

@@ -36,7 +36,13 @@ def run_of(folder, **more):
     return Run(method=str(folder / "mine.py"), **own.SMALL | more).resolve()
 
 
-# what belongs to the code ----------------------------------------------------------------------------------------------
+def admitted(path):
+    """Return the method of a file."""
+    admit("method", str(path))
+    return find("method", str(path))
+
+
+# what belongs to the code -----------------------------------------------------------------------------------------------
 FILES = {
     "start": "import a\nfrom . import b\nfrom .c import x\nimport pack.part as p\ndef later():\n    import d\n",
     "a": "import e, os\n",
@@ -71,8 +77,7 @@ def test_every_form_of_an_import_finds_the_file_beside(tmp_path):
     )
     more = {"pack/__init__": "y = 2\n", "pack/part": "", "pack/late": "import helper\n", "bare/deep": "d = 4\n"}
     own.write(tmp_path, start=start, helper="x = 3\n", **more)
-    admit("method", str(tmp_path / "start.py"))
-    assert find("method", str(tmp_path / "start.py")).init(None) == ("Doc.", "/", 1, 3, True, 2, 3, 4, True)
+    assert admitted(tmp_path / "start.py").init(None) == ("Doc.", "/", 1, 3, True, 2, 3, 4, True)
 
 
 def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
@@ -105,19 +110,15 @@ def test_what_was_hashed_is_what_runs(tmp_path):
     assert find("method", str(method)).title == "Mine"
     method.write_text(own.METHOD.replace('"Mine"', '"Ours"'))  # as long as before
     os.utime(method, (1, 1))
-    assert admit("method", str(method)) != held
-    assert find("method", str(method)).title == "Ours"
+    assert admitted(method).title == "Ours" and admit("method", str(method)) != held
     assert not (tmp_path / "__pycache__").exists()
 
 
 def test_two_folders_may_have_helpers_of_one_name(tmp_path):
     """And both are there at once, for imports that happen later, too."""
     later = "def init(fed):\n    from helper import SCALE\n    return SCALE\n\ndef round(fed, state, t): pass\n"
-    found = []
-    for name, scale in (("v1", 1), ("v2", 2)):
-        path = str(own.folder(tmp_path / name, mine=later, helper=f"SCALE = {scale}\n") / "mine.py")
-        admit("method", path)
-        found.append(find("method", path))
+    folders = [own.folder(tmp_path / f"v{i}", mine=later, helper=f"SCALE = {i}\n") for i in (1, 2)]
+    found = [admitted(folder / "mine.py") for folder in folders]
     assert [method.init(None) for method in found] == [1, 2]
     assert "helper" not in sys.modules and str(tmp_path / "v1") not in sys.path
 
@@ -180,31 +181,24 @@ def test_one_name_of_two_packages_is_refused(package, tmp_path, monkeypatch):
         admit("method", "lab_gossip")
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("x = = 1\n", "--method is {}, which does not compile: invalid syntax ({}, line 1)"),
-    ("import helper\nhelper.none\n", "--method is {}, which fails: AttributeError: module 'helper' has no attribute 'none' ({}, line 2)"),
-    ("import nowhere\n", "--method is {}, which fails: ModuleNotFoundError: No module named 'nowhere' ({}, line 1)"),
-    ("from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
-    ("raise SystemExit(3)\n", "--method is {}, which fails: SystemExit: 3 ({}, line 1)"),
-    ("x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
+@pytest.mark.parametrize("method, text, sentence", [
+    ("mine.py", "x = = 1\n", "--method is {0}, which does not compile: invalid syntax ({0}, line 1)"),
+    ("mine.py", "import helper\nhelper.none\n", "--method is {0}, which fails: AttributeError: module 'helper' has no attribute 'none' ({0}, line 2)"),
+    ("mine.py", "import nowhere\n", "--method is {0}, which fails: ModuleNotFoundError: No module named 'nowhere' ({0}, line 1)"),
+    ("mine.py", "from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
+    ("mine.py", "raise SystemExit(3)\n", "--method is {0}, which fails: SystemExit: 3 ({0}, line 1)"),
+    ("mine.py", "x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
+    ("nope", "", "--method is nope; allowed are apfl, "),
+    ("no/nope.py", "", "--method is {0}; there is no such file"),
+    ("no.such.module:x", "", "--method is no.such.module:x; Python finds no module no.such.module"),
+    (f"{ROOT}/dpfl_mpi/methods/fedavg.py", "", "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
 ])  # fmt: skip
-def test_a_file_that_fails_is_one_sentence(tmp_path, text, sentence):
-    path = own.folder(tmp_path, mine=text) / "mine.py"
-    with pytest.raises(UserError) as refused:
-        Run(method=str(path)).resolve()
-    assert sentence.format(path, path) in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("name", "sentence"), [
-    ("nope", "--method is nope; allowed are apfl, "),
-    ("no/nope.py", "--method is no/nope.py; there is no such file"),
-    ("no.such.module:x", "--method is no.such.module:x; Python finds no module no.such.module"),
-    (f"{ROOT}/dpfl_mpi/methods/fedavg.py", "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
-])  # fmt: skip
-def test_names_that_nothing_has(name, sentence):
+def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentence):
+    folder = own.folder(tmp_path, mine=text)
+    name = str(folder / method) if method.endswith(".py") else method
     with pytest.raises(UserError) as refused:
         Run(method=name).resolve()
-    assert sentence in str(refused.value)
+    assert sentence.format(name) in str(refused.value) and "\n" not in str(refused.value)
 
 
 # the key ------------------------------------------------------------------------------------------------------------------
