@@ -1,21 +1,17 @@
-"""Results in other tools' formats:
-`python -m dpfl_mpi.export RESULT... --format csv|clients|pfllib`.
+"""Results in other tools' formats: `python -m dpfl_mpi.export RESULT... --format csv|clients|pfllib`.
 
-csv: one long table, one row per client, round and set:
-    client_id,round,set,loss,accuracy
-  Accuracy is from 0 to 1, empty where it is not recorded. With several results
-  a first column `run` names them, by their paths where file names repeat, and
-  the file is runs.csv beside the first.
-clients: one row per client, of its best model by validation:
+csv: a row per client, round and set: client_id,round,set,loss,accuracy
+  Accuracy is from 0 to 1, empty where it is not recorded. Several results have
+  a first column `run`, paths where file names repeat, in runs.csv by the first.
+clients: a row per client, of its best model by validation:
     client_id,n_train,n_val,n_test,best_round,val_accuracy,
     accuracy,balanced_accuracy,macro_f1
   The last three are on its test images, macro F1 and balanced accuracy as
   scikit-learn defines them, empty before the end of the run.
 pfllib: the HDF5 layout that users of PFLlib plot from, one file per result, in
   a folder `pfllib` beside it: `rs_test_acc` [T+1] (test accuracy, 0 to 1),
-  `rs_train_loss` [T+1] and `rs_test_auc` (empty: not computed). As there,
-  rounds are weighted means over clients by their number of test and training
-  samples.
+  `rs_train_loss` [T+1] and `rs_test_auc` (empty: not computed): means over
+  clients, weighted by their number of test and training samples.
 """
 
 import argparse
@@ -32,10 +28,6 @@ from dpfl_mpi.results.scores import METRICS, mean
 from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, replacing, write_csv
 
 SETS = ("train", "val", "test")
-COLUMNS = {
-    "csv": ("client_id", "round", "set", "loss", "accuracy"),
-    "clients": ("client_id", "n_train", "n_val", "n_test", "best_round", "val_accuracy", *METRICS),
-}
 
 
 def text(number: Any) -> str:
@@ -66,18 +58,21 @@ def of_clients(result: Result) -> Iterator[tuple[Any, ...]]:
         yield k, *(of_all[k] for of_all in counts), *(text(of_all[k]) for of_all in scores)
 
 
-ROWS: dict[str, Callable[[Result], Iterator[tuple[Any, ...]]]] = {"csv": of_rounds, "clients": of_clients}
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Result], Iterator[tuple[Any, ...]]]]] = {
+    "csv": (("client_id", "round", "set", "loss", "accuracy"), of_rounds),
+    "clients": (("client_id", "n_train", "n_val", "n_test", "best_round", "val_accuracy", *METRICS), of_clients),
+}
 
 
 def write_table(results: Sequence[Result], out: Path, form: str) -> None:
-    """Write all results as one table of one of the forms in `COLUMNS`."""
+    """Write all results as one of the `TABLES`."""
+    columns, rows_of = TABLES[form]
     if len(results) == 1:
-        write_csv(out, COLUMNS[form], ROWS[form](results[0]))
+        write_csv(out, columns, rows_of(results[0]))
         return
     stems = [result.path.stem for result in results]
     names = {r.path: stem if stems.count(stem) == 1 else str(r.path) for r, stem in zip(results, stems, strict=True)}
-    rows = ((names[result.path], *row) for result in results for row in ROWS[form](result))
-    write_csv(out, ("run", *COLUMNS[form]), rows)
+    write_csv(out, ("run", *columns), ((names[r.path], *row) for r in results for row in rows_of(r)))
 
 
 def write_pfllib(result: Result, out: Path) -> None:

@@ -173,9 +173,7 @@ def download(module: ModuleType, folder: Path) -> Path:
     try:
         return Path(pooch.retrieve(url, checksum, archive.name, folder, downloader=downloader))
     except (requests.RequestException, ConnectionError, TimeoutError) as error:
-        instead = (
-            "compute nodes often have no network: prepare on the login node, or name the archive with --source PATH"
-        )
+        instead = "compute nodes often have no network: prepare on the login node, or name a file with --source PATH"
         raise UserError(f"{url} cannot be reached ({type(error).__name__}); {instead}") from None
     except ValueError:
         raise UserError(f"{url} came with another checksum than {checksum}, and was thrown away: try again") from None

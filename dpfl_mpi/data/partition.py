@@ -91,10 +91,7 @@ def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarr
 
 
 def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np.ndarray | None:
-    """Return which of the data's own clients each client is, int64 `[N]`; None where one holds samples of several, or the data have none.
-
-    `clients` are those of every training and of every test sample, by part.
-    """
+    """Return which of the data's own clients each client is, int64 `[N]`; None where one holds samples of several, or the data have none."""
     if not clients or partition.pooled:
         return None
     out = []
@@ -136,10 +133,7 @@ def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> N
 
 
 def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_sha256: str) -> Partition:
-    """Return the partition of `--partition file:PATH` over data with these labels and this SHA-256.
-
-    `UserError` where it was made for other data or another number of clients, was changed since, names a sample that is not there, or deals one twice.
-    """
+    """Return the partition of `--partition file:PATH` over data with these labels and this SHA-256; `UserError` where it does not fit them."""
     where, held = f"--partition is {run.partition}, which", partition_file(run.partition.path)
     with refused_as(str(no_partition(run.partition.path, NO_PARTITION))):
         clients, p = held["clients"], held.get("p")
@@ -186,7 +180,7 @@ def check_client(where: str, mine: dict[str, np.ndarray], sizes: dict[str, int],
             raise UserError(f"{where} a sample in both {one} and {other}")
 
 
-# --search_share: the search sees one part of a client's validation images, its round is chosen on the other -------------
+# --search_share: the search sees one part of a client's validation images, its round is chosen on the other; 1: both use all
 def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
     """Return which images the search sees, bool `[M]`: a share of them, of each class that share to within one image.
 
@@ -208,10 +202,7 @@ def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
 
 
 def search_first(run: Resolved, labels: np.ndarray, partition: Partition) -> tuple[Partition, np.ndarray]:
-    """Return the partition with each client's validation images in a new order, those of the search first, and their numbers, int64 `[N]`.
-
-    `labels` are those of the training pool. With --search_share 1, as in the paper, nothing changes.
-    """
+    """Return the partition with each client's validation images reordered, those of the search first, and their numbers, int64 `[N]`."""
     sizes = partition.sizes("val")
     if run.search_share == 1:
         return partition, sizes

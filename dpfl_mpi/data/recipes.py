@@ -22,6 +22,7 @@ TWO = "two per client: one to train, one to validate"
 ByPart = dict[str, np.ndarray]  # mostly "train" and "test"
 Pools = list[np.ndarray]  # the samples of each client
 Pair = tuple[np.ndarray, np.ndarray]
+Rng = np.random.Generator
 
 
 def deal(
@@ -71,11 +72,11 @@ def make(run: Resolved, labels: ByPart, classes: int, clients: ByPart | None = N
     return assemble(parts, counts, weights(run.found("dataset"), parts), run.partition.kind == "fedrep")
 
 
-def by_class(y: np.ndarray, classes: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def by_class(y: np.ndarray, classes: int, rng: Rng) -> Iterator[np.ndarray]:
     return (rng.permutation(np.flatnonzero(y == c)) for c in range(classes))
 
 
-def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> Pools:
+def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
     """Return the pool of each client: of every class, in numeric order, shares q ~ Dir(alpha) over all clients.
 
     A client that already holds its mean share of samples gets none of the classes that follow; the draw is repeated until the smallest
@@ -105,11 +106,8 @@ def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generat
     return [rng.permutation(np.concatenate(mine)) for mine in zip(*pieces, strict=True)]
 
 
-def pathological(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> Pools:
-    """Return the pool of each client: `classes_per_client` classes drawn uniformly, each class dealt by Dir(alpha) over its holders.
-
-    A class's draw is repeated until each of its holders has `min_per_class` samples of it.
-    """
+def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
+    """Return the pool of each client: `classes_per_client` classes drawn uniformly, each dealt by Dir(alpha) until each holder has `min_per_class` of it."""
     n, least = run.clients, run.min_per_class
     check_held(run, classes)
     holds = np.asarray([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
@@ -139,9 +137,7 @@ def check_held(run: Resolved, classes: int) -> None:
         raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
 
 
-def natural(
-    run: Resolved, labels: ByPart, classes: int, clients: ByPart, rng: np.random.Generator
-) -> tuple[Pools, Pools]:
+def natural(run: Resolved, labels: ByPart, classes: int, clients: ByPart, rng: Rng) -> tuple[Pools, Pools]:
     """Return pool and test samples of N of the data's own clients (writers), drawn among those with at least `min_samples` samples.
 
     The data's own train and test split is kept. With `missing_classes`, each client loses so many of all classes, drawn for it by
@@ -178,7 +174,7 @@ def natural(
     return pools, tests
 
 
-def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator) -> tuple[Pools, Pools]:
+def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools, Pools]:
     """Return pool and test samples of users as the FedRep repository makes its FEMNIST, where the paper's numbers most likely come from.
 
     User u holds classes u, u+1, ... modulo C (`classes_per_client` of them), of each floor((LogNormal(4, 1) + 100) / classes_per_client)
@@ -214,7 +210,7 @@ def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: np.random.Generator)
 MOTIVATION = {0: 50, 4: 50, 6: 50, 8: 50}, {0: 300, 6: 300, 1: 200, 3: 200}, {4: 300, 8: 300, 5: 200, 7: 200}
 
 
-def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generator) -> Pools:
+def motivation(y: np.ndarray, _: Resolved, classes: int, rng: Rng) -> Pools:
     """Return the pools of the paper's three-client example (its appendix A): clients 2 and 3 share two classes each with client 1."""
     of = list(by_class(y, classes, rng))
     for c in range(10):
@@ -231,7 +227,7 @@ def motivation(y: np.ndarray, _: Resolved, classes: int, rng: np.random.Generato
     return pools
 
 
-def share_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> Pools:
+def share_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
     """Return for each client as many test samples as keep its class shares; clients may share samples: three disjoint sets would be small."""
     of = list(by_class(y_test, counts.shape[1], rng))
     there = np.asarray([len(samples) for samples in of])
@@ -280,7 +276,7 @@ def accept(propose: Callable[[int], Pair], least: int, limit: int, batch: int, f
     )
 
 
-def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> Pools:
+def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
     """Return each client's test samples: of every class the client's share of that class's training pool; disjoint, the whole test set used."""
     n, classes = counts.shape
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]

@@ -209,9 +209,7 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
 def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
     """Return a file of `python -m dpfl_mpi.prepare` as a `Source`: it keeps the contract of `check`, and its images stay in the file.
 
-    Args:
-        name: the data set that the file must hold, "" where any will do.
-        dataset: what `prepare` calls it; "" where other data would do as well.
+    `name` is the data set that it must hold, `dataset` what `prepare` calls it; "" where any will do.
     """
     if not is_there(path):
         raise no_data(dataset, path)
@@ -244,10 +242,7 @@ def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
 
 
 def verify(source: Source) -> None:
-    """Read all of a prepared file and compare its content with the SHA-256 stored in it. Data in memory have none.
-
-    It costs what reading and hashing cost: so it is done once per node and start.
-    """
+    """Compare the content of a prepared file with the SHA-256 stored in it: all of it is read, so once per node and start."""
     if source.path and (found := content_sha256(source)) != source.sha256:
         digests = f"its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written"
         raise UserError(f"--data is {source.path}, which is damaged: {digests}; make it anew")
@@ -263,12 +258,7 @@ def content_sha256(source: Source) -> str:
 
 
 def digest(stored: Iterable[Any], about: Arrays | Source | None = None) -> str:
-    """Return the SHA-256 that names the content of a data set, of whose images `AT_ONCE` are read at a time.
-
-    Args:
-        stored: its arrays, in memory or in a file.
-        about: of one's own data what says how samples and labels are read, which nothing else names.
-    """
+    """Return the SHA-256 of a data set's arrays, in memory or in a file, and of what says `about` one's own data how they are read."""
     sha = hashlib.sha256()
     for values in stored:
         sha.update(str(values.shape).encode())

@@ -1,6 +1,6 @@
 """Reading what a publisher ships, a folder or an archive, without unpacking anything.
 
-Nothing is written to disk, nothing is ever unpickled, and every size is bounded before it is read. An archive that names a place
+Nothing is written to disk, nothing in a pickle is executed, and every size is bounded before it is read. An archive that names a place
 outside itself is refused as a whole: it was not made by the publisher.
 """
 
@@ -273,10 +273,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
-    """Return an image's pixels, uint8 `[H, W, C]`; grey where `colour` is None and the image is grey.
-
-    What 8 bits cannot hold exactly is refused by its name, and never rounded: see docs/data.md.
-    """
+    """Return an image's pixels, uint8 `[H, W, C]`; grey where `colour` is None and the image is grey."""
     from PIL import Image
 
     bad = (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -297,7 +294,7 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
 def exact(image: Any, where: str) -> Any:
     """Return an image of Pillow's as "1", "L" (grey) or "RGB", of the same 8-bit values.
 
-    Refused are more than 8 bits that matter, transparent pixels, and colours without a fixed meaning in RGB.
+    Refused, and never rounded, are more than 8 bits that matter, transparent pixels, and colours without a fixed meaning in RGB.
     """
     from PIL import Image
 

@@ -25,7 +25,14 @@ KNOWN = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
 
 def read(source: Path) -> Arrays:
     """Return the arrays of an npz file."""
-    found = unpack(source)
+    with open_regular(source) as file:
+        if not zipfile.is_zipfile(file):
+            raise UserError(f"{source} is no whole npz file; allowed is what np.savez(FILE, x=x, y=y) writes")
+    found: dict[str, np.ndarray] = {}
+    for path, get in entries(source, memory()):
+        if path.stem not in KNOWN:
+            raise UserError(f"{source} holds {path.stem}, which is not read; allowed are {', '.join(KNOWN)}")
+        found[path.stem] = npy(f"{source}: {path.stem}", get())
     if not {"x", "y"} <= set(found):
         raise UserError(f"{source} holds {', '.join(sorted(found)) or 'nothing'}; x and y are needed")
     if ("x_test" in found) != ("y_test" in found) or ("x_test" in found and "test" in found):
@@ -44,16 +51,3 @@ def read(source: Path) -> Arrays:
     names = [name for name in ("x", "y", "client") if name in found]
     both = {name: np.concatenate([found[name], found[f"{name}_test"]]) for name in names}
     return arrays_of(both["x"], both["y"], both.get("client"), np.repeat([False, True], lengths), str(source))
-
-
-def unpack(source: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz file, all of which `read` knows; a pickle is refused unread."""
-    with open_regular(source) as file:
-        if not zipfile.is_zipfile(file):
-            raise UserError(f"{source} is no whole npz file; allowed is what np.savez(FILE, x=x, y=y) writes")
-    found = {}
-    for path, get in entries(source, memory()):
-        if path.stem not in KNOWN:
-            raise UserError(f"{source} holds {path.stem}, which is not read; allowed are {', '.join(KNOWN)}")
-        found[path.stem] = npy(f"{source}: {path.stem}", get())
-    return found

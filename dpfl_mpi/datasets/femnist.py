@@ -1,14 +1,14 @@
 """FEMNIST (LEAF; Caldas et al. 2018): handwritten characters of 28x28, grey; each writer is a client.
 
-`prepare` reads LEAF's json shards, or NIST's own folders `by_class`. Two partitions are the paper's, see `partition.natural` (its text:
-each writer is a client) and `partition.fedrep` (where its numbers most likely come from; wants ten classes: `prepare femnist --classes a-j`).
+`prepare` reads LEAF's json shards, or NIST's own folders `by_class`. Two partitions are the paper's, see `data.recipes`: `natural` (its text:
+each writer is a client) and `fedrep` (where its numbers most likely come from; wants ten classes: `prepare femnist --classes a-j`).
 """
 
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,20 +36,15 @@ SHARD = 4 * 2**30  # bytes of one json file; LEAF's, of 100 writers, have 0.2 GB
 A_CLASS = 4000  # images of a class that the fedrep construction takes from NIST
 
 
-class Samples(NamedTuple):
-    """Images uint8 `[n, 28, 28, 1]` and labels int64 `[n]` of a writer in one part."""
-
-    user: str
-    part: str
-    images: np.ndarray
-    labels: np.ndarray
+# of a writer: the name, whether they are of the test part, images uint8 [n, 28, 28, 1] and labels int64 [n]
+Samples = tuple[str, bool, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Options:
     """What `prepare` may be asked for."""
 
-    classes: Literal["all", "digits", "letters", "a-j"] = option("all", "62 classes, or fewer; a-j in lower case")
+    classes: Literal["all", "digits", "letters", "a-j"] = option("all", "all 62, the 10 digits, the 52 letters, or a-j")
     min_samples: int = option(0, "leave out writers with fewer images")
 
 
@@ -67,16 +62,16 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
                 return from_nist(source, classes, min_samples)
             part = path.parts[-2] if len(path.parts) > 1 else ""
             if path.suffix == ".json" and not hidden(path) and part in ("train", "test"):
-                found = shard(f"{source}: {path}", part, get())
+                found = shard(f"{source}: {path}", part == "test", get())
                 held += found
                 bar.update(len(found))
     for part in ("train", "test"):
-        if not any(writer.part == part for writer in held):
+        if not any(test == (part == "test") for _, test, _, _ in held):
             raise UserError(f"{source} holds no {part}/*.json. {NO_DOWNLOAD}")
     return collect(source, held, classes, min_samples)
 
 
-def shard(where: str, part: str, text: bytes) -> list[Samples]:
+def shard(where: str, test: bool, text: bytes) -> list[Samples]:
     with refused_as(f"{where} is truncated or not a LEAF shard (users, num_samples, user_data)"):
         data = json.loads(text)
         users, counts, user_data = data["users"], data["num_samples"], data["user_data"]
@@ -94,7 +89,7 @@ def shard(where: str, part: str, text: bytes) -> list[Samples]:
         images, labels = samples(f"{where}, writer {user}", user_data.pop(user))
         if len(labels) != count:
             raise UserError(f"{where}, writer {user} has {len(labels)} images, num_samples says {count}")
-        out.append(Samples(user, part, images, labels))
+        out.append((user, test, images, labels))
     return out
 
 
@@ -119,12 +114,11 @@ def samples(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
 def collect(source: Path, held: list[Samples], classes: str, min_samples: int) -> Arrays:
     """Return the writers' samples one after the other: second copies, other classes and small writers left out."""
     chosen, least = CHOICES[classes], max(1, min_samples)
-    held.sort(key=lambda one: (one.user, one.part == "test"))
-    everyone = {user: k for k, user in enumerate(dict.fromkeys(one.user for one in held))}
-    sizes = [len(one.labels) for one in held]
-    owner = np.repeat([everyone[one.user] for one in held], sizes)
-    test = np.repeat([one.part == "test" for one in held], sizes)
-    images, labels = np.concatenate([one.images for one in held]), np.concatenate([one.labels for one in held])
+    users, tests, image_lists, label_lists = zip(*sorted(held, key=lambda one: one[:2]), strict=True)
+    everyone = {user: k for k, user in enumerate(dict.fromkeys(users))}
+    sizes = list(map(len, label_lists))
+    owner, test = np.repeat([everyone[user] for user in users], sizes), np.repeat(tests, sizes)
+    images, labels = np.concatenate(image_lists), np.concatenate(label_lists)
     keep = np.isin(labels, chosen)
     last, copies = -1, set[tuple[bytes, int]]()
     for i, (k, label) in enumerate(zip(owner.tolist(), labels.tolist(), strict=True)):

@@ -31,8 +31,13 @@ def read(source: Path) -> Arrays:
         raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
     x, y = (npy(f"{source}: {name}", found[name]) for name in FILES[:2])
     dealt = unpickled(found["partition.pkl"], f"{source}: partition.pkl")
+    clients = dealt.get("data_indices") if isinstance(dealt, dict) else None
+    if not isinstance(clients, list):
+        raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list")
     rows, owners, test = [], [], []
-    for k, sets in enumerate(clients(source, dealt)):
+    for k, sets in enumerate(clients):
+        if not (isinstance(sets, dict) and {"train", "test"} <= set(sets) <= {"train", "val", "test"}):
+            raise UserError(f"{source}: partition.pkl has no train and test of client {k}")
         for part, indices in sets.items():
             rows.append(whole(source, k, indices, len(y)))
             owners.append(np.full(len(rows[-1]), k))
@@ -42,17 +47,8 @@ def read(source: Path) -> Arrays:
         raise UserError(f"{source}: partition.pkl deals a sample twice")
     if len(x) != len(y):
         raise UserError(f"{source}: data.npy has {len(x)} samples, targets.npy {len(y)}")
-    note = f"FL-bench's {source.name}, {len(dealt['data_indices'])} clients"
+    note = f"FL-bench's {source.name}, {len(clients)} clients"
     return arrays_of(x[chosen], y[chosen], np.concatenate(owners), np.concatenate(test), str(source), note)
-
-
-def clients(source: Path, dealt: Any) -> list[dict[str, Any]]:
-    if not (isinstance(dealt, dict) and isinstance(dealt.get("data_indices"), list)):
-        raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list")
-    for k, sets in enumerate(dealt["data_indices"]):
-        if not (isinstance(sets, dict) and {"train", "test"} <= set(sets) <= {"train", "val", "test"}):
-            raise UserError(f"{source}: partition.pkl has no train and test of client {k}")
-    return dealt["data_indices"]
 
 
 def whole(source: Path, k: int, indices: Any, samples: int) -> np.ndarray:

@@ -94,10 +94,7 @@ def target(kind: str, name: str, flag: str) -> str:
 
 
 def find(kind: str, name: str) -> Any:
-    """Return a data set's or model's module, or a `methods.Method`; a model's imports torch. Not shipped: only what was admitted.
-
-    `UserError` where there is none, it was not admitted, fails when it is executed, or breaks the contract of its kind (the package's `load`).
-    """
+    """Return a data set's or model's module, or a `methods.Method`; a model's imports torch. Not shipped: only what was admitted."""
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
     code = ADMITTED.get((kind, name))
     if code is None:

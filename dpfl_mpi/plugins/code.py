@@ -192,10 +192,7 @@ class Own(MetaPathFinder, SourceLoader):
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
-    """Return the module, and the object of it that is meant or the module again; it is executed at most once per content.
-
-    Where it raises, or there is no such object, the sentence of the `UserError` names the file and the line.
-    """
+    """Return the module, and the object of it that is meant or the module again; it is executed at most once per content."""
     own = Own(code)
     if own.package not in sys.modules:
         sys.meta_path.insert(0, own)  # Python's own finder would take a package's modules from the disk

@@ -154,11 +154,9 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""
-        import h5py
-
         found: list[str] = []
         with self.reading("its list of arrays"):
-            self.file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+            self.file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
         return found
 
     def dataset(self, name: str, kinds: str, shape: Shape = None) -> h5py.Dataset:
