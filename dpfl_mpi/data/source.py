@@ -128,10 +128,7 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
 
 
 def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
-    """Return the data of a resolved Run, from the prepared file or embedded; `UserError` where the file is not one of these data.
-
-    `loaded` calls the `load` of a data set that needs no file, where there are ranks on one of them for all.
-    """
+    """Return the data of a resolved Run, from the prepared file or embedded; `loaded` calls a `load`, where there are ranks on one of them for all."""
     dataset = run.found("dataset")
     if hasattr(dataset, "load"):
         source = in_memory(loaded(lambda: made_by(run.dataset, dataset, "load")))

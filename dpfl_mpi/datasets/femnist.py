@@ -151,11 +151,7 @@ def by_class(path: PurePosixPath) -> int | None:
 
 
 def from_nist(source: Path, classes: str, min_samples: int) -> Arrays:
-    """Return at most 4000 images of each class out of NIST special database 19, by_class: grey, 28x28, no writers.
-
-    The pool of the fedrep construction, which deals its own test sets: there is no test part.
-    """
-
+    """Return at most 4000 images of each class out of NIST special database 19, by_class: grey, 28x28, no writers, no test part (fedrep deals its own)."""
     from PIL import Image
     from tqdm import tqdm
 

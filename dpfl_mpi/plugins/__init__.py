@@ -116,10 +116,7 @@ def find(kind: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def failing_as(what: str, kind: str, name: str) -> Iterator[None]:
-    """Turn an error inside into one sentence that begins with `what` and names file and line, where it comes from code that was admitted.
-
-    Too little memory, and errors of shipped code, stay what they are.
-    """
+    """Turn an error inside code that was admitted, but for too little memory, into a sentence that begins with `what` and names file and line."""
     code = ADMITTED.get((kind, name))
     try:
         yield
