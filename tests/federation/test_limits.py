@@ -287,7 +287,7 @@ def test_motivation_has_the_papers_counts(tmp_path):
     tests = np.array([np.bincount(labels["test"][partition.of("test", k)], minlength=10) for k in range(3)])
     assert np.array_equal(tests[0] > 0, expected[0] > 0) and (tests[0, [0, 4, 6, 8]] == 100).all()
     assert tests[1, [0, 6, 1, 3]].tolist() == [100, 100, 66, 66]
-    with pytest.raises(UserError, match=r"needs 350 samples of class 0; the data have 1\d\d"):
+    with pytest.raises(UserError, match=r"needs 350 samples of class 0; it has 1\d\d"):
         run_here(tmp_path / "unused.h5", {"partition": "motivation"})
 
 
