@@ -15,10 +15,8 @@ from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
-from dpfl_mpi.federation.drift import Drift
-from dpfl_mpi.federation.graphs import graphs_of
 from dpfl_mpi.federation.greedy import Greedy
-from dpfl_mpi.federation.limits import limits_of
+from dpfl_mpi.federation.limits import Drift, graphs_of, limits_of
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom
 from dpfl_mpi.federation.members import Members

@@ -1,10 +1,10 @@
 """`Federation`: the verbs a method may use. `Parts`: what does them, which the engine holds. One file each:
 
     members   who the clients are, which rank computes each, who takes part    training   local epochs of SGD
-    limits    budget, reach, availability, who lies or comes later             scoring    accuracies, the best row, rewards
-    attack    what liars send, and a backdoor's success                        drift      classes that change their names
+    limits    budget, reach, availability, who lies, comes later, drifts            scoring    accuracies, the best row, rewards
+    attack    what liars send, and a backdoor's success                        log        what a round notes
     mail      the window, and what arrived through it                          sums       averages and exact sums
-    greedy    the search for collaborators, Algorithms 2 and 3                 log        what a round notes
+    greedy    the search for collaborators, Algorithms 2 and 3
 
 A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
 
@@ -25,8 +25,8 @@ from torch import Tensor
 from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation.drift import Drift
 from dpfl_mpi.federation.greedy import Greedy
+from dpfl_mpi.federation.limits import Drift
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom
 from dpfl_mpi.federation.members import Members
@@ -77,9 +77,8 @@ class Parts:
 
     def begin_round(self, number: int) -> None:
         """Start a round: who takes part, and empty notes. Collective."""
-        if self.drift.due(number):
-            self.drift.happen(self.members, self.scoring)
-        if self.run.patience and not self.drift.awaited:
+        self._drift(number)
+        if self.run.patience and not self.drift.round:  # who stops before a drift would never see it
             self.members.stop(self.scoring.stale >= self.run.patience)
         self.members.begin(number)
         self.log.begin()
@@ -89,8 +88,7 @@ class Parts:
 
     def begin_tuning(self) -> Tensor:
         """Return a copy of every client's best row, to train on from; everyone takes part but newcomers, and momentum starts anew."""
-        if self.drift.due(self.run.rounds):
-            self.drift.happen(self.members, self.scoring)
+        self._drift(self.run.rounds)
         self.members.begin_tuning()
         self.training.momentum.clear()
         return self.scoring.best.clone()
@@ -100,12 +98,15 @@ class Parts:
         self.members.round = number
         self.log.begin()  # no score of the epoch before stays for a client that diverges in this one
 
-    def meet(self, place: str) -> None:
-        """Wait for all ranks, where the method is not shipped: one of them that is elsewhere would let the others wait for ever. Collective.
+    def _drift(self, number: int) -> None:
+        """From the round of --drift on: exchange two classes of the clients that drift, once, and forget the best model of every client."""
+        if 0 < self.drift.round <= number:
+            self.drift.round = 0
+            self.backend.exchange_classes(np.flatnonzero(self.drift.drifted[self.ids]), *self.drift.classes.tolist())
+            self.scoring.forget_best()
 
-        Raises:
-            UserError: on every rank, where they are not at the same place.
-        """
+    def meet(self, place: str) -> None:
+        """Wait for all ranks, where the method is not shipped: one that is elsewhere is a `UserError` on every rank. Collective."""
         if self.own:
             with self.log.clock("wait"):
                 self.world.meet(place)
@@ -116,10 +117,7 @@ class Parts:
 
     # from start to start, and to the tuning after the rounds --------------------------------------------------------------
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return by name what a checkpoint keeps beside the method's state: `[K, ...]` of this rank's clients, and what all ranks share.
-
-        The values are the live arrays, not copies.
-        """
+        """Return by name the live arrays that a checkpoint keeps: `[K, ...]` of this rank's clients, and what all ranks share."""
         scoring, training, members = self.scoring, self.training, self.members
         mine = {name: getattr(scoring, name) for name in scoring.KEPT}
         mine |= {"epochs": training.epochs, "steps": training.steps}
@@ -141,17 +139,13 @@ class Parts:
     def adopt(
         self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`.
-
-        A client that has diverged keeps what it had reached.
-        """
+        """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`."""
         mine, _ = self.state()
         ensemble = self.backend.ensemble
         self.scoring.best[:, : ensemble.size] = torch.from_numpy(best_KD).to(ensemble.device)
         for name, values in reached.items():
             mine[name][:] = values[self.ids]
-        self.members.diverged_round[:] = diverged_round
-        self.members.alive[:] = diverged_round < 0
+        self.members.diverged_round[:], self.members.alive[:] = diverged_round, diverged_round < 0
         self.training.steps[:] = 0
         self.training.steps[:1] = steps if self.world.root else 0  # only the sum over all ranks is recorded
 
@@ -194,13 +188,9 @@ class Federation:
     # a round -------------------------------------------------------------------------------------------------------------
     round = fact("members", "round")  # the number of this round
     active = fact("members", "active")  # who takes part in this round and has a finite model, bool [N]
-    awake = fact(
-        "members", "awake"
-    )  # who is active and has not stopped early (--patience), bool [N]: it trains and receives
+    awake = fact("members", "awake")  # who is active and has not stopped early, bool [N]: it trains and receives
     participants = fact("members", "participants")  # who takes part in some round and has a finite model, bool [N]
-    notes = fact(
-        "log", "notes"
-    )  # what the verbs noted in this round, one value or row per client of this rank [K, ...]
+    notes = fact("log", "notes")  # what the verbs noted in this round, [K, ...] of this rank's clients
     lr = fact("training", "lr")  # the learning rate of this round
     clock = verb("log", Log.clock)
 
@@ -239,28 +229,17 @@ class Federation:
     def columns(self, layers: str, option: str = "head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the model's last), "none", "all", "normalisation", or names with commas.
 
-        Args:
-            option: the method's option that names them, for the sentence of an error.
-
-        Raises:
-            UserError: the model has no such layer.
+        A layer that the model lacks is a `UserError` about the method's `option`.
         """
         head = self._head() if "head" in layers.split(",") else ""
         return self._parts.backend.ensemble.columns(layers, head, option)
 
     def _head(self) -> str:
-        """Return the name of the model's last layer.
-
-        Raises:
-            UserError: the model's file names none.
-        """
         if not self._parts.head:
-            names = self._parts.backend.ensemble.names
-            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in names))
-            raise UserError(
-                f"--method {short(self.run.method)} needs the model's last layer, and --model {short(self.run.model)} names none: let its file say "
-                f'HEAD = "NAME"; its layers are {layers}'
-            )
+            needs = f"--method {short(self.run.method)} needs the model's last layer"
+            layers = dict.fromkeys(name.rpartition(".")[0] for name in self._parts.backend.ensemble.names)
+            mend = f'let its file say HEAD = "NAME"; its layers are {", ".join(layers)}'
+            raise UserError(f"{needs}, and --model {short(self.run.model)} names none: {mend}")
         return self._parts.head
 
     # scoring -------------------------------------------------------------------------------------------------------------
@@ -285,8 +264,8 @@ class Federation:
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come. What a real
-        network would carry of it is the method's to say, by `note_received`.
+        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come. The method says
+        by `note_received` what a real network would carry.
         """
         self._parts.meet("fed.every_row")
         self._parts.log.every_row = True

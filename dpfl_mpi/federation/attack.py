@@ -1,8 +1,7 @@
 """--attack KIND:SHARE: a share of the clients lies. What a lie is, and how far a backdoor opens.
 
-Liars follow the protocol: they train, choose and average as all others do, and only what leaves them is false. A liar sends the same lie along
-every edge and into every exact sum. Its own average has its true model. w is its model, and u how far w has moved since the liar began to train
-in this round.
+Liars train, choose and average as all others do; only what leaves them is false, the same lie along every edge and into every exact sum. Their
+own average has the true model. w is a liar's model, and u how far w has moved since it began to train in this round.
 
     label_flip   true: the model, trained on labels C - 1 - y, as with --flip_share
     sign_flip    w - 2 u, the way back
@@ -36,13 +35,11 @@ class Attack:
     def __init__(self, run: Resolved, members: Members, ensemble: Ensemble):
         self.kind, self.seed = run.attack.kind if run.attack else "", run.seed
         self.members, self.ensemble = members, ensemble
-        self.mine = (
-            np.flatnonzero(members.limits.liars[members.ids])
-            if run.attack and run.attack.falsifies
-            else np.zeros(0, np.int64)
-        )
-        # the liars' rows as they began to train in this round, by the name of their momentum
-        self.began: dict[str, Tensor] = {}
+        falsifies = bool(run.attack and run.attack.falsifies)
+        self.mine = np.flatnonzero(members.limits.liars[members.ids] & falsifies)
+        self.began: dict[
+            str, Tensor
+        ] = {}  # the liars' rows before they trained in this round, by name of their momentum
         k = len(members.ids) if self.kind == "stale" else 0
         self.first = ensemble.zeros(k)  # the rows that were sent first
         self.first_round = np.full(k, -1)
@@ -62,21 +59,20 @@ class Attack:
         """Return what leaves this rank's clients, `[K, W]`: their rows, and in place of a liar's row its lie."""
         if not len(self.mine):
             return w_KW
-        out = w_KW.clone()
-        true = w_KW[self.mine]
+        out, true = w_KW.clone(), w_KW[self.mine]
         began = self.began.get("w", next(iter(self.began.values()), true))  # of two models it is "w" that is sent
         if self.kind == "sign_flip":
             lies = 2 * began - true
         elif self.kind == "scale":
             lies = began + SCALE * (true - began)
         elif self.kind == "noise":
-            lies = torch.stack(
-                [row + self._noise(int(k), row) for k, row in zip(self.members.ids[self.mine], true, strict=True)]
-            )
+            ids = self.members.ids[self.mine].tolist()
+            lies = torch.stack([row + self._noise(k, row) for k, row in zip(ids, true, strict=True)])
         else:
             lies = self._first(true)
-        # a weight beyond the range of the exact sums would end the run
-        out[self.mine] = lies.clamp(-LARGEST / 2, LARGEST / 2)
+        out[self.mine] = lies.clamp(
+            -LARGEST / 2, LARGEST / 2
+        )  # beyond the range of the exact sums it would end the run
         return out
 
     def _noise(self, k: int, row_W: Tensor) -> Tensor:
@@ -89,10 +85,7 @@ class Attack:
         return torch.from_numpy(out).to(row_W.device)
 
     def _first(self, true: Tensor) -> Tensor:
-        """Return the first row that each liar ever sent; note it where a liar that takes part sends for the first time.
-
-        A liar that is absent has sent nothing, and keeps its true row.
-        """
+        """Return the first row that each liar ever sent; note it where one that takes part sends for the first time."""
         new = self.mine[(self.first_round[self.mine] < 0) & self.members.active[self.members.ids[self.mine]]]
         self.first[new] = true[np.isin(self.mine, new)]
         self.first_round[new] = self.members.round
@@ -103,10 +96,9 @@ class Attack:
 def backdoor_success(scoring: Scoring) -> np.ndarray:
     """Return for each client of this rank how often its best model takes a marked test image of another class for class 0, float64 `[K]`.
 
-    nan where a client has no image of another class. Only the model is scored, also where a method scores by more than the model (kNN-Per, APFL).
+    nan where a client has no image of another class. Only the model is scored, also by a method that scores by more (kNN-Per, APFL).
     """
-    backend = scoring.backend
-    clients = backend.clients
+    backend, clients = scoring.backend, scoring.backend.clients
     held = clients.score_x.clone()
     mark(clients.score_x)
     out = np.full(len(clients), np.nan)

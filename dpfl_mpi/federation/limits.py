@@ -1,9 +1,9 @@
-"""What limits a client: its budget, whom it can reach, when it takes part, whose labels are flipped, who lies, who comes later.
+"""What limits a client: its budget, whom it can reach, when it takes part, whose labels are flipped, who lies, who comes later, who drifts.
 
 The paper gives every client the same budget, lets everyone reach everyone and all take part; here these limitations are lifted. All draws
-come from keyed streams of the Run's seed, so every rank draws the same without talking.
+come from keyed streams of the Run's seed, so every rank draws the same without talking. What files hold comes from root.
 
-Axes: N clients, T rounds.
+Axes: N clients, T rounds, E edges of all rounds.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi import streams
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.values import nearest, of_clients
 
@@ -32,15 +34,26 @@ class Limits:
 
     def present(self, t: int, can: np.ndarray | None = None) -> np.ndarray:
         """Return who takes part in round t, bool `[N]`: of those available that `can` `[N]` a share, at least one; all of them in round 0."""
-        n = len(self.most_senders)
-        able = np.flatnonzero(self.available[t - 1]) if 0 < t <= len(self.available) else np.arange(n)
+        out = np.zeros(len(self.most_senders), bool)
+        able = np.flatnonzero(self.available[t - 1] if 0 < t <= len(self.available) else ~out)
         able = able if can is None else able[can[able]]
         if t > 0 and self.participation < 1:
             count = max(1, nearest(self.participation, len(able)))
             able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]  # of none: none
-        out = np.zeros(n, bool)
         out[able] = True
         return out
+
+
+class Drift:
+    """--drift SHARE:ROUND: from that round on, a share of the clients has the labels of two classes exchanged, for training and scoring alike.
+
+    The two classes and who drifts are drawn once for all clients. A drifting client that holds neither class sees no change.
+    """
+
+    def __init__(self, run: Resolved, classes: int):
+        share, self.round = (run.drift.share, run.drift.round) if run.drift else (0.0, 0)  # round 0: never, or already
+        self.drifted = drawn(run, streams.DRIFT, share)
+        self.classes = np.sort(streams.stream(run.seed, streams.DRIFT, 0, 1).permutation(classes)[:2])
 
 
 def limits_of(run: Resolved, world: World) -> Limits:
@@ -66,10 +79,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
 
 
 def most_senders(run: Resolved) -> np.ndarray:
-    """Return with how many other clients' models each client may average, int64 `[N]`.
-
-    With --no-flipped_run_ggc a client with flipped labels has 0: it trains alone, and still sends its model.
-    """
+    """Return with how many others' models each client may average, int64 `[N]`: with --no-flipped_run_ggc a client with flipped labels none."""
     rng = streams.stream(run.seed, streams.BUDGET, 0, 0)
     most = run.budget.of_clients(run.clients, run.budget_counts_self, rng)
     return most if run.flipped_run_ggc else np.where(flipped(run), 0, most)
@@ -83,15 +93,14 @@ def flipped(run: Resolved) -> np.ndarray:
 
 
 def liars(run: Resolved) -> np.ndarray:
-    """Return who attacks, bool `[N]`: with the same seed the same clients, whatever the attack, and those that --flip_share draws."""
+    """Return who attacks, bool `[N]`: with the same seed the same clients whatever the attack, those that --flip_share draws."""
     return drawn(run, streams.FLIP, run.attack.share if run.attack else 0.0)
 
 
 def drawn(run: Resolved, purpose: int, share: float) -> np.ndarray:
     """Return a share of the clients, as `of_clients` counts them, drawn uniformly, bool `[N]`."""
-    n = run.clients
-    out = np.zeros(n, bool)
-    out[streams.stream(run.seed, purpose, 0, 0).permutation(n)[: of_clients(share, n)]] = True
+    out = np.zeros(run.clients, bool)
+    out[streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)[: of_clients(share, run.clients)]] = True
     return out
 
 
@@ -116,3 +125,29 @@ def reach_graph(run: Resolved) -> CollaborationGraph | None:
             near[np.ix_(members, members)] = True
     np.fill_diagonal(near, False)
     return CollaborationGraph.from_lists(np.flatnonzero(row) for row in near)
+
+
+def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
+    """Return on every rank the graphs of rounds 0 to T that the result of --graphs holds; none without --graphs. Collective."""
+    if run.graphs is None:
+        return []
+    held = world.share(lambda: edges_of(run))
+    return [CollaborationGraph(row - row[0], held["senders"][row[0] : row[-1]]) for row in held["indptr"]]
+
+
+def edges_of(run: Resolved) -> dict[str, np.ndarray]:
+    """Return the recorded graphs, `indptr` int64 `[T+1, N+1]` and `senders` int64 `[E]`, as the result has them."""
+    with Result(str(run.graphs)) as result:
+        n, rounds = len(result["client/p"]), result.last_round
+        if n != run.clients or rounds < run.rounds:
+            has, wants = (
+                f"graphs of {n} clients in rounds 0 to {rounds}",
+                f"{run.clients} clients and {run.rounds} rounds",
+            )
+            raise UserError(f"--graphs is {run.graphs}, with {has}; this run has {wants}")
+        if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
+            raise UserError(f"--graphs is {run.graphs}, which did not average in every round (--ggc_off_rounds skip)")
+        graphs = [result.chosen(t) for t in range(run.rounds + 1)]
+    ends = np.cumsum([0, *(len(g.senders) for g in graphs[:-1])])
+    indptr = np.stack([g.indptr + end for g, end in zip(graphs, ends, strict=True)])
+    return {"indptr": indptr, "senders": np.concatenate([g.senders for g in graphs])}

@@ -23,8 +23,7 @@ class Scoring:
         """With `mixed` rows are scored after mixing as well."""
         self.members, self.log, self.backend, self.classes, self.mixed = members, log, backend, classes, mixed
         self.keep_latest = run.tie == "latest"  # of equally good rounds, or the earliest
-        # a score is the mean over images, or over mini-batches of so many, each counting by its mean
-        self.metric_batch = run.batch_size if run.metric == "batch" else 0
+        self.metric_batch = run.batch_size if run.metric == "batch" else 0  # images whose mean is one value of a score
         k = len(members.ids)
         self.best = backend.ensemble.zeros(k)  # the row with the best validation accuracy
         self.best_round = np.full(k, -1)
@@ -37,9 +36,9 @@ class Scoring:
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
         """Score every client's row on its validation and test set, note it, and keep the client's best by validation. Collective.
 
-        Called where the algorithm's reported model exists. With `series="mixed"` (the row after mixing) the scores are only noted,
-        and only where `--mixed` asks for them. `predict(rows, w_kW, images)` replaces the model's logits `[k, S, C]` where more than
-        the row decides. Clients that are absent in a round are not scored. A client whose row is not finite is excluded, or ends the run.
+        Called where the algorithm's reported model exists. With `series="mixed"` (the row after mixing) the scores are only noted, where
+        `--mixed` asks for them. `predict(rows, w_kW, images)` replaces the logits `[k, S, C]` where more than the row decides. Absent
+        clients are not scored. A client whose row is not finite is excluded, or ends the run.
         """
         self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.evaluate")
         if series == "mixed" and not self.mixed:
@@ -59,9 +58,9 @@ class Scoring:
         self, i: int, row_W: Tensor, losses: np.ndarray, predicted: np.ndarray, labels: np.ndarray, series: str
     ) -> None:
         """Note the scores of local client i from loss, predicted class and label of each image."""
-        n, m = int(self.backend.clients.n_val[i]), int(self.backend.clients.n_test[i])
-        right, notes = predicted == labels, self.log.notes
-        val, test = slice(int(self.backend.clients.val_start[i]), n), slice(n, n + m)
+        clients, right, notes = self.backend.clients, predicted == labels, self.log.notes
+        n = int(clients.n_val[i])
+        val, test = slice(int(clients.val_start[i]), n), slice(n, n + int(clients.n_test[i]))
         val_acc, test_acc = self.mean(right[val]), self.mean(right[test])
         if series:
             notes["mixed_val_acc"][i], notes["mixed_test_acc"][i] = val_acc, test_acc
@@ -69,12 +68,12 @@ class Scoring:
         notes["val_loss"][i], notes["val_acc"][i] = self.mean(losses[val]), val_acc
         notes["test_loss"][i], notes["test_acc"][i] = self.mean(losses[test]), test_acc
         self.last_test[i] = test_acc
-        best = self.best_val[i]
         self.stale[i] += self._scored_round[i] != self.members.round  # a method may score twice in a round
         self._scored_round[i] = self.members.round
-        if np.isnan(best) or val_acc > best:
+        best = self.best_val[i]
+        if better := np.isnan(best) or val_acc > best:
             self.stale[i] = 0
-        if np.isnan(best) or val_acc > best or (val_acc == best and self.keep_latest):
+        if better or (val_acc == best and self.keep_latest):
             self.best[i] = row_W
             self.best_round[i], self.best_val[i], self.best_test[i] = self.members.round, val_acc, test_acc
             pairs = labels[test] * self.classes + predicted[test]
@@ -85,12 +84,10 @@ class Scoring:
         alive = self.members.alive[self.members.ids]
         self.best_val[alive], self.best_test[alive] = np.nan, np.nan
         self.best_round[alive], self.best_confusion[alive] = -1, 0
+        self.stale[:] = 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return a model's loss on the validation images that the search sees, for the clients of this rank that bool `counted` `[K]` marks: float64 `[K]`.
-
-        Those of the others are nan. Each counts as an evaluation.
-        """
+        """Return a model's loss on the validation images that the search sees, float64 `[K]`: nan but for clients that bool `counted` `[K]` marks."""
         self.log.notes["evaluations"] += counted
         out = np.full(len(counted), np.nan)
         for b in self.backend.blocks:
@@ -105,10 +102,7 @@ class Scoring:
         return self.backend.training_losses(i, w_mW)
 
     def reward(self, rows: slice, pair_k2W: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return R = -validation loss of two models per client of a block, float64 `[k, 2]` (equation 6).
-
-        `counted` `[k]` says whose evaluations count: the others are computed in lock-step, for nothing.
-        """
+        """Return R = -validation loss of two models per client of a block, float64 `[k, 2]` (equation 6); `counted` `[k]` says whose count."""
         self.log.notes["evaluations"][rows] += 2 * counted
         return -self._search_losses(rows, pair_k2W)
 
@@ -121,6 +115,6 @@ class Scoring:
         return np.array([[self.mean(one[i][:n]) for one in scored] for i, n in enumerate(seen)])
 
     def mean(self, values: np.ndarray) -> float:
-        """Return the mean of a score over its images. With `metric_batch` it is that of the authors' code: a short last mini-batch weighs as much."""
+        """Return the mean of a score over its images; with `metric_batch`, as in the authors' code, that of its mini-batches, the last as any."""
         size = self.metric_batch or max(1, len(values))
         return float(np.mean([values[i : i + size].mean() for i in range(0, len(values), size)]))

@@ -21,10 +21,7 @@ from dpfl_mpi.settings import Resolved
 
 
 def learning_rate(run: Resolved, t: int) -> float:
-    """Return eta of round t of a resolved Run: its schedule over rounds 1 to T, times lr_decay every 10 rounds.
-
-    Preprocessing (t = 0) is at the schedule's start, and so is fine-tuning (t > T). lr_decay goes on while tuning, an epoch counting as a round.
-    """
+    """Return eta of round t: the schedule over rounds 1 to T, else at its start (t = 0, tuning), times lr_decay every 10 rounds or epochs of tuning."""
     eta = run.lr * run.lr_decay ** (t // 10)
     done = t - 1 if 1 <= t <= run.rounds else 0  # rounds behind it
     if run.lr_schedule == "step":
@@ -66,9 +63,8 @@ class Training:
     ) -> Tensor:
         """Train every client's row in place for `epochs` local epochs and return it (LocalOpt of Algorithm 1).
 
-        `gradient` replaces the plain gradient of the loss. `momentum` names the momentum rows: a method with a second model gives it a
-        name of its own. Columns where `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same
-        batches again: for the second model.
+        `gradient` replaces that of the loss. `momentum` names the momentum rows: those of a second model have another name. Columns where
+        `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same batches: for a second model.
         """
         self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.local_opt")
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
@@ -102,8 +98,7 @@ class Training:
     def _blocks(self, rows_KW: dict[str, Tensor], moves: bool) -> Iterator[list[Block]]:
         """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them.
 
-        `moves` is true for this round's training and false for a probe, whose rows are thrown away. What some liars send depends on how far
-        their rows have moved since this round's training began.
+        `moves` is false for a probe, whose rows are thrown away: what some liars send depends on how far training has moved their rows.
         """
         backend, active = self.backend, self.members.awake[self.members.ids]
         if moves:

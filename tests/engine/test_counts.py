@@ -11,7 +11,6 @@ from mpi4py import MPI
 from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
-from dpfl_mpi.federation.drift import Drift
 from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import backend
@@ -38,7 +37,7 @@ def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
         some = dataclasses.replace(all_of, participation=share, most_senders=np.zeros(clients))
         assert some.present(1).sum() == count
     else:
-        assert limits.flipped(run).sum() == Drift(run, 10).drifted.sum() == count
+        assert limits.flipped(run).sum() == limits.Drift(run, 10).drifted.sum() == count
 
 
 def test_one_after_the_other_sends_each_model_once(tmp_path):
