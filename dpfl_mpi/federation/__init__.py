@@ -104,6 +104,7 @@ class Parts:
             self.drift.round = 0
             self.backend.exchange_classes(np.flatnonzero(self.drift.drifted[self.ids]), *self.drift.classes.tolist())
             self.scoring.forget_best()
+            self.scoring.stale[:] = 0
 
     def meet(self, place: str) -> None:
         """Wait for all ranks, where the method is not shipped: one that is elsewhere is a `UserError` on every rank. Collective."""

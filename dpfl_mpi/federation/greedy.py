@@ -106,8 +106,9 @@ class Search:
         self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
-        # the two averages of each client that are scored next, [k, 2, W]
-        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)
+        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(
+            len(self.ids), 2, -1
+        )  # the averages that are scored next
         self.started = False
 
     def is_full(self, i: int) -> bool:
@@ -159,8 +160,7 @@ class Order:
 
     def __init__(self, greedy: Greedy, k: int, repeat: int):
         self.greedy, self.k, self.repeat = greedy, k, repeat
-        # candidates handed out, and those still to come: at least 1, until the first draw counts them
-        self.done, self.left = 0, 1
+        self.done, self.left = 0, 1  # candidates handed out, and to come: at least 1, until the first draw counts them
         self.kept = np.zeros(0, np.int64)  # drawn, not yet handed out
 
     def next(self, width: int) -> np.ndarray:
@@ -183,9 +183,8 @@ def keep(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
 
 def best_of(repeats: list[list[Search]]) -> list[list[int]]:
     """Return the chosen set of each local client: of m independent repeats the one with the largest R(X)."""
-    out: list[list[int]] = []
-    for searches in zip(*repeats, strict=True):
-        for i in range(len(searches[0].ids)):
-            best = int(np.argmax([s.r_x[i] for s in searches]))
-            out.append(searches[best].chosen[i])
-    return out
+    return [
+        searches[int(np.argmax([s.r_x[i] for s in searches]))].chosen[i]
+        for searches in zip(*repeats, strict=True)
+        for i in range(len(searches[0].ids))
+    ]

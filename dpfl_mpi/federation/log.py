@@ -28,8 +28,8 @@ class Log:
     def begin(self) -> None:
         """Start the notes of a round: scores NaN, counts 0."""
         self.notes = {name: np.full(self.k, np.nan) for name in (*SCORES, *MIXED)}
-        self.notes |= {"cases": np.zeros((self.k, 4)), "evaluations": np.zeros(self.k)}
-        self.notes["models_received"] = np.zeros(self.k)
+        self.notes |= {name: np.zeros(self.k) for name in ("evaluations", "models_received")}
+        self.notes["cases"] = np.zeros((self.k, 4))
         self.every_row = False  # whether all rows came to all ranks, which counts no models received
         self.seconds = dict.fromkeys(PHASES, 0.0)
 

@@ -28,11 +28,10 @@ class MailRoom:
         """Keep the window within `window_gb` GiB; `on_window` is called after one was made."""
         self.members, self.log, self.ensemble, self.attack = attack.members, log, attack.ensemble, attack
         self.window_gb, self.on_window = window_gb, on_window
-        members, ensemble = self.members, self.ensemble
-        pinned = ensemble.device.type == "cuda"
-        self.staging = torch.zeros(len(members.ids), ensemble.width, pin_memory=pinned)  # the rows that are put
+        k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
+        self.staging = torch.zeros(k, self.ensemble.width, pin_memory=pinned)  # the rows that are put
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
-        self.sent = ensemble.zeros(len(members.ids)) if pinned else self.staging
+        self.sent = self.ensemble.zeros(k) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.inbox: Inbox | None = None
         # called before each pass, which a method may break off on some ranks; `Parts` puts its own `meet` here
@@ -54,16 +53,15 @@ class MailRoom:
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part, and return what arrives (Algorithm 1, line 9). Collective.
 
-        It is here until rows are sent again, by this or another verb; to use it after that is a `UserError`. Where the graph is wider than
-        the window nothing is sent yet: `Received.passes` sends it pass by pass.
+        It is here until rows are sent again; to use it after that is a `UserError`. Where the graph is wider than the window nothing is sent
+        yet: `Received.passes` sends it pass by pass.
         """
         members = self.members
         members.exclude_diverged(w_KW)
         graph = members.among_active(graph)
         if members.reach is not None and not graph.within(members.reach):
-            raise UserError(
-                "the graph of fed.exchange has an edge outside the --reach of its receiver; fed.reachable(k) names its candidates"
-            )
+            whom = "its receiver; fed.reachable(k) names its candidates"
+            raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
         self.log.notes["models_received"] += graph.degrees()[members.ids]
         whole, width = self._whole_route(graph)
         self.stage(w_KW)
@@ -81,9 +79,8 @@ class MailRoom:
         limit, most = self._capacity(), members.n
         if not members.most_senders.any():  # no graph says how wide the window is
             limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.MOST_ROWS)
-        width = rows_per_pass(limit, members.per_rank, most)
-        # so that later passes need no other window
-        slots = min(width, members.n - len(members.ids)) if len(members.ids) else 0
+        width, k = rows_per_pass(limit, members.per_rank, most), len(members.ids)
+        slots = min(width, members.n - k) if k else 0  # so that later passes need no other window
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
         everyone = np.flatnonzero(members.active)
         for start in range(0, len(everyone), width):
@@ -91,10 +88,9 @@ class MailRoom:
             self.meet("the next pass of fed.every_row")
             to, of = np.nonzero(members.owner[now] != ranks[:, None])
             here = self.put(self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])), slots)
-            if len(members.ids):
-                with self.log.clock("exchange"):
-                    for j in now:
-                        yield int(j), here.rows([j])[0]
+            with self.log.clock("exchange"):
+                for j in now.tolist() if k else []:
+                    yield j, here.rows([j])[0]
             self.check(here.number)  # the method sent nothing meanwhile: the next pass puts the rows staged above
 
     def stage(self, w_KW: Tensor) -> None:
@@ -106,10 +102,11 @@ class MailRoom:
     def check(self, number: int) -> None:
         """Raise `UserError` where models were sent since the sending of this number: its own are no longer here."""
         if self.sendings != number:
-            raise UserError(
-                "the models that a fed.exchange or fed.every_row received are used after the next sending (fed.exchange, fed.every_row, "
-                "fed.bggc, fed.narrow, or fed.average without models received); only those of the last sending are here"
+            sending = "fed.exchange, fed.every_row, fed.bggc, fed.narrow, or fed.average without models received"
+            late = (
+                f"the models that a fed.exchange or fed.every_row received are used after the next sending ({sending})"
             )
+            raise UserError(f"{late}; only those of the last sending are here")
 
     def put(self, to: Route, slots: int = 0) -> Arrived:
         """Put the staged rows along a route that fits the window, and return the models that are here now. Collective.
@@ -132,15 +129,11 @@ class MailRoom:
 
     # routes and the window -----------------------------------------------------------------------------------------------
     def route(self, graph: CollaborationGraph) -> Route:
-        members = self.members
-        return route(graph, members.owner, members.row_of, members.world.rank, members.world.size)
+        members, world = self.members, self.members.world
+        return route(graph, members.owner, members.row_of, world.rank, world.size)
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window.
-
-        Raises:
-            UserError: on every rank; not even one model per client fits.
-        """
+        """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window."""
         for known, made in self._routes:
             if known is graph:
                 return made
@@ -194,19 +187,14 @@ class Arrived:
         self.w, self.slot, self.inbox, self.number = mail.sent, to.slot, inbox, mail.sendings
 
     def rows(self, senders: Senders) -> Tensor:
-        """Return copies of the models of these senders, `[k, W]` on the device.
-
-        Raises:
-            UserError: other models were sent since.
-        """
+        """Return copies of the models of these senders, `[k, W]` on the device; after a later sending this is a `UserError`."""
         self.mail.check(self.number)
         device, row_of = self.ensemble.device, self.members.row_of
         here = self.members.owner[senders] == self.members.world.rank
         if len(senders) == 1:  # without the gather a search of small models takes a tenth less
             j = senders[0]
-            return (
-                self.w[row_of[j]].clone() if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device)
-            )[None]
+            row = self.w[row_of[j]].clone() if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device)
+            return row[None]
         out = self.w[torch.from_numpy(np.where(here, row_of[senders], 0)).to(device)]  # one gather, no loop
         for i in np.flatnonzero(~here).tolist():
             out[i] = torch.from_numpy(self.inbox.take(self.slot[senders[i]]))
@@ -217,20 +205,15 @@ class Received:
     """The models that arrive along a graph: all at once, as usual, or in passes where the graph is wider than the window."""
 
     def __init__(self, mail: MailRoom, w_KW: Tensor, graph: CollaborationGraph, here: Arrived | None, width: int):
-        """Hold what is here already; where that is None, a pass brings each client `width` of the staged models.
-
-        `w_KW` are this rank's own rows; what was sent of them is staged.
-        """
+        """Hold what is here already; where that is None, a pass brings each client `width` models. `w_KW` are this rank's own rows."""
         self.mail, self.w, self.graph, self.here, self.width = mail, w_KW, graph, here, width
         self.number = mail.sendings
 
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
         """Yield, pass by pass, the models here and which of them each local client uses, in its given order. Collective.
 
-        One pass where everything is here already; else the order itself is cut into passes of the window's width.
-
-        Raises:
-            UserError: on every rank; other models were sent since.
+        One pass where everything is here already; else the orders are cut into passes of the window's width. After a later sending this is
+        a `UserError` on every rank.
         """
         self.mail.check(self.number)
         if self.here is not None:

@@ -24,8 +24,6 @@ from dpfl_mpi.settings import Resolved
 
 
 class Phase(Enum):
-    """What a run is at."""
-
     ROUNDS = 1
     TUNING = 2  # --finetune_epochs: every client trains on from its own best model
     ARRIVAL = 3  # --newcomers: clients come after the last round
@@ -73,13 +71,12 @@ class Members:
     @property
     def all_stopped(self) -> bool:
         """Whether every client that could train has stopped early."""
-        return bool(
-            ((self.stopped_round >= 0) | ~self.alive | self.limits.newcomers).all() and (self.stopped_round >= 0).any()
-        )
+        stopped = self.stopped_round >= 0
+        return bool((stopped | ~self.alive | self.limits.newcomers).all() and stopped.any())
 
     @property
     def benign(self) -> np.ndarray:
-        """Which clients reported means are over, bool `[N]`: those with true labels that do not lie and are there from the start."""
+        """Which clients reported means are over, bool `[N]`: those with true labels that do not lie and do not come later."""
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
 
     @property
@@ -94,10 +91,7 @@ class Members:
 
     @property
     def awake(self) -> np.ndarray:
-        """Who is active and has not stopped early, bool `[N]`: it trains and receives. A client that has stopped sends its last model.
-
-        While newcomers arrive only they are awake; while tuning those that have stopped early are awake again.
-        """
+        """Who trains and receives, bool `[N]`: who is active and has not stopped early; while tuning also those; newcomers while they arrive."""
         if self.phase is Phase.ARRIVAL:
             return self.active & self.limits.newcomers
         return self.active & ((self.phase is Phase.TUNING) | (self.stopped_round < 0))
@@ -121,21 +115,18 @@ class Members:
         shape = [len(self.ids), width]
         if not isinstance(w_KW, Tensor) or w_KW.dtype != torch.float32 or list(w_KW.shape) != shape:
             kind = str(getattr(w_KW, "dtype", type(w_KW).__name__)).removeprefix("torch.")
-            raise UserError(
-                f"{verb} was given {type(w_KW).__name__} {kind} {list(getattr(w_KW, 'shape', []))}; it takes the rows of "
-                f"this rank's clients, Tensor float32 {shape}"
-            )
+            given = f"{type(w_KW).__name__} {kind} {list(getattr(w_KW, 'shape', []))}"
+            takes = f"it takes the rows of this rank's clients, Tensor float32 {shape}"
+            raise UserError(f"{verb} was given {given}; {takes}")
         if len(w_KW) and w_KW.stride(1) != 1:
-            raise UserError(
-                f"{verb} was given rows whose numbers do not lie side by side in memory, as after .T; make them so by .contiguous()"
-            )
+            mend = "as after .T; make them so by .contiguous()"
+            raise UserError(f"{verb} was given rows whose numbers do not lie side by side in memory, {mend}")
 
     def check_graph(self, graph: CollaborationGraph, what: str) -> None:
         """Raise `UserError` where this is no graph, or one that has a client among its own senders, or a sender twice."""
         if not isinstance(graph, CollaborationGraph):
-            raise UserError(
-                f"{what} is a {type(graph).__name__}; fed.collect makes a graph of the senders of each client"
-            )
+            made = "fed.collect makes a graph of the senders of each client"
+            raise UserError(f"{what} is a {type(graph).__name__}; {made}")
         receivers = graph.receivers()
         for wrong, how in (
             (graph.senders == receivers, "itself as a sender; its own model is in the mean anyway"),
@@ -150,43 +141,29 @@ class Members:
         over = np.flatnonzero((graph.degrees() > self.most_senders) & self.active)
         if len(over):
             k = over[0]
-            raise UserError(
-                f"{what} gives client {k} {graph.degrees()[k]} senders; its budget allows {self.most_senders[k]} (--budget is B_c, its own model included)"
-            )
+            allows = f"its budget allows {self.most_senders[k]} (--budget is B_c, its own model included)"
+            raise UserError(f"{what} gives client {k} {graph.degrees()[k]} senders; {allows}")
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
-        """Find clients whose row is not finite, or too large to sum, before any sum or reward: end the run, or exclude them.
-
-        Collective. All ranks find out together: a rank that stopped alone would leave the others waiting for it.
-
-        Raises:
-            UserError: on every rank, where a client has diverged and none may be excluded.
-        """
+        """Exclude clients whose row is not finite, or too large to sum, or end the run by a `UserError` on every rank. Collective."""
         largest = torch.linalg.vector_norm(w_KW, math.inf, dim=1)  # no copy of the rows; NaN where a weight is
         finite = self._of_all((largest < LARGEST).cpu().numpy())  # false for NaN as well
         for k in np.flatnonzero(~finite & self.alive):
             if not self.exclude:
-                raise UserError(
-                    f"client {k} diverged in round {self.round}: its model is not finite or has a weight beyond {LARGEST:g}; {self.advice}"
-                )
+                why = f"its model is not finite or has a weight beyond {LARGEST:g}"
+                raise UserError(f"client {k} diverged in round {self.round}: {why}; {self.advice}")
             self.diverged_round[k] = self.round
         self.alive &= finite
         self.most_senders[~self.alive] = 0
 
     # from the ranks to all, and to root ----------------------------------------------------------------------------------
     def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
-        """Return on every rank the graph whose edges each rank knows for its own receivers. Collective.
-
-        Raises:
-            UserError: a client has something else than a list of whole numbers.
-        """
+        """Return on every rank the graph whose edges each rank knows for its own receivers: lists of whole numbers. Collective."""
         for k, senders in zip(self.ids, mine, strict=False):
             numbers = np.asarray(senders)
             if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-                raise UserError(
-                    f"fed.collect was given a {type(senders).__name__} for client {k}; it takes for each of this rank's clients the numbers "
-                    "of its senders, such as np.array([3, 5])"
-                )
+                takes = "it takes for each of this rank's clients the numbers of its senders, such as np.array([3, 5])"
+                raise UserError(f"fed.collect was given a {type(senders).__name__} for client {k}; {takes}")
         if len(mine) != len(self.ids):
             raise UserError(f"fed.collect was given senders for {len(mine)} clients; this rank has {len(self.ids)}")
         lengths = self.world.gather(np.array([len(s) for s in mine], np.int64), self.owner, everywhere=True)
@@ -199,16 +176,10 @@ class Members:
     def to_root(self, rows: np.ndarray) -> np.ndarray | None:
         """Return on root `[N, ...]` in client order from every rank's `[K, ...]`; elsewhere None. Collective."""
         gathered = self.world.gather(rows, self.owner)
-        return None if gathered is None else self._by_client(gathered)
+        return None if gathered is None else gathered[np.argsort(self.rank_by_rank)]
 
     def _of_all(self, mine: np.ndarray) -> np.ndarray:
         """Return on every rank bool `[N]` of every rank's bool `[K]`. Collective."""
         gathered = self.world.gather(mine.astype(np.uint8), self.owner, everywhere=True)
         assert gathered is not None
-        return self._by_client(gathered).astype(bool)
-
-    def _by_client(self, gathered: np.ndarray) -> np.ndarray:
-        """Return gathered rows `[N, ...]`, which come rank by rank, in the order of the clients."""
-        out = np.empty_like(gathered)
-        out[self.rank_by_rank] = gathered
-        return out
+        return gathered[np.argsort(self.rank_by_rank)].astype(bool)

@@ -84,7 +84,6 @@ class Scoring:
         alive = self.members.alive[self.members.ids]
         self.best_val[alive], self.best_test[alive] = np.nan, np.nan
         self.best_round[alive], self.best_confusion[alive] = -1, 0
-        self.stale[:] = 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return a model's loss on the validation images that the search sees, float64 `[K]`: nan but for clients that bool `counted` `[K]` marks."""

@@ -35,8 +35,7 @@ class Sums:
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
         """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; a client without senders keeps its row. Collective.
 
-        `received` saves the exchange where the models are already here. All clients average the rows of one snapshot;
-        with --averaging serial those who come later average over averages.
+        `received` saves the exchange where the models are already here.
         """
         members = self.members
         members.check_graph(graph, "the graph of fed.average")
@@ -53,10 +52,9 @@ class Sums:
     def _average_serially(
         self, w_KW: Tensor, graph: CollaborationGraph, received: Received, order: np.ndarray
     ) -> Tensor:
-        """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`.
+        """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`, as the authors' code does.
 
-        The authors' code does this: who comes later averages over averages. Clients that do not wait for one another go at the same time:
-        a client's turn is one after the last of its senders that come before it.
+        Clients that do not wait for one another go at the same time: a client's turn is one after the last of its senders that come before it.
         """
         members, comes_later = self.members, later(graph, order)
         early, late = graph.only(~comes_later), graph.only(comes_later)
@@ -111,18 +109,13 @@ class Sums:
         return out
 
     def mean(self, w_KW: Tensor) -> Tensor:
-        """Return the exact p-weighted mean over all clients that take part, `[W]`: the same bits for any number of ranks.
-
-        Each of them sent its row up and gets the mean back: two models per client.
-        """
+        """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client."""
         members = self.members
         members.exclude_diverged(w_KW)
         if not members.active.any():
-            raise UserError(
-                f"round {members.round} has no client with a finite model left; lower --lr or set --clip_norm"
-                if members.present.any()
-                else f"round {members.round} has no client that takes part: those available come later or have stopped early (--patience)"
-            )
+            nobody = "that takes part: those available come later or have stopped early (--patience)"
+            why = "with a finite model left; lower --lr or set --clip_norm" if members.present.any() else nobody
+            raise UserError(f"round {members.round} has no client {why}")
         with self.log.clock("exchange"):
             self.log.notes["models_received"] += 2 * members.active[members.ids]
             return (from_fixed_point(self._over_all(w_KW)) / float(members.p[members.active].sum())).float()

@@ -134,7 +134,7 @@ class Backend:
         gradient: Gradient | None = None,
         trained: Tensor | None = None,
     ) -> None:
-        """Train the block's rows by `epochs` local epochs of SGD, in place, and add up `block.loss` and `block.steps`.
+        """Train the block's rows by `epochs` local epochs, in place, and add up `block.loss` and `block.steps`.
 
         `first_epoch` `[K]` counts the epochs that each client has behind it. `gradient` replaces the plain one. Columns not `trained` are frozen.
         """
@@ -167,7 +167,6 @@ class Backend:
         self._count(block, loss)
 
     def _count(self, block: Block, loss: Tensor | None) -> None:
-        """Count a step of training, where it comes with its losses `[k]`."""
         if loss is not None:
             block.loss += loss
             block.steps += 1
@@ -213,12 +212,9 @@ class Backend:
         return total / len(y)
 
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
-        """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images for the search, float64 `[k, m]`.
-
-        The images are prepared once while one block is searched; on a CPU the next client's take their place.
-        """
+        """Return the mean validation loss of m models per client `[k, m, W]`, each on its client's images for the search, float64 `[k, m]`."""
         k, m, _ = w_kmW.shape
-        if (rows.start, m) not in self._validation:
+        if (rows.start, m) not in self._validation:  # the images are prepared once while one block is searched
             if len(self.blocks) > 1 and k == 1:
                 self._validation.clear()  # a CPU goes through its clients one by one
             self._validation[rows.start, m] = [
@@ -236,10 +232,7 @@ class Backend:
     def candidate(
         self, x_kW: Tensor, y_kW: Tensor, w_kW: Tensor, p: np.ndarray, p_x: np.ndarray, p_y: np.ndarray, pair: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the sums x + p w and y - p w, float64 `[k, W]`; write their averages, over p_x and p_y `[k]`, into `pair` `[k, 2, W]`.
-
-        Scored, the pair gives R of both of a candidate's sets in the greedy search (`federation.greedy`).
-        """
+        """Return the sums x + p w and y - p w, float64 `[k, W]`; write their averages, over p_x and p_y `[k]`, into `pair` `[k, 2, W]`."""
         column = self.ensemble.column
         w, share = w_kW.double(), column(p)
         x, y = x_kW.addcmul(w, share), y_kW.addcmul(w, share, value=-1)

@@ -10,15 +10,12 @@ from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 
 def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
     """Return this rank's device, by --device and --precision: its local rank modulo the GPUs seen, set before anything else touches CUDA."""
-    # cuBLAS is deterministic only with a workspace of its own
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without a workspace of its own cuBLAS differs
     available = torch.cuda.is_available() if wanted != "cpu" else False
     if wanted == "cuda" and not available:
-        why = why_hidden()
-        raise UserError(
-            f"--device is cuda; PyTorch sees no GPU here{': ' if why else ''}{why} "
-            "(allowed: auto, cpu, or a node with a GPU and a CUDA build of torch)"
-        )
+        why = f": {hidden}" if (hidden := why_hidden()) else ""
+        allowed = "auto, cpu, or a node with a GPU and a CUDA build of torch"
+        raise UserError(f"--device is cuda; PyTorch sees no GPU here{why} (allowed: {allowed})")
     if not available:
         if precision == "tf32":
             raise UserError("--precision is tf32; only a GPU has it (on a CPU: float32 or bf16)")

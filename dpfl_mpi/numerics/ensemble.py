@@ -38,7 +38,7 @@ Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by 
 FIXED_POINT = 2.0**50  # scale of the exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62
 LARGEST = 2.0**12  # a client with a weight that large has diverged
 NORMALISATION = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
-DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # the layers of which Kaiming's rule speaks
+DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # the layers whose weight and bias Kaiming's rule speaks of
 
 
 class Block:
@@ -51,9 +51,8 @@ class Block:
         self.ensemble, self.w, self.g, self.rows = ensemble, w_kW, torch.zeros_like(w_kW), rows
         self.momentum: Any = m_kW  # None where the rows are not trained
         self.layers, self.grads = ensemble.layers(self.w), ensemble.layers(self.g)
-        self.leaves = (
-            {name: v[0].detach().requires_grad_() for name, v in self.layers.items()} if len(w_kW) == 1 else {}
-        )
+        alone = self.layers.items() if len(w_kW) == 1 else ()
+        self.leaves = {name: v[0].detach().requires_grad_() for name, v in alone}
         self.loss, self.steps = w_kW.new_zeros(len(w_kW)), np.zeros(len(w_kW), np.int64)
         self._scratch: Block | None = None
 
@@ -86,15 +85,11 @@ class Ensemble:
         precision: str = "float32",
         dtype: str = "uint8",
     ):
-        """Take the layers of a module; with precision "bf16" the factors of its matrix products are rounded to bfloat16.
-
-        `dtype` is that of the samples, whose last axis `mean` and `std` belong to: uint8 (in pixels scaled to 0..1), float32, or int32, tokens.
-        """
+        """Take the layers of a module; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are."""
         refuse_statistics(module)
         self.module = module.to(device).eval()  # scores
-        self.draws = Draws()
+        self.device, self.draws = device, Draws()
         self.learner = keyed(copy.deepcopy(self.module).train(), self.draws)  # the same layers, as they train
-        self.device = device
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
@@ -139,9 +134,9 @@ class Ensemble:
         for name in wanted:
             inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
             if not inside:
-                allowed = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
+                known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
                 raise UserError(
-                    f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {allowed}"
+                    f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {known}"
                 )
             for n in inside:
                 named[n].fill_(1)
@@ -156,8 +151,9 @@ class Ensemble:
         row, fan_in = self.zeros(1), 1
         built = dict(self.module.named_parameters())
         for name, layer in self.layers(row).items():
-            shape = layer.shape[1:]
-            if init == "own" or not self._ruled(name):
+            shape, (of, _, kind) = layer.shape[1:], name.rpartition(".")
+            ruled = kind in ("weight", "bias") and isinstance(self.module.get_submodule(of), DENSE)
+            if init == "own" or not ruled:
                 layer[0] = built[name].detach()
                 continue
             if len(shape) > 1:
@@ -169,11 +165,6 @@ class Ensemble:
                 bound = 1 / math.sqrt(fan_in)  # a bias follows its weight
             layer[0] = torch.from_numpy(rng.uniform(-bound, bound, shape).astype(np.float32))
         return row[0]
-
-    def _ruled(self, name: str) -> bool:
-        """Return whether Kaiming's rule speaks of a parameter: weight or bias of a dense or convolutional layer."""
-        of, _, kind = name.rpartition(".")
-        return kind in ("weight", "bias") and isinstance(self.module.get_submodule(of), DENSE)
 
     # images -----------------------------------------------------------------------------------------------------------
     def normalise(self, x: Tensor) -> Tensor:
@@ -219,10 +210,7 @@ class Ensemble:
     def gradient(
         self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Tensor | None = None
     ) -> Tensor:
-        """Write into `block.g` the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`.
-
-        `key_k`, int64, is what dropout layers draw from.
-        """
+        """Write into `block.g` the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`. Dropout draws from `key_k`."""
         if self.kernels:
             return self.kernels.gradient(block.layers, x_kSHWC, y_kS, weight_kS, block.grads)
         x = self.module_input(x_kSHWC)
@@ -244,9 +232,7 @@ class Ensemble:
             logits = functional_call(self.learner if training else self.module, layers, (x,))
             return logits.float() if self.bf16 else logits
 
-    def _loss(
-        self, layers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None
-    ) -> Tensor:
+    def _loss(self, layers: Any, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
         """Return one model's weighted sum of losses over a mini-batch, without axes; dropout draws from `key`."""
         self.draws.begin(key)
         logits = self._module(layers, x, training=True)
@@ -257,9 +243,8 @@ def refuse_statistics(module: nn.Module) -> None:
     """Raise `UserError` for a layer that normalises by the mini-batch: a row holds parameters, and the samples of a batch must not mix."""
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
-            raise UserError(
-                f"--model: layer {name} ({type(part).__name__}) keeps batch statistics, which rows cannot hold; use GroupNorm or none"
-            )
+            mend = "which rows cannot hold; use GroupNorm or none"
+            raise UserError(f"--model: layer {name} ({type(part).__name__}) keeps batch statistics, {mend}")
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
@@ -280,9 +265,7 @@ def fixed_point(w_kW: Tensor, p_k: Tensor) -> Tensor:
 def check_fixed_point(w_kW: Tensor) -> None:
     """Raise `UserError` where weights are too large for the exact sums (2^12); rows must be finite."""
     if len(w_kW) and float(w_kW.abs().max()) >= LARGEST:
-        raise UserError(
-            "a model has grown beyond 4096 in a weight, which exact sums cannot hold; lower --lr or set --clip_norm"
-        )
+        raise UserError("a weight has grown beyond 4096, which exact sums cannot hold; lower --lr or set --clip_norm")
 
 
 def from_fixed_point(total: Tensor) -> Tensor:

@@ -82,18 +82,14 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
         got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         yield f"forward returned {got} for 2 samples of {classes} classes; it must return logits, float [2, {classes}]"
     if drawn or any(isinstance(part, RANDOM) for part in learner.modules()):
-        yield (
-            "forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers "
-            "nn.Dropout, Dropout1d, Dropout2d and Dropout3d are allowed, as layers that build makes"
-        )
+        allowed = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d are allowed, as layers that build makes"
+        yield f"forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers {allowed}"
     for name, b in learner.named_buffers():
         if not torch.equal(b, buffers[name]):
             yield f"forward changes the buffer {name}, which rows cannot hold; buffers must stay as build made them"
     if not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
-        yield (
-            "forward gives a sample other logits when it is alone than beside another; samples must not depend on each other "
-            "(GroupNorm, not statistics of the mini-batch)"
-        )
+        must = "samples must not depend on each other (GroupNorm, not statistics of the mini-batch)"
+        yield f"forward gives a sample other logits when it is alone than beside another; {must}"
     for name in untrained(learner, two, draws):
         yield f"the logits do not depend on {name}, so it cannot be trained; let forward use every layer, without detach or no_grad"
 

@@ -37,20 +37,15 @@ class RawImages(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor | np.ndarray) -> Tensor:
-        """Return the network's output for raw images `[S, H, W, C]`, of PyTorch or NumPy.
-
-        Raises:
-            UserError: they are of another kind, such as floats from 0 to 1 in place of bytes, or have their channels elsewhere.
-        """
+        """Return the network's output for raw images `[S, H, W, C]`, of PyTorch or NumPy; floats in place of bytes are a `UserError`."""
         images = torch.as_tensor(images)
         if self.tokens:
             return self.network(images.long())
         last, floats = len(self.scale), images.is_floating_point()
         if images.dim() not in ((4,) if self.bytes else (2, 4)) or images.shape[-1] != last or (self.bytes and floats):
             given = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
-            takes = "whole numbers from 0 to 255," if self.bytes else f"numbers [S, {last}] or"
-            raise UserError(
-                f"the model was given {given}; it takes samples as the data hold them: {takes} [S, H, W, {last}]"
-            )
+            numbers = "whole numbers from 0 to 255," if self.bytes else f"numbers [S, {last}] or"
+            takes = f"it takes samples as the data hold them: {numbers} [S, H, W, {last}]"
+            raise UserError(f"the model was given {given}; {takes}")
         x = torch.addcmul(self.shift, images.float(), self.scale)
         return self.network(x.movedim(-1, 1) if x.dim() == 4 else x)
