@@ -124,7 +124,7 @@ def ours(images: np.ndarray, labels: np.ndarray, steps: int, augment: bool, form
     backend = Backend(ensemble, clients, sgd, 1) if form == "torch" else NativeBackend(ensemble, clients, sgd, form)
     start = time.process_time()
     with torch.no_grad():
-        backend.train_epochs(Block(ensemble, w, momentum, slice(0, 1)), epochs, np.zeros(1, np.int64), 0.01)
+        backend.train_epochs(Block(ensemble, w, momentum, slice(0, 1)), epochs, np.zeros(1, np.int64), 0.01, None, None)
     times.append((time.process_time() - start) / (epochs * n // S) * 1e3)
 
 

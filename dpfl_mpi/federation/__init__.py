@@ -116,7 +116,6 @@ class Parts:
         """Free the window on all ranks. Collective."""
         self.mail.close()
 
-    # from start to start, and to the tuning after the rounds --------------------------------------------------------------
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return by name the live arrays that a checkpoint keeps: `[K, ...]` of this rank's clients, and what all ranks share."""
         scoring, training, members = self.scoring, self.training, self.members
@@ -186,7 +185,6 @@ class Federation:
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
         self.graphs = parts.graphs  # of --graphs, those of rounds 0 to T
 
-    # a round -------------------------------------------------------------------------------------------------------------
     round = fact("members", "round")  # the number of this round
     active = fact("members", "active")  # who takes part in this round and has a finite model, bool [N]
     awake = fact("members", "awake")  # who is active and has not stopped early, bool [N]: it trains and receives
@@ -199,7 +197,6 @@ class Federation:
         """Note that every client that takes part received so many models in a way that no verb counts, such as by `every_row`."""
         self.notes["models_received"] += models * self.active[self.ids]
 
-    # training ------------------------------------------------------------------------------------------------------------
     def initial_row(self) -> Tensor:
         """Return the initial model that all clients have in common, `[W]`."""
         draws = streams.stream(self.run.seed, streams.INIT, 0, 0)
@@ -243,7 +240,6 @@ class Federation:
             raise UserError(f"{needs}, and --model {short(self.run.model)} names none: {mend}")
         return self._parts.head
 
-    # scoring -------------------------------------------------------------------------------------------------------------
     evaluate = verb("scoring", Scoring.evaluate, collective=True)
     losses = verb("scoring", Scoring.losses)
     training_losses = verb("scoring", Scoring.training_losses)
@@ -256,7 +252,6 @@ class Federation:
         """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
         return self._parts.backend.memory(i, w_1W, most, self._head())
 
-    # models that are sent --------------------------------------------------------------------------------------------------
     exchange = verb("mail", MailRoom.exchange, collective=True)
     narrow = verb("mail", MailRoom.narrow, collective=True)
     average = verb("sums", Sums.average, collective=True)
@@ -272,7 +267,6 @@ class Federation:
         self._parts.log.every_row = True
         return self._parts.mail.every_row(w_KW)
 
-    # choosing whose models to average --------------------------------------------------------------------------------------
     bggc = verb("greedy", Greedy.bggc, collective=True)
     ggc = verb("greedy", Greedy.ggc, collective=True)
     shuffle = verb("greedy", Greedy.shuffle)

@@ -151,10 +151,7 @@ class Search:
 
 
 class Order:
-    """The candidates of one client in its random order (line 9 of Algorithm 3), of which only the next few are kept.
-
-    A search ends early, after some dozens of candidates: all orders whole would be N^2 numbers.
-    """
+    """The candidates of one client in its random order (line 9 of Algorithm 3); only the next few are kept, for all would be N^2 numbers."""
 
     AHEAD = 64  # batches kept; what comes later is drawn again
 

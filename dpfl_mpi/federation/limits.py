@@ -45,10 +45,7 @@ class Limits:
 
 
 class Drift:
-    """--drift SHARE:ROUND: from that round on, a share of the clients has the labels of two classes exchanged, for training and scoring alike.
-
-    The two classes and who drifts are drawn once for all clients. A drifting client that holds neither class sees no change.
-    """
+    """--drift SHARE:ROUND: from that round on a share of the clients has the labels of two classes exchanged, for training and scoring alike."""
 
     def __init__(self, run: Resolved, classes: int):
         share, self.round = (run.drift.share, run.drift.round) if run.drift else (0.0, 0)  # round 0: never, or already

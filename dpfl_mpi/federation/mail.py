@@ -49,7 +49,6 @@ class MailRoom:
         """Bytes that this rank has put into windows in this round."""
         return self.inbox.bytes_put if self.inbox else 0
 
-    # sending -------------------------------------------------------------------------------------------------------------
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part, and return what arrives (Algorithm 1, line 9). Collective.
 
@@ -70,8 +69,7 @@ class MailRoom:
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
 
-        The rows pass through the window, as many at a time as it has slots, and at most `placement.MOST_ROWS` where there is no graph; each is
-        sent to a rank once.
+        As many rows at a time as the window has slots, at most `placement.MOST_ROWS` where there is no graph; each is sent to a rank once.
         """
         members = self.members
         members.exclude_diverged(w_KW)
@@ -109,10 +107,7 @@ class MailRoom:
             raise UserError(f"{late}; only those of the last sending are here")
 
     def put(self, to: Route, slots: int = 0) -> Arrived:
-        """Put the staged rows along a route that fits the window, and return the models that are here now. Collective.
-
-        A window that must be made has so many `slots` at least.
-        """
+        """Put the staged rows along a route that fits the window, made with so many `slots` at least; return the models here now. Collective."""
         need = int(to.need[self.members.world.rank])
         inbox = self.inbox
         if self.members.world.agree(inbox is None or need > inbox.slots):
@@ -127,7 +122,6 @@ class MailRoom:
         self.sendings += 1
         return Arrived(self, to, inbox)
 
-    # routes and the window -----------------------------------------------------------------------------------------------
     def route(self, graph: CollaborationGraph) -> Route:
         members, world = self.members, self.members.world
         return route(graph, members.owner, members.row_of, world.rank, world.size)

@@ -156,7 +156,6 @@ class Members:
         self.alive &= finite
         self.most_senders[~self.alive] = 0
 
-    # from the ranks to all, and to root ----------------------------------------------------------------------------------
     def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph whose edges each rank knows for its own receivers: lists of whole numbers. Collective."""
         for k, senders in zip(self.ids, mine, strict=False):

@@ -33,10 +33,7 @@ class Sums:
         self.order = visits.permutation(run.clients) if run.averaging == "serial" else None
 
     def average(self, w_KW: Tensor, graph: CollaborationGraph, received: Received | None = None) -> Tensor:
-        """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; a client without senders keeps its row. Collective.
-
-        `received` saves the exchange where the models are already here.
-        """
+        """Return sum p_i w_i / sum p_i over each client and its senders (equation 4), `[K, W]`; `received` saves the exchange. Collective."""
         members = self.members
         members.check_graph(graph, "the graph of fed.average")
         if received is None:  # --averaging serial: senders that come before their receiver send once they have averaged
@@ -87,10 +84,7 @@ class Sums:
                 total[b] += rows.double() * p_k[:, None]
 
     def _one_by_one(self, received: Received, local: Sequence[Senders]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield of each block of clients each position of their lists: the block, one model per client `[k, W]`, and its p, float64 `[k]`.
-
-        Where a client's list has ended it is its own model with p = 0.
-        """
+        """Yield of each block each position of its lists: the block, a model per client `[k, W]`, and p, float64 `[k]`: 0 where a list has ended."""
         p, ids = self.members.p, self.members.ids
         for here, now in received.passes(local):
             for b in self.blocks:

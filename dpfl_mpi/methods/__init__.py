@@ -150,10 +150,9 @@ def load(name: str, module: ModuleType) -> Method:
 
 
 def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:
-    """Check what init (round 0) or round returned on this rank, `before` being the state that round was given: microseconds, so after every round.
+    """Check what init (round 0) or round returned on this rank, `before` being the state that round was given. Not collective.
 
-    Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes. The `UserError` says where
-    the contract is broken. Not collective: it may be so on some ranks only.
+    Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes.
     """
     who = f"{'round' if parts.round else 'init'} of the method {name}"
     if said := mistake(who, state, len(parts.ids), parts.n, before):

@@ -14,8 +14,7 @@ from dpfl_mpi.settings import option
 CITATION = """@article{deng2020apfl,
   title = {Adaptive Personalized Federated Learning},
   author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
-  journal = {arXiv:2003.13461},
-  year = {2020}
+  journal = {arXiv:2003.13461}, year = {2020}
 }"""
 METHOD = Method("APFL", CITATION, topology="server", models=2, colour="#D55E00", line="--", marker="v")
 
@@ -27,7 +26,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row, as w and as every v_i."""
     w = fed.initial_row()
     v = fed.copies(w)
     fed.evaluate(v)

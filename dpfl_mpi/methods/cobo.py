@@ -19,8 +19,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{hashemi2024cobo,
   title = {{CoBo}: Collaborative Learning via Bilevel Optimization},
   author = {Hashemi, Diba and He, Lie and Jaggi, Martin},
-  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
-  year = {2024},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)}, year = {2024},
   note = {arXiv:2409.05539}
 }"""
 # sent: x_i up, its pull down; per partner a midpoint down, its gradient up. Of thousands of clients hardly any has more than ten partners
@@ -36,7 +35,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row as every x_i, and w_ij = 1."""
     x = fed.common_row()
     fed.evaluate(x)
     shared = {"chosen": CollaborationGraph.empty(fed.n)}

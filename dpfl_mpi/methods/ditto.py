@@ -11,8 +11,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},
   author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2021}
+  booktitle = {International Conference on Machine Learning (ICML)}, year = {2021}
 }"""
 METHOD = Method("Ditto", CITATION, topology="server", models=2, elementwise=True, colour="#E69F00", marker="<")
 
@@ -23,7 +22,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row, as w and as every v_i."""
     return fedavg.personal(fed, "v")
 
 

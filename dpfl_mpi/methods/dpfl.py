@@ -9,8 +9,7 @@ CITATION = """@inproceedings{kharrat2025dpfl,
   series = {Proceedings of Machine Learning Research},
   volume = {258},
   pages = {5086--5094},
-  publisher = {PMLR},
-  year = {2025},
+  publisher = {PMLR}, year = {2025},
   note = {arXiv:2406.06520}
 }"""
 METHOD = Method(

@@ -20,8 +20,7 @@ LOSSES = 10  # whose standard deviation says that W_i has converged
 CITATION = """@inproceedings{zhang2023fedala,
   title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
   author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
-  booktitle = {AAAI Conference on Artificial Intelligence},
-  year = {2023}
+  booktitle = {AAAI Conference on Artificial Intelligence}, year = {2023}
 }"""
 METHOD = Method("FedALA", CITATION, topology="server", elementwise=True, colour="#009E73", line="-.")
 

@@ -8,14 +8,12 @@ from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
 CITATION = """@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
-  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
-  year = {2017}
+  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)}, year = {2017}
 }"""
 METHOD = Method("FedAvg", CITATION, topology="server", elementwise=True, colour="#009E73", marker="s")
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row w, untrained."""
     w = fed.initial_row()
     fed.evaluate(fed.copies(w))
     return {"client": {}, "shared": {"w": w}}

@@ -11,8 +11,7 @@ from dpfl_mpi.methods import Federation, Method, State, fedavg
 CITATION = """@inproceedings{li2021fedbn,
   title = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
   author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
-  booktitle = {International Conference on Learning Representations (ICLR)},
-  year = {2021}
+  booktitle = {International Conference on Learning Representations (ICLR)}, year = {2021}
 }"""
 METHOD = Method("FedBN", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="-.")
 

@@ -12,8 +12,7 @@ from dpfl_mpi.settings import option
 CITATION = """@article{arivazhagan2019fedper,
   title = {Federated Learning with Personalization Layers},
   author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  journal = {arXiv:1912.00818},
-  year = {2019}
+  journal = {arXiv:1912.00818}, year = {2019}
 }"""
 METHOD = Method("FedPer", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="--")
 

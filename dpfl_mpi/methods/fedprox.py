@@ -11,8 +11,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},
   author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
-  booktitle = {Conference on Machine Learning and Systems (MLSys)},
-  year = {2020}
+  booktitle = {Conference on Machine Learning and Systems (MLSys)}, year = {2020}
 }"""
 METHOD = Method("FedProx", CITATION, topology="server", elementwise=True, colour="#CC79A7", marker="D")
 
@@ -27,7 +26,6 @@ init = fedavg.init
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t: as FedAvg, on h_i."""
     w = state["shared"]["w"]
     w = fedavg.update(fed, w, gradient=fed.proximal(w, fed.options["mu"]))
     fed.evaluate(fed.copies(w))

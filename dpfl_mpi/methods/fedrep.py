@@ -13,8 +13,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{collins2021fedrep,
   title = {Exploiting Shared Representations for Personalized Federated Learning},
   author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2021}
+  booktitle = {International Conference on Machine Learning (ICML)}, year = {2021}
 }"""
 METHOD = Method("FedRep", CITATION, topology="server", elementwise=True, colour="#009E73", line="--", marker=">")
 

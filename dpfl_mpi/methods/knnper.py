@@ -16,8 +16,7 @@ AT_ONCE = 64  # images whose differences to the memory are held at once: 107 MB 
 CITATION = """@inproceedings{marfoq2022knnper,
   title = {Personalized Federated Learning through Local Memorization},
   author = {Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2022}
+  booktitle = {International Conference on Machine Learning (ICML)}, year = {2022}
 }"""
 # finetunes: more than the row is scored
 METHOD = Method("kNN-Per", CITATION, topology="server", finetunes=False, colour="#E69F00", line="--", marker="p")
@@ -33,14 +32,12 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row w."""
     w = fed.initial_row()
     fed.evaluate(fed.copies(w), predict=mixture(fed))
     return {"client": {}, "shared": {"w": w}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t: FedAvg, scored together with the memory."""
     w_i = fed.local_opt(fed.copies(state["shared"]["w"]), epochs=fed.run.tau_train)
     w = fed.mean(w_i)
     fed.evaluate(w_i if fed.options["score_trained"] else fed.copies(w), predict=mixture(fed))
@@ -48,7 +45,6 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def newcomer(fed: Federation, state: State) -> Newcomer:
-    """Return the global w, scored together with the memory."""
     return Newcomer(fed.copies(state["shared"]["w"]), predict=mixture(fed))
 
 

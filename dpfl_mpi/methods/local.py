@@ -6,14 +6,12 @@ METHOD = Method(title="Local", topology="none", elementwise=True, colour="#D55E0
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row, untrained."""
     w = fed.common_row()
     fed.evaluate(w)
     return {"client": {"w": w}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the rows after tau_train more epochs."""
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)
     return {"client": {"w": w}, "shared": {}}

@@ -12,7 +12,6 @@ METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise
 
 
 def init(fed: Federation) -> State:
-    """Return the state after preprocessing: the mixed rows and the oracle's graph."""
     held, most = fed.class_counts > 0, fed.most_senders
     chosen = [best(k, fed.reachable(k), held, fed.p, most[k]) for k in fed.ids]
     return _given.init(fed, lambda w: fed.collect(chosen))

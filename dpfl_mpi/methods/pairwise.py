@@ -18,7 +18,6 @@ METHOD = _given.method(
 
 
 def init(fed: Federation) -> State:
-    """Return the state after preprocessing: the mixed rows and the graph."""
     return _given.init(fed, lambda w: choose(fed, w))
 
 

@@ -20,8 +20,7 @@ from dpfl_mpi.settings.values import nearest
 CITATION = """@inproceedings{onoszko2021pens,
   title = {Decentralized federated learning of deep neural networks on non-iid data},
   author = {Onoszko, Noa and Karlsson, Gustav and Mogren, Olof and Listo Zec, Edvin},
-  booktitle = {Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML},
-  year = {2021},
+  booktitle = {Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML}, year = {2021},
   note = {arXiv:2107.08517}
 }"""
 IGNORES = ("omega_period", "graphs")
@@ -35,7 +34,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row, untrained; nobody was chosen yet."""
     w = fed.common_row()
     fed.evaluate(w)
     counts = {"taken": np.zeros((len(fed.ids), fed.n), np.int32), "by_chance": np.zeros((len(fed.ids), fed.n))}

@@ -11,8 +11,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{fallah2020perfedavg,
   title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
   author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
-  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
-  year = {2020}
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)}, year = {2020}
 }"""
 METHOD = Method("PerFedAvg", CITATION, topology="server", elementwise=True, colour="#56B4E9", marker="^")
 
@@ -24,7 +23,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row w."""
     w = fed.initial_row()
     fed.evaluate(fed.copies(w) if fed.options["score_trained"] else adapted(fed, fed.copies(w)))
     return {"client": {}, "shared": {"w": w}}

@@ -16,8 +16,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{ye2023pfedgraph,
   title = {Personalized Federated Learning with Inferred Collaboration Graphs},
   author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2023}
+  booktitle = {International Conference on Machine Learning (ICML)}, year = {2023}
 }"""
 METHOD = Method("pFedGraph", CITATION, topology="server", every_row=2, colour="#CC79A7", line="--", marker="P")
 
@@ -30,7 +29,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row w^0 as every w_i, and u_i = 0."""
     w = fed.common_row()
     fed.evaluate(w)
     return {"client": {"w": w, "u": w * 0}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}

@@ -14,8 +14,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{dinh2020pfedme,
   title = {Personalized Federated Learning with {Moreau} Envelopes},
   author = {T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung},
-  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
-  year = {2020}
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)}, year = {2020}
 }"""
 SGD = ("sgd",)  # and of it the rate alone, for w_i
 METHOD = Method("pFedMe", CITATION, topology="server", optimizers=SGD, elementwise=True, colour="#D55E00", line="-.")
@@ -31,7 +30,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row, as w and as every theta_i."""
     return fedavg.personal(fed, "theta")
 
 

@@ -21,7 +21,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the state after preprocessing: the mixed rows and the random graph."""
     return _given.init(fed, lambda w: draw(fed, 0))
 
 

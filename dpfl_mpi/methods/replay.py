@@ -30,7 +30,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the state after preprocessing: the mixed rows and the recorded Omega."""
     if not fed.graphs:
         raise UserError("--graphs is not set; replay takes the graphs of a result: --graphs results/RESULT.h5")
     return _given.init(fed, lambda w: graph_of(fed, 0))
@@ -41,11 +40,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def graph_of(fed: Federation, t: int) -> CollaborationGraph:
-    """Return the graph of round t.
-
-    Raises:
-        UserError: on every rank; it asks for more models than a budget allows, or for one that is out of reach.
-    """
+    """Return the graph of round t; that it asks for more models than a budget allows, or beyond reach, is a `UserError` on every rank."""
     variant, seed = fed.options["variant"], fed.run.seed
     if variant == "shuffled" and t > 0:
         t = 1 + int(streams.stream(seed, streams.SHUFFLE, 0, 0).permutation(fed.run.rounds)[t - 1])

@@ -15,8 +15,7 @@ from dpfl_mpi.settings import option
 CITATION = """@inproceedings{karimireddy2020scaffold,
   title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2020}
+  booktitle = {International Conference on Machine Learning (ICML)}, year = {2020}
 }"""
 # sent: x and c down, the moves of both up
 METHOD = Method(
@@ -30,7 +29,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row x; every control is 0."""
     state = fedavg.init(fed)
     x = state["shared"]["w"]
     return {"client": {"c": fed.copies(x * 0)}, "shared": {"w": x, "c": x * 0}}

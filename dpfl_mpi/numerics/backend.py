@@ -124,25 +124,16 @@ class Backend:
         self.blocks = [slice(i, min(i + at_once, k)) for i in range(0, k, at_once)]
         self._validation: dict[tuple[int, int], list[tuple[Any, Tensor, Tensor]]] = {}
 
-    # training ------------------------------------------------------------------------------------------------------------
     def train_epochs(
-        self,
-        block: Block,
-        epochs: int,
-        first_epoch: np.ndarray,
-        lr: float,
-        gradient: Gradient | None = None,
-        trained: Tensor | None = None,
+        self, block: Block, epochs: int, first: np.ndarray, lr: float, gradient: Gradient | None, trained: Tensor | None
     ) -> None:
         """Train the block's rows by `epochs` local epochs, in place, and add up `block.loss` and `block.steps`.
 
-        `first_epoch` `[K]` counts the epochs that each client has behind it. `gradient` replaces the plain one. Columns not `trained` are frozen.
+        `first` `[K]` counts the epochs that each client has behind it. `gradient` replaces the plain one. Columns not `trained` are frozen.
         """
-        gradient = gradient or self.gradient
-        now = block
-        for batch in self.batches(block.rows, epochs, first_epoch):
-            now = now.first(batch.k)
-            self.step(now, gradient(now, batch), lr, trained)
+        for batch in self.batches(block.rows, epochs, first):
+            block = block.first(batch.k)
+            self.step(block, (gradient or self.gradient)(block, batch), lr, trained)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
         """Yield each step of `epochs` local epochs of these rows, for `gradient`: `k` of them still train, in their `step`-th step."""
@@ -171,7 +162,6 @@ class Backend:
             block.loss += loss
             block.steps += 1
 
-    # scoring -------------------------------------------------------------------------------------------------------------
     def score(
         self, rows: slice, w_kW: Tensor, predict: Predict | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -55,9 +55,8 @@ class Clients:
     ):
         """Read this rank's samples; `flipped` `[N]` marks clients whose training and validation labels are y -> C - 1 - y.
 
-        Of each client's validation images the greedy search sees the first `n_search` `[N]` (None: all), and its round is chosen on the
-        rest (all, where the search sees all). `marked` `[N]` are clients with a backdoor: every second training image has the mark, and
-        the label `TARGET`.
+        Of each client's validation images the greedy search sees the first `n_search` `[N]` (None: all); its round is chosen on the rest, if
+        any. `marked` `[N]` are clients with a backdoor: every second training image has the mark, and the label `TARGET`.
         """
         self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
         self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in PARTS)

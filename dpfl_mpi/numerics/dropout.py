@@ -12,22 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
-FACTORS = (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, odd; here and below as int64 holds it
+FACTORS = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
 BITS = 24  # of a draw: a float32 holds them exactly
 # how many of the last axes are dropped together
 TRAILING: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
-def signed(value: int) -> int:
-    """Return a number modulo 2^64 as int64 holds it."""
-    return (value + 2**63) % 2**64 - 2**63
-
-
 def mixed(z: Tensor) -> Tensor:
     """Return splitmix64's output function of int64 numbers."""
     for shift, factor in FACTORS:
-        z = (z ^ shifted(z, shift)) * signed(factor)
+        z = (z ^ shifted(z, shift)) * factor
     return z ^ shifted(z, 31)
 
 
@@ -52,9 +47,10 @@ class Draws:
         """Return the next mask's draws, int64 `shape`, uniform in 0 to 2^24 - 1; a layer that is called twice takes two."""
         assert self.key is not None, "a training step of a model with dropout needs a key"
         self.given += 1
-        start = mixed(self.key + signed(GOLDEN * self.given))
+        skipped = (GOLDEN * self.given + 2**63) % 2**64 - 2**63
+        start = mixed(self.key + skipped)
         place = torch.arange(1, math.prod(shape) + 1, device=self.key.device).view(shape)
-        return shifted(mixed(start + place * signed(GOLDEN)), 64 - BITS)
+        return shifted(mixed(start + place * GOLDEN), 64 - BITS)
 
 
 class KeyedDropout(nn.Module):

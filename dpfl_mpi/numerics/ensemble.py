@@ -101,7 +101,6 @@ class Ensemble:
         own = "stacked" in vars(type(module))  # a class that inherits them may compute something else
         self.kernels: Any = module.stacked(self.bf16) if own else None  # type: ignore[operator]
 
-    # rows -------------------------------------------------------------------------------------------------------------
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return k rows of zeros, `[k, W]`."""
         return torch.zeros(k, self.width, dtype=dtype, device=self.device)
@@ -166,7 +165,6 @@ class Ensemble:
             layer[0] = torch.from_numpy(rng.uniform(-bound, bound, shape).astype(np.float32))
         return row[0]
 
-    # images -----------------------------------------------------------------------------------------------------------
     def normalise(self, x: Tensor) -> Tensor:
         """Return float32 images, channels normalised by the data set's mean and deviation, any leading axes, channels last; tokens as int64."""
         return x.long() if self.dtype == "int32" else torch.addcmul(self.shift, x.float(), self.scale)
@@ -179,7 +177,6 @@ class Ensemble:
         """Return what `logits` needs of normalised images: work shared by all models scored on them."""
         return self.kernels.prepare(x_kSHWC) if self.kernels else self.module_input(x_kSHWC)
 
-    # models -----------------------------------------------------------------------------------------------------------
     def ready(self, w_rW: Tensor) -> Any:
         """Return what `logits` needs of rows: work shared by all images that they are scored on."""
         layers = self.layers(w_rW)

@@ -45,19 +45,13 @@ class NativeBackend(Backend):
 
     # training ------------------------------------------------------------------------------------------------------------
     def train_epochs(
-        self,
-        block: Block,
-        epochs: int,
-        first_epoch: np.ndarray,
-        lr: float,
-        gradient: Gradient | None = None,
-        trained: Tensor | None = None,
+        self, block: Block, epochs: int, first: np.ndarray, lr: float, gradient: Gradient | None, trained: Tensor | None
     ) -> None:
         own = not (gradient is None or isinstance(gradient, Proximal))
         if own or isinstance(self.sgd, Adam):  # a method's own gradient, or PyTorch's step: entered once per step
-            return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
+            return super().train_epochs(block, epochs, first, lr, gradient, trained)
         i = self._client(block.rows)
-        order, crop = self._schedule(i, epochs, first_epoch)
+        order, crop = self._schedule(i, epochs, first)
         size, sgd = self.sgd.batch_size, self._sgd(lr, trained)
         if isinstance(gradient, Proximal):
             sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)

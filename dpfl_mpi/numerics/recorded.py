@@ -24,9 +24,9 @@ WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate i
 
 
 def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
-    """Return at most `most` block sizes, ascending, that cost the fewest row-steps.
+    """Return at most `most` block sizes, ascending, that cost the fewest row-steps for clients of `steps` `[k]`, descending.
 
-    `steps` `[k]`, descending, says how many steps each client takes; a step with n clients left costs the smallest size >= n.
+    A step with n clients left costs the smallest size >= n.
     """
     k = len(steps)
     ending = steps - np.append(steps[1:], 0)  # steps taken with exactly n = 1..k clients left
@@ -120,21 +120,15 @@ class RecordedBackend(Backend):
         self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block
 
     def train_epochs(
-        self,
-        block: Block,
-        epochs: int,
-        first_epoch: np.ndarray,
-        lr: float,
-        gradient: Gradient | None = None,
-        trained: Tensor | None = None,
+        self, block: Block, epochs: int, first: np.ndarray, lr: float, gradient: Gradient | None, trained: Tensor | None
     ) -> None:
         # only the plain step of SGD is recorded
         if gradient is not None or trained is not None or isinstance(self.sgd, Adam):
-            return super().train_epochs(block, epochs, first_epoch, lr, gradient, trained)
+            return super().train_epochs(block, epochs, first, lr, gradient, trained)
         rows = np.arange(len(self.clients))[block.rows]
         k, recorded = len(rows), self._recorded(int(rows[0]))
         recorded.load(block.w, block.momentum, lr)
-        for batch in self.clients.batches(rows, epochs, first_epoch, self.sgd.batch_size, pad=True):
+        for batch in self.clients.batches(rows, epochs, first, self.sgd.batch_size, pad=True):
             recorded.step(batch)
             block.steps[: batch.k] += 1
         block.w.copy_(recorded.block.w[:k])

@@ -45,7 +45,7 @@ def measure(run: Resolved, job: Job, source: Source, ensemble: Any) -> Cost:
     pair, sums = row.repeat(2, 1)[None], row.double()
     source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
     return Cost(
-        step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR), 0.4) / steps,
+        step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR, None, None), 0.4) / steps,
         image=quickest(lambda: backend.validation_losses(client, pair)) / (2 * SCORED),
         candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1) + DECISION,
         byte=quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24,
