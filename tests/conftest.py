@@ -8,9 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality 
 import hypothesis
 import pytest
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a script's background job; what tests start would ignore it, too
+# ignored in a script's background job; what tests start would ignore it, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("busy", suppress_health_check=[hypothesis.HealthCheck.too_slow])  # a machine
@@ -55,17 +54,6 @@ def digits_file(tmp_path_factory):
 @pytest.fixture(scope="session")
 def colour_file(tmp_path_factory):
     """600 training and 200 test images of 17x18 colour pixels in four classes that a CNN can tell apart."""
-    import numpy as np
+    from making import labelled
 
-    from dpfl_mpi import prepare
-    from dpfl_mpi.data.source import Arrays
-
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(40, 215, (4, 17, 18, 3))
-    parts = []
-    for m in (600, 200):
-        labels = np.arange(m) % 4
-        parts += [np.clip(patterns[labels] + rng.normal(0, 60, (m, 17, 18, 3)), 0, 255).astype(np.uint8), labels]
-    path = tmp_path_factory.mktemp("data") / "colour.h5"
-    prepare.write(Arrays(*parts, tuple("abcd"), (0.5,) * 3, (0.25,) * 3), "image_folder", path)
-    return path
+    return labelled(tmp_path_factory.mktemp("data") / "colour.h5", (600, 200), (17, 18, 3), noise=60)

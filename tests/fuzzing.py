@@ -91,19 +91,15 @@ def in_bytes(data: bytes, rng: np.random.Generator) -> bytes:
 def replace(path: Path, rng: np.random.Generator) -> None:
     """Put something else in the place of the file: nothing, a folder, a link, a pipe, an endless device, another text."""
     path.unlink()
-    how = rng.integers(7)
-    if how == 0:
-        path.mkdir()
-    elif how == 1:
-        path.symlink_to(path.name)
-    elif how == 2:
-        path.symlink_to("/dev/zero")
-    elif how == 3:
-        os.mkfifo(path)
-    elif how == 4:
-        path.write_bytes(b"")
-    elif how == 5:
-        path.write_bytes(TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass"))
+    (
+        path.mkdir,
+        lambda: path.symlink_to(path.name),
+        lambda: path.symlink_to("/dev/zero"),
+        lambda: os.mkfifo(path),
+        lambda: path.write_bytes(b""),
+        lambda: path.write_bytes(TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass")),
+        lambda: None,
+    )[rng.integers(7)]()
 
 
 def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
@@ -284,22 +280,14 @@ def npz(folder: Path) -> Reader:
     return Reader("npz", {"a.npz": (folder / "a.npz").read_bytes()}, lambda where: arrays.read(where / "a.npz"), few=40)
 
 
-def leaf_json(folder: Path) -> Reader:
-    return Reader("leaf", leaf(2, 4), femnist.read)
-
-
 def limit(folder: Path) -> Reader:
     world = World(MPI.COMM_SELF)
-    texts = {
-        "budget": b"1 2 inf 2\n",
-        "reach": b"0 1\n1 2\n3 2\n",
-        "available": b"1 1 0 1\n1 1 1 1\n0 1 1 1\n1 1 1 1\n",
-    }
+    texts = {"budget": b"1 2 inf 2\n", "reach": b"0 1\n1 2\n3 2\n"}
+    texts["available"] = b"1 1 0 1\n1 1 1 1\n0 1 1 1\n1 1 1 1\n"
 
     def read(where: Path) -> None:
-        fields = {name: str(where / name) for name in texts}
-        run = Run(**small(clients=4, rounds=3) | fields).resolve()
-        limits.limits_of(run, world)
+        fields = small(clients=4, rounds=3) | {name: str(where / name) for name in texts}
+        limits.limits_of(Run(**fields).resolve(), world)
 
     return Reader("limits", texts, read)
 
@@ -334,5 +322,5 @@ def settings(folder: Path) -> Reader:
 
 READERS: dict[str, Callable[[Path], Reader]] = {
     "result": result, "data": data, "partition": partition, "checkpoint": checkpoint, "lock": lock, "notes": notes, "jobs": jobs,
-    "archive": archive, "image": image, "npz": npz, "leaf": leaf_json, "limits": limit, "config": config, "settings": settings,
+    "archive": archive, "image": image, "npz": npz, "leaf": lambda folder: Reader("leaf", leaf(2, 4), femnist.read), "limits": limit, "config": config, "settings": settings,
 }  # fmt: skip

@@ -17,26 +17,24 @@ ROOT = Path(__file__).resolve().parents[1]
 DEFAULTS: dict[str, object] = {}
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a start: this package, one thread, nothing of a launcher or job around the tests."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM_", "_PYTEST_MPI"))}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [clean.get("PYTHONPATH")])])
+    return clean | OPEN_MPI | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
+
+
 def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):
     """Return the finished process of `mpirun -n RANKS python COMMAND`; the package is the one beside these tests."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "_PYTEST_MPI"))}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [clean.get("PYTHONPATH")])])
     words = ["mpirun", "-n", str(ranks), sys.executable, "-W", "error", *map(str, command)]
-    return subprocess.run(
-        words,
-        cwd=cwd,
-        env=clean | OPEN_MPI | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | (env or {}),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    how = {"cwd": cwd, "env": environment(**(env or {})), "timeout": timeout}
+    return subprocess.run(words, capture_output=True, text=True, **how)
 
 
 def run_mpi(ranks: int, out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run on several ranks and return the result file `out`."""
     done = mpirun(ranks, "-m", "dpfl_mpi", *to_flags(fields | job | {"out": out, "quiet": True}))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     return out
 
 

@@ -41,6 +41,21 @@ def images(splits, classes, each=3, size=(32, 32), channels=3, seed=0):
     }
 
 
+def labelled(path, sizes, shape, noise):
+    """Write a prepared file of so many training and test images of this shape `[H, W, C]` in four classes that a model can tell apart; return it."""
+    from dpfl_mpi import prepare
+    from dpfl_mpi.data.source import Arrays
+
+    rng, channels = np.random.default_rng(0), shape[-1]
+    patterns = rng.integers(40, 215, (4, *shape))
+    parts = []
+    for m in sizes:
+        labels = np.arange(m) % 4
+        parts += [np.clip(patterns[labels] + rng.normal(0, noise, (m, *shape)), 0, 255).astype(np.uint8), labels]
+    prepare.write(Arrays(*parts, tuple("abcd"), (0.5,) * channels, (0.25,) * channels), "image_folder", path)
+    return path
+
+
 def folder(path, files):
     """Write {name: bytes} below a folder and return it."""
     for name, data in files.items():

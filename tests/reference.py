@@ -6,10 +6,12 @@ partition. Sets are Python sets of client numbers, k included, as the paper writ
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 Model = np.ndarray
 Reward = Callable[[Model], float]
@@ -115,19 +117,12 @@ class DPFL:
         order,
         shuffle,
         coins,
-        *,
-        lr,
-        momentum,
-        weight_decay,
         clip_norm,
         batch_size,
         period=1,
         off_rounds="reuse",
+        **sgd,
     ):
-        import copy
-
-        import torch
-
         self.data, self.p, self.B_c, self.N = data, p, B_c, len(data)
         self.order, self.shuffle, self.coins = order, shuffle, coins
         self.clip_norm, self.batch_size = clip_norm, batch_size
@@ -135,9 +130,7 @@ class DPFL:
         self.modules = [copy.deepcopy(module) for _ in range(self.N)]
         self.scratch = copy.deepcopy(module)
         # Paper: it does not say what happens to momentum between rounds; one optimiser per client for the whole run
-        self.optimisers = [
-            torch.optim.SGD(m.parameters(), lr, momentum=momentum, weight_decay=weight_decay) for m in self.modules
-        ]
+        self.optimisers = [torch.optim.SGD(m.parameters(), **sgd) for m in self.modules]
         self.epochs = [0] * self.N
         for m in self.modules:
             self.load(m, row)
@@ -147,8 +140,6 @@ class DPFL:
 
     def load(self, module, w: Model) -> None:
         """Write a vector into a module's parameters."""
-        import torch
-
         start = 0
         with torch.no_grad():
             for q in module.parameters():
@@ -161,8 +152,6 @@ class DPFL:
 
     def local_opt(self, k: int, tau: int) -> None:
         """Train client k for tau epochs of mini-batch SGD."""
-        import torch
-
         x, y = self.data[k]["train_x"], self.data[k]["train_y"]
         for _ in range(tau):
             shuffled = self.order(k, self.epochs[k])
@@ -177,22 +166,17 @@ class DPFL:
 
     def reward(self, k: int) -> Reward:
         """Return R: minus client k's mean validation loss, as a function of a model."""
-        import torch
 
         def R(w: Model) -> float:
             self.load(self.scratch, w)
             with torch.no_grad():
-                logits = self.scratch(self.data[k]["val_x"])
-                return -float(
-                    torch.nn.functional.cross_entropy(logits, self.data[k]["val_y"], reduction="none").double().mean()
-                )
+                logits, labels = self.scratch(self.data[k]["val_x"]), self.data[k]["val_y"]
+                return -float(torch.nn.functional.cross_entropy(logits, labels, reduction="none").double().mean())
 
         return R
 
     def score(self) -> None:
         """Record every client's accuracies."""
-        import torch
-
         for part, series in (("val", self.val_acc), ("test", self.test_acc)):
             row = []
             for k in range(self.N):
@@ -230,17 +214,9 @@ class DPFL:
             self.score()  # the reported model: after local training, before averaging
             w = [self.vector(k) for k in range(self.N)]  # line 9
             if t % self.period == 0:
+                S = [self.shuffle(k, sorted(omega[k] - {k}), t) for k in range(self.N)]
                 last = [
-                    ggc(
-                        k,
-                        self.shuffle(k, sorted(omega[k] - {k}), t),
-                        w,
-                        self.p,
-                        self.reward(k),
-                        self.B_c,
-                        self.coins(k, t),
-                    )
-                    for k in range(self.N)
+                    ggc(k, S[k], w, self.p, self.reward(k), self.B_c, self.coins(k, t)) for k in range(self.N)
                 ]  # line 10
                 self.mix(last)  # line 11
             elif self.off_rounds == "reuse":

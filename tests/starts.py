@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import glob
 import os
 import signal
 import subprocess
@@ -13,34 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import psutil
 import pytest
-from launch import run_here
+from launch import ROOT, environment, run_here
+from making import labelled
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.mpi.launcher import OPEN_MPI
+from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @functools.cache
 def data() -> Path:
     """Return a prepared file of 8x8 grey images in four classes: a start reads it in a moment, without scikit-learn."""
-    from dpfl_mpi import prepare
-    from dpfl_mpi.data.source import Arrays
-
     folder = tempfile.TemporaryDirectory(prefix="dpfl-tests-")
     atexit.register(folder.cleanup)
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(40, 215, (4, 8, 8, 1))
-    parts = []
-    for m in (480, 160):
-        labels = np.arange(m) % 4
-        parts += [np.clip(patterns[labels] + rng.normal(0, 90, (m, 8, 8, 1)), 0, 255).astype(np.uint8), labels]
-    path = Path(folder.name) / "tiny.h5"
-    prepare.write(Arrays(*parts, tuple("abcd"), (0.5,), (0.25,)), "image_folder", path)
-    return path
+    return labelled(Path(folder.name) / "tiny.h5", (480, 160), (8, 8, 1), noise=90)
 
 
 def small(**more: Any) -> dict[str, Any]:
@@ -50,12 +39,6 @@ def small(**more: Any) -> dict[str, Any]:
         | {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "min_per_class": 2}
         | more
     )
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a start: this package, one thread, nothing of a launcher or job around the tests."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM_", "_PYTEST_MPI"))}
-    return clean | OPEN_MPI | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
 
 
 def script(path: Path, text: str) -> None:
@@ -77,10 +60,8 @@ def of_sweep(results: Path, **changes: object) -> list[str]:
 
 def begin(words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a command in the background, in a process group of its own."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        words, cwd=ROOT, env=environment(**(env or {})), stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, cwd=ROOT, env=environment(**(env or {})), start_new_session=True, **pipes)
 
 
 def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -124,34 +105,29 @@ def tell(process: subprocess.Popen[str], number: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes below one, its own children first."""
-    found, todo = [], [pid]
-    while todo:
-        with contextlib.suppress(OSError):
-            below = [int(p) for p in Path(f"/proc/{todo[0]}/task/{todo[0]}/children").read_text().split()]
-            found, todo = found + below, todo + below
-        todo.pop(0)
-    return found
+    """Return the processes below one."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    return []
 
 
 def ranks_of(mpirun: int) -> list[int]:
     """Return the processes of the ranks, rank 0 first."""
     out = {}
     for pid in children(mpirun):
-        with contextlib.suppress(OSError, StopIteration, ValueError):
-            pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            rank = next(p for p in pairs if p.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK="))).split(b"=")[1]
-            if b"dpfl_mpi" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        with contextlib.suppress(psutil.Error):
+            set_there, words = psutil.Process(pid).environ(), psutil.Process(pid).cmdline()
+            rank = set_there.get("PMI_RANK") or set_there.get("OMPI_COMM_WORLD_RANK")
+            if rank and "dpfl_mpi" in words:
                 out[int(rank)] = pid
     return [out[r] for r in sorted(out)]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
+    """Return whether a process still runs."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 280) -> str:
@@ -165,11 +141,6 @@ def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 280) 
     return err
 
 
-def complete(ranks: int, out: Path, fields: dict[str, Any] | None = None, **job: Any) -> str:
-    """Compute a Run to its end on several ranks and return stderr."""
-    return finish(start(ranks, command(out, fields, **job)))
-
-
 def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
     """Compute a Run in this process, on one rank."""
     return run_here(out, small() if fields is None else fields, **job)
@@ -177,17 +148,11 @@ def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
 
 def checkpoint_rounds(out: Path) -> list[int]:
     """Return the rounds of which there is a checkpoint, oldest first; none where the run removes the folder at its end meanwhile."""
-    try:
-        names = os.listdir(f"{out}.checkpoint")
-    except FileNotFoundError:
-        return []
-    return sorted(int(name[:6]) for name in names if name.endswith(".manifest.h5"))
+    return sorted(int(name[:6]) for name in glob.glob("*.manifest.h5", root_dir=f"{out}.checkpoint"))
 
 
 def recorded(out: Path) -> int:
     """Return the last round that a running results file holds, -1 before there is one or while it is written."""
-    from dpfl_mpi.results import Result
-
     with contextlib.suppress(UserError, OSError, KeyError, RuntimeError), Result(out) as result:
         return result.last_round
     return -1
@@ -195,18 +160,13 @@ def recorded(out: Path) -> int:
 
 def times_started(out: Path) -> int:
     """Return how often the run of a results file was started."""
-    from dpfl_mpi.results import Result
-
     with Result(out) as result:
         return len(result.starts())
 
 
 def being_written(out: Path) -> bool:
     """Return whether a file of a checkpoint is being written at this moment."""
-    try:
-        return any(name.endswith(".part") for name in os.listdir(f"{out}.checkpoint"))
-    except FileNotFoundError:
-        return False
+    return bool(glob.glob("*.part", root_dir=f"{out}.checkpoint"))
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, timeout: float = 240) -> None:
@@ -221,8 +181,6 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
 
 def same(a: Path, b: Path) -> bool:
     """Return whether two result files hold the same numbers, to the bit; say which differ."""
-    from dpfl_mpi.results import Result
-
     with Result(a) as one, Result(b) as two:
         assert Result.differences(one, two) == []
         return one.finished and two.finished and Result.same_numbers(one, two)

@@ -1,6 +1,7 @@
 """A result of four clients, three classes and two rounds whose every number was chosen by hand: figures are tested against sums on paper."""
 
 import contextlib
+import importlib
 
 import h5py
 import numpy as np
@@ -23,17 +24,8 @@ BEST = {  # test accuracy of the best models, by method and seed
     ("local", 52): (0.6, 0.6, 0.8, 0.6),
 }
 COUNTS = np.array([[6, 0, 0], [0, 5, 0], [4, 1, 0], [0, 0, 8]])
-
-
-START = {
-    "time": "2025-05-03T12:00:00+0000",
-    "ranks": 2,
-    "hosts": ["a"],
-    "device": "cpu",
-    "cpu": "c",
-    "commit": "",
-    "versions": {},
-}
+START = {"time": "2025-05-03T12:00:00+0000", "ranks": 2, "hosts": ["a"], "device": "cpu", "cpu": "c"}
+START |= {"commit": "", "versions": {}}
 
 
 def make(
@@ -42,9 +34,8 @@ def make(
     """Write the result and return its path."""
     fields |= {"dataset": "digits", "classes_per_client": 3, "method": method, "clients": clients, "seed": seed}
     run = Run(rounds=2, **({} if method == "local" else {"budget": 3}) | fields).resolve()
-    graphs = [
-        CollaborationGraph.from_lists(g) for g in graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
-    ]
+    lists = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
+    graphs = [CollaborationGraph.from_lists(senders) for senders in lists]
     best = np.array(best if best is not None else BEST[method, seed][:clients])
     meta = {"data_sha256": sha, "partition_sha256": f"p{seed}", "parameters": 10, "class_names": "[]"}
     recorder = Recorder(path, run, meta, START)
@@ -85,3 +76,13 @@ def changing(path):
     with h5py.File(path, "a") as file:
         yield file
         file.attrs["checksum"] = schema.seal(file, file["meta/starts"].asstr()[:].tolist())
+
+
+def module(name):
+    """Return a figure's module."""
+    return importlib.import_module(f"dpfl_mpi.figures.{name}")
+
+
+def draw(name, results, *options, **more):
+    """Return what a figure draws of these results."""
+    return module(name).draw(module("frames").of_results(results), *options, **more)

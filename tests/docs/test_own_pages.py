@@ -20,6 +20,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
+SCORED = "tau_train)\n    fed.evaluate(w)\n"
 RETURN = '    return {"client": {"w": w}, "shared": {"chosen": chosen}}\n'
 COLLECT = "fed.collect([fed"
 # of each page: a part of the mistake's text, and what is written instead of what in the page's file, or which fields are given
@@ -35,7 +36,7 @@ GOSSIP = {
     "keep 2": {"options": {"keep": 2}},
     "`init` without `fed.evaluate`": ("    w = fed.common_row()\n    fed.evaluate(w)\n", "    w = fed.common_row()\n"),
     "without `return`": (RETURN, ""),
-    "`round` without `fed.evaluate`": ("tau_train)\n    fed.evaluate(w)\n", "tau_train)\n"),
+    "`round` without `fed.evaluate`": (SCORED, "tau_train)\n"),
     "round` returns": (RETURN, RETURN.replace('"w": w', "")),
     "most_senders": ("[: fed.most_senders[k]]", ""),
     "tau_train / 2": ("epochs=fed.run.tau_train", "epochs=fed.run.tau_train / 2"),
@@ -47,23 +48,16 @@ GOSSIP = {
     "randn_like": ("    mean = ", "    import torch\n\n    w = w + 0.1 * torch.randn_like(w)\n    mean = "),
     "w[0]": (RETURN, RETURN.replace('"w": w', '"w": w[0]')),
     "names": (RETURN, RETURN.replace('"chosen": chosen', '"names": ["a"]')),
-    "0 in fed.ids": (
-        "tau_train)\n    fed.evaluate(w)\n",
-        "tau_train)\n    if 0 in fed.ids:\n        fed.mean(w)\n    fed.evaluate(w)\n",
-    ),
+    "0 in fed.ids": (SCORED, SCORED.replace("    fed", "    if 0 in fed.ids:\n        fed.mean(w)\n    fed")),
     "fed.ids[0]": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
 }
 UNTOLD = {  # mistakes that are not on the page, and their sentences
     "a set": (COLLECT, "fed.collect([{1, 2} if k == 3 else fed", "given a set for client 3; it takes for each of this"),
     "half a client": (COLLECT, "fed.collect([[0.5] if k == 3 else fed", "given a list for client 3; it takes for each"),
-    "too few": (
-        "for k in fed.ids",
-        "for k in fed.ids[1:]",
-        "fed.collect was given senders for 4 clients; this rank has 5",
-    ),
+    "too few": ("for k in fed.ids", "for k in fed.ids[1:]", "given senders for 4 clients; this rank has 5"),
     "not a number": (
         RETURN,
-        RETURN.replace('"w": w', '"w": w * float("nan")'),
+        RETURN.replace("w}", 'w * float("nan")}'),
         "or mend what gossip computes beside the verbs",
     ),
 }
@@ -124,16 +118,17 @@ def fields_of(tmp_path, page, change):
         assert change[0] in text
         text = text.replace(*change)
     path.write_text(text)
-    kinds = {
-        "own-method.md": FIELDS | {"method": str(path)},
-        "own-model.md": FIELDS | {"model": str(path), "method": "local", "rounds": 0},
-        "own-data.md": {"dataset": str(path), "method": "local", "rounds": 0},
-    }
-    return kinds[page] | given
+    few = {"method": "local", "rounds": 0}
+    kinds = {"own-method.md": FIELDS | {"method": str(path)}, "own-model.md": FIELDS | few | {"model": str(path)}}
+    return kinds.get(page, few | {"dataset": str(path)}) | given
 
 
-def on_two_ranks(tmp_path, fields):
-    return mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+def on_two_ranks(tmp_path, fields, code):
+    """Return what two ranks say that end with an exit code and one error or traceback."""
+    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
+    kind = "Traceback" if code == 1 else "error: "
+    assert (done.returncode, done.stderr.count(kind)) == (code, 1), done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize(("page", "mistake"), EACH, ids=[mistake for _, mistake in EACH])
@@ -143,8 +138,7 @@ def test_a_mistake_says_what_the_page_says(tmp_path, page, mistake):
     if mistake == "no `HEAD`":
         fields |= {"method": "fedrep", "rounds": 1}
     if "fed.ids" in mistake:
-        done = on_two_ranks(tmp_path, fields)
-        assert (done.returncode, done.stderr.count("error: ")) == (2, 1) and sentence in done.stderr
+        assert sentence in on_two_ranks(tmp_path, fields, code=2)
         return
     with pytest.raises(UserError) as refused:
         run_here(tmp_path / "a.h5", fields)
@@ -207,9 +201,8 @@ AVERAGE = "    mean = fed.average(w, chosen)\n"
 )
 def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
     """One traceback, the line and the error at its end, exit code 1; nothing runs after it, though a launcher may need a moment to end the ranks."""
-    done = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (text, instead)))
-    assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
-    end = done.stderr.partition("gossip.py")[2]
+    fields = fields_of(tmp_path, "own-method.md", (text, instead))
+    end = on_two_ranks(tmp_path, fields, code=1).partition("gossip.py")[2]
     assert instead.strip().splitlines()[0] in end.splitlines()[1] and f"\n{error}" in end
 
 
@@ -226,9 +219,8 @@ EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            b
     ids=["left out", "broken off", "one more"],
 )  # fmt: skip
 def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, places):
-    done = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (text, instead)))
-    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
-    assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", done.stderr).groups()) == places
+    said = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (text, instead)), code=2)
+    assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", said).groups()) == places
 
 
 @pytest.mark.parametrize("counted", [False, True])

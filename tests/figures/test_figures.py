@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import pytest
 import tiny_result
-from drawing import draw, module
 from launch import ROOT, run_here
+from tiny_result import draw, module
 
 from dpfl_mpi import api
 from dpfl_mpi.errors import NO_READER, UserError

@@ -4,8 +4,8 @@ import h5py
 import numpy as np
 import pytest
 import tiny_result
-from drawing import draw
 from launch import run_here
+from tiny_result import draw
 
 pytest.importorskip("matplotlib")
 

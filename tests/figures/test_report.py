@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny_result
-from drawing import draw
+from tiny_result import draw
 
 from dpfl_mpi.results import Result
 

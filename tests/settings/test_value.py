@@ -98,18 +98,17 @@ def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatc
     from dpfl_mpi.engine import train
 
     name, mine, other = one
-    out = tmp_path / "out.h5"
+    fields, out = run_of(name, mine), tmp_path / "out.h5"
     monkeypatch.setattr(train.Checkpoints, "clear", lambda self, sure=False: None)  # the checkpoint stays
-    starts.here(out, run_of(name, mine), checkpoint_every="1")
+    starts.here(out, fields, checkpoint_every="1")
     assert starts.checkpoint_rounds(out)
     out.unlink()
     shutil.copy(other, mine)
     with pytest.raises(UserError, match=rf"holds a checkpoint of another run \(different: {name}\)"):
-        starts.here(out, run_of(name, mine), checkpoint_every="1")
-    shutil.copy(Path(other).parent.parent / NAMED[name], mine)  # as it was
-    starts.here(out, run_of(name, mine), checkpoint_every="1")
-    with Result(out) as result:
-        assert result.finished and result.key == Run(**run_of(name, mine)).key()
+        starts.here(out, fields, checkpoint_every="1")
+    shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
+    with Result(starts.here(out, fields, checkpoint_every="1")) as result:
+        assert result.finished and result.key == Run(**fields).key()
 
 
 def test_to_change_a_field_is_to_resolve_anew():
@@ -121,24 +120,27 @@ def test_to_change_a_field_is_to_resolve_anew():
 
 
 # figures on a laptop -----------------------------------------------------------------------------------------------------
+def paths_of(folder, **fields):
+    """Return the results that a figure finds for a Run in a folder, or why there are none."""
+    found, missing = command.gather([Run(**fields)], folder)
+    return missing[0] if missing else [result.path for result in found]
+
+
 @every_file
 def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path):
     """By the name of the file, in whatever folder it lay; an edited file that is there is another Run."""
     name, mine, other = one
-    fields = run_of(name, mine)
-    path = starts.here(Run(**fields).resolve().path(tmp_path / "results"), fields)
-    elsewhere = run_of(name, Path("data") / mine.name)
-    found, missing = command.gather([Run(**fields)], tmp_path / "results")
-    assert [r.path for r in found] == [path] and not missing
+    fields, elsewhere = run_of(name, mine), run_of(name, Path("data") / mine.name)
+    folder = tmp_path / "results"
+    path = starts.here(Run(**fields).resolve().path(folder), fields)
+    assert paths_of(folder, **fields) == [path]
     mine.unlink()
-    for asked in (fields, elsewhere):
-        found, missing = command.gather([Run(**asked)], tmp_path / "results")
-        assert [r.path for r in found] == [path] and not missing
-    found, missing = command.gather([Run(**(elsewhere | {"seed": 3}))], tmp_path / "results")
-    assert not found and "not available in this version" not in missing[0]
-    assert not command.gather([Run(**run_of(name, f"data/x{mine.name}"))], tmp_path / "results")[0]
+    assert paths_of(folder, **fields) == paths_of(folder, **elsewhere) == [path]
+    assert "not available in this version" not in str(paths_of(folder, **(elsewhere | {"seed": 3})))
+    for asked in (elsewhere | {"seed": 3}, run_of(name, f"data/x{mine.name}")):
+        assert paths_of(folder, **asked) != [path]
     shutil.copy(other, mine)
-    assert not command.gather([Run(**fields)], tmp_path / "results")[0]
+    assert paths_of(folder, **fields) != [path]
 
 
 def test_data_of_ones_own_in_their_usual_place(tmp_path, monkeypatch):
@@ -149,22 +151,19 @@ def test_data_of_ones_own_in_their_usual_place(tmp_path, monkeypatch):
     fields = {n: v for n, v in starts.small(rounds=T).items() if n != "data"}
     path = starts.here(Run(**fields).path(), fields)
     Path("data/image_folder.h5").unlink()
-    assert not Run(**fields).path().is_file()
-    found, missing = command.gather([Run(**fields)], "results")
-    assert [r.path for r in found] == [path] and not missing
+    assert not Run(**fields).path().is_file() and paths_of("results", **fields) == [path]
 
 
 def test_two_files_of_one_name_are_told_apart(folder, tmp_path):
     """Where both are gone, neither is guessed."""
     for at in (folder, folder / "other"):
         (tmp_path / at.name).mkdir()
-        mine = tmp_path / at.name / "budget.txt"
-        shutil.copy(at / "budget.txt", mine)
+        mine = Path(shutil.copy(at / "budget.txt", tmp_path / at.name))
         fields = run_of("budget", mine)
         starts.here(Run(**fields).path(tmp_path / "results"), fields)
         mine.unlink()
-    found, missing = command.gather([Run(**run_of("budget", "budget.txt"))], tmp_path / "results")
-    assert not found and "are of different files of one name: name the one to draw" in missing[0]
+    why = paths_of(tmp_path / "results", **run_of("budget", "budget.txt"))
+    assert "are of different files of one name: name the one to draw" in why
 
 
 def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, monkeypatch):
