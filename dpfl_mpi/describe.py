@@ -18,7 +18,7 @@ import numpy as np
 from dpfl_mpi.data.partition import PARTS, Partition, save
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.plan.needs import Needs, ensemble_of, megabytes, needs_of, refuse
 from dpfl_mpi.plan.seconds import Cost, crowding, measure, seconds_of
@@ -29,12 +29,8 @@ from dpfl_mpi.storage.files import reason, replacing
 
 def parser() -> argparse.ArgumentParser:
     """Return the flags that only `describe` has."""
-    out = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.describe",
-        add_help=False,
-        allow_abbrev=False,
-        usage="%(prog)s [flags of a run] [flags below]",
-    )
+    usage = "%(prog)s [flags of a run] [flags below]"
+    out = argparse.ArgumentParser("python -m dpfl_mpi.describe", usage, add_help=False, allow_abbrev=False)
     out.add_argument("--ranks", type=int, default=1, help="ranks that mpirun or srun will start")
     out.add_argument("--nodes", type=int, default=1, help="nodes they are spread over")
     out.add_argument("--rows", type=int, default=20, help="clients shown in the table")
@@ -44,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
+@in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
     """Print partition and plan of a command line; return the exit code, 2 for a run that cannot run."""
     from dpfl_mpi.__main__ import parse
@@ -55,32 +52,27 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     own, rest = parser().parse_known_args(arguments)
     run, job = parse(rest)
-    try:
-        for name in ("ranks", "nodes"):
-            if getattr(own, name) < 1:
-                raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least 1")
-        source = open_source(run)
-        verify(source)
-        start = time.perf_counter()
-        partition = deal(run, source)
-        print(about(run, source, partition, time.perf_counter() - start))
-        if own.save:
-            save(partition, own.save, run, source.sha256)
-            print(f"saved to {own.save}: run on it with --partition file:{own.save}")
-        ensemble = ensemble_of(run, source)
-        plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
-        print("\n" + table(source, partition, plan.owner, own.rows))
-        print("\n" + plan_text(run, plan))
-        if own.plot:
-            draw(run, source, partition, own.plot)
-            print(f"drawn to {own.plot}")
-        refuse(job, plan)
-        if own.measure:
-            print(estimate(run, plan, measure(run, job, source, ensemble)))
-    except UserError as error:
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in ("ranks", "nodes"):
+        if getattr(own, name) < 1:
+            raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least 1")
+    source = open_source(run)
+    verify(source)
+    start = time.perf_counter()
+    partition = deal(run, source)
+    print(about(run, source, partition, time.perf_counter() - start))
+    if own.save:
+        save(partition, own.save, run, source.sha256)
+        print(f"saved to {own.save}: run on it with --partition file:{own.save}")
+    ensemble = ensemble_of(run, source)
+    plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
+    print("\n" + table(source, partition, plan.owner, own.rows))
+    print("\n" + plan_text(run, plan))
+    if own.plot:
+        draw(run, source, partition, own.plot)
+        print(f"drawn to {own.plot}")
+    refuse(job, plan)
+    if own.measure:
+        print(estimate(run, plan, measure(run, job, source, ensemble)))
     return 0
 
 
@@ -98,15 +90,13 @@ def about(run: Resolved, source: Source, partition: Partition, seconds: float) -
     size = f"one pool of {train} {what}" if partition.pooled else f"{train} training and {test} test {what}"
     held, share = (counts > 0).sum(1), counts.max(1) / counts.sum(1)
     notes = (source.note, partition.note(), source.unread)
+    of_part = "{:<10} {} samples; a client has {} to {}, median {:g}, mean {:.1f}"
     sizes = [(part, partition.sizes(part)) for part in PARTS]
     lines = [
         f"data       {short(run.dataset)}: {size} of {numbers}, {source.classes} classes, sha256 {source.sha256[:12]}",
         f"partition  {how}; {partition.n} clients, seed {run.partition_seed}, sha256 {partition.sha256()[:12]} ({seconds:.1f} s)",
         *(f"note       {text}" for text in notes if text),
-        *(
-            f"{part:<10} {k.sum()} samples; a client has {k.min()} to {k.max()}, median {np.median(k):g}, mean {k.mean():.1f}"
-            for part, k in sizes
-        ),
+        *(of_part.format(part, k.sum(), k.min(), k.max(), np.median(k), k.mean()) for part, k in sizes),
         f"classes    a client holds {held.min()} to {held.max()}, mean {held.mean():.1f}; its largest is {100 * share.mean():.0f} % of its samples",
         f"p_k        {p.min():.2g} to {p.max():.2g} (1/N = {1 / partition.n:.2g})",
     ]
@@ -165,10 +155,8 @@ def of_rank(plan: Needs, r: int) -> str:
     ids, work = np.flatnonzero(plan.owner == r), plan.steps[r] / max(plan.steps.mean(), 1)
     names = " ".join(map(str, ids[:12])) + (f" ... {ids[-1]}" if len(ids) > 12 else "")
     memory, data, models, window = (megabytes(of[r]) for of in (plan.memory, plan.data, plan.models, plan.window))
-    return (
-        f"  rank {r:<4} {len(ids):>4} clients, work {work:.2f}, {memory} (data {data}, models {models}, window {window}): "
-        f"{names or 'none, it only joins in'}"
-    )
+    held = f"{len(ids):>4} clients, work {work:.2f}, {memory} (data {data}, models {models}, window {window})"
+    return f"  rank {r:<4} {held}: {names or 'none, it only joins in'}"
 
 
 def of_node(plan: Needs, node: int) -> str:
@@ -194,48 +182,37 @@ def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds in words."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    minutes = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{seconds:.1f} s" if seconds < 120 else minutes
 
 
 def draw(run: Resolved, source: Source, partition: Partition, path: Path) -> None:
     """Draw clients by classes (area: samples), and the sizes of their three sets."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise UserError("--plot needs matplotlib: pip install 'dpfl_mpi[analysis]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    n, classes = partition.n, source.classes
-    counts = partition.class_counts
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(min(20, max(6, 0.09 * n + 2)), 7), sharex=True, height_ratios=(3, 2), layout="constrained"
-    )
-    image = top.imshow(
-        np.where(counts == 0, np.nan, counts).T, aspect="auto", cmap="viridis_r", interpolation="nearest"
-    )
+    n, classes, counts = partition.n, source.classes, partition.class_counts
+    figure = Figure((min(20, max(6, 0.09 * n + 2)), 7), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    shown = np.where(counts == 0, np.nan, counts).T
+    image = top.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest")
     figure.colorbar(image, ax=top, label="samples to train and validate")
     top.set(ylabel="class", title=f"{short(run.dataset)}, {run.partition}, {n} clients, seed {run.partition_seed}")
     if classes <= 20:
         top.set_yticks(range(classes), source.class_names)
     below = np.zeros(n)
-    colours = ("#0072b2", "#e69f00", "#999999")  # apart for colour-blind readers too
-    for part, colour in zip(PARTS, colours, strict=True):
+    # apart for colour-blind readers too
+    for part, colour in zip(PARTS, ("#0072b2", "#e69f00", "#999999"), strict=True):
         bottom.bar(np.arange(n), partition.sizes(part), 1.0, below, color=colour, label=part)
         below = below + partition.sizes(part)
     bottom.set(xlabel="client", ylabel="samples", xlim=(-0.5, n - 0.5))
     bottom.legend(ncols=3, loc="upper right")
     try:
         with replacing(path) as temporary:
-            plt.savefig(temporary, dpi=150, format=path.suffix[1:])
+            figure.savefig(temporary, dpi=150, format=path.suffix[1:])
     except (OSError, ValueError) as error:
         raise UserError(f"--plot is {path}; it cannot be written: {reason(error)}") from None
-    finally:
-        plt.close(figure)
 
 
 if __name__ == "__main__":

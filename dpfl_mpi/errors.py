@@ -27,6 +27,7 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
         try:
             return main(*args, **kwargs) or 0
         except UserError as error:
+            sys.stdout.flush()  # what was found out before comes before
             print(f"error: {error}", file=sys.stderr)
             return 2
 

@@ -75,9 +75,8 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     if result.run.metric == "batch" and stored is not None:
         lines.append("the run took means over mini-batches (--metric batch): these are means over images")
     if not result.method.finetunes:
-        lines.append(
-            f"{short(result.run.method)} is scored by more than its models in the run: these are the models alone"
-        )
+        name = short(result.run.method)
+        lines.append(f"{name} is scored by more than its models in the run: these are the models alone")
     return "\n".join(lines)
 
 
@@ -91,10 +90,8 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
     for kind in ("model", "dataset"):
         add(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")
-    own = "which of a client's own samples (default test)"
-    add("--set", choices=PARTS, default="test", dest="part", help=own)
-    where = "a client's own samples, or the whole test set (default own)"
-    add("--on", choices=("own", "all"), default="own", help=where)
+    add("--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)")
+    add("--on", choices=("own", "all"), default="own", help="its own samples, or the whole test set (default own)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
     return parser.parse_args(words)
@@ -106,18 +103,17 @@ def main(arguments: list[str] | None = None) -> None:
     args = arguments_of(arguments)
     check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
-        if result.run.drift:
+        if drift := result.run.drift:
             raise UserError(
-                f"{args.result} is of a run with --drift {result.run.drift}, whose classes changed their names: it is not scored here"
+                f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored here"
             )
         result.state_dict(0)  # says so at once where no models were saved
         result.run = with_code(result.run, {"model": args.model, "dataset": args.dataset})
         source = source_of(result, args.data)
         verify(source)
         if args.on == "all" and one_pool(result, source):
-            raise UserError(
-                f"--on is all; --partition {result.run.partition} takes training and test samples from one pool: name other data with --data"
-            )
+            pool = f"--partition {result.run.partition} takes training and test samples from one pool"
+            raise UserError(f"--on is all; {pool}: name other data with --data")
         part = "test" if args.on == "all" else args.part
         everything = [np.arange(len(source.labels["test"]))] * result.run.clients
         rows = everything if args.on == "all" else samples(result, source, part)

@@ -18,7 +18,6 @@ from dpfl_mpi.settings.fields import as_dict, fields
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table of right-flush columns."""
     cells = [[str(c) for c in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
@@ -46,13 +45,17 @@ def rounds(result: Result, last: int) -> str:
         "received": [f"{models:.1f}" for models in over["models_received"]],
         "seconds": [f"{total:.2f}" for total in over["seconds"]],
     }
-    rows = list(enumerate(zip(*shown.values(), strict=True)))
-    return table(("round", *shown), [(t, *values) for t, values in rows[-last:]])
+    rows = [(t, *values) for t, values in enumerate(zip(*shown.values(), strict=True))]
+    return table(("round", *shown), rows[-last:])
 
 
 def clients(result: Result, each: int) -> str:
     """Return a table of the clients with the highest and the lowest test accuracy of their best model by validation."""
-    test, counts = result["best/test_acc"], result["client/class_counts"]
+    test = result["best/test_acc"]
+    most = [
+        " ".join(f"{c}({of[c]})" for c in np.argsort(-of, kind="stable") if of[c])[:44]
+        for of in result["client/class_counts"]
+    ]
     shown: dict[str, Any] = {
         "test %": [f"{100 * accuracy:.1f}" for accuracy in test],
         "val %": [f"{100 * accuracy:.1f}" for accuracy in result["best/val_acc"]],
@@ -61,19 +64,11 @@ def clients(result: Result, each: int) -> str:
         "train": result["client/n_train"],
         "test": result["client/n_test"],
         "collaborators": result.chosen(result.last_round).degrees(),
+        "classes (samples)": most,
     }
     order = np.argsort(-test, kind="stable")
-    return table(
-        ("client", *shown, "classes (samples)"),
-        [
-            [
-                k,
-                *(of_all[k] for of_all in shown.values()),
-                " ".join(f"{c}({counts[k, c]})" for c in np.argsort(-counts[k], kind="stable") if counts[k, c])[:44],
-            ]
-            for k in (*order[:each], *order[max(each, len(order) - each) :])
-        ],
-    )
+    few = (*order[:each], *order[max(each, len(order) - each) :])
+    return table(("client", *shown), [[k, *(of_all[k] for of_all in shown.values())] for k in few])
 
 
 def graph(result: Result) -> str:
@@ -109,16 +104,10 @@ def accuracy(result: Result, head: dict[str, str]) -> list[str]:
     if not few:
         return ["  no client was scored"]
     scored = f"{many} clients" if few == many else f"{few} of {many} clients, the others diverged,"
-    return [
-        folded(
-            f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation), "
-            f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
-        ),
-        folded(
-            f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} % "
-            "(of the same models, over classes, then clients)"
-        ),
-    ]
+    spread = f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
+    balanced = f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} %"
+    mean = f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation)"
+    return [folded(f"{mean}, {spread}"), folded(f"{balanced} (of the same models, over classes, then clients)")]
 
 
 def show(result: Result, last: int, each: int) -> str:
@@ -128,20 +117,16 @@ def show(result: Result, last: int, each: int) -> str:
     run, head = result.run, figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     where = f"{start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
-    parts = {
-        "settings": settings(run),
-        "last rounds (means over clients)": rounds(result, last),
-        "clients, best and worst": clients(result, each),
-        "collaboration graph": graph(result),
-    }
-    return "\n".join(
-        [
-            f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
-            *accuracy(result, head),
-            folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
-            *(f"\n{title}\n{text}" for title, text in parts.items()),
-        ]
-    )
+    lines = [
+        f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
+        *accuracy(result, head),
+        folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
+        f"\nsettings\n{settings(run)}",
+        f"\nlast rounds (means over clients)\n{rounds(result, last)}",
+        f"\nclients, best and worst\n{clients(result, each)}",
+        f"\ncollaboration graph\n{graph(result)}",
+    ]
+    return "\n".join(lines)
 
 
 def with_content(run: Resolved, name: str) -> Any:
