@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import given, parser, printed, run_and_job
+from dpfl_mpi.settings.command_line import given, parser, run_and_job
 from dpfl_mpi.settings.fields import as_dict, check
 from dpfl_mpi.survival.signals import Leave, listen
 
@@ -55,8 +55,10 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
             said = given(arguments, parser())
             run, job = understood(said)
-            if said.get("print_config"):
-                print(printed(run, job), end="")
+            if said.get("print_config"):  # as --config reads it
+                import yaml
+
+                print(yaml.safe_dump(as_dict(run) | as_dict(job), sort_keys=False), end="")
                 sys.exit(0)
         return run, job
     except UserError as error:

@@ -151,15 +151,14 @@ def in_python(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
 
 
-# -- under mpirun or srun: this process is a rank ----------------------------------------------------------------------------------------
-
-
+# under mpirun or srun: this process is a rank -----------------------------------------------------------------------
 def started_by_launcher() -> bool:
     """Return whether mpirun or srun has started this process."""
     loaded = sys.modules.get("mpi4py.MPI")
-    if loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.size > 1:
-        return True
-    return launched(SIZE, 1) > 1 or any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))
+    several = loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.size > 1
+    return (
+        several or launched(SIZE, 1) > 1 or any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))
+    )
 
 
 world = functools.cache(open_world)  # one for all calls, because communicators are few
@@ -218,9 +217,7 @@ def signals_back() -> Iterator[bool]:
             signal.signal(number, handler)
 
 
-# -- in a script or a notebook: the ranks are processes of their own ---------------------------------------------------------------------
-
-
+# in a script or a notebook: the ranks are processes of their own ----------------------------------------------------
 def in_processes(ranks: int, settings: Mapping[str, Any]) -> None:
     """Compute the Run on ranks that are started for it; what they print is printed here, and the error that ends them is raised."""
     line = [*find_line(), "-n", str(ranks)] if ranks > 1 else []
@@ -285,6 +282,3 @@ def passing_on(process: subprocess.Popen[str]) -> Iterator[list[int]]:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-__all__ = ["Result", "run"]

@@ -19,7 +19,7 @@ from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.files import NO_PARTITION, no_partition, partition_file
+from dpfl_mpi.settings.files import NO_PARTITION, partition_file
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import refused_as
 
@@ -135,7 +135,7 @@ def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> N
 def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_sha256: str) -> Partition:
     """Return the partition of `--partition file:PATH` over data with these labels and this SHA-256; `UserError` where it does not fit them."""
     where, held = f"--partition is {run.partition}, which", partition_file(run.partition.path)
-    with refused_as(str(no_partition(run.partition.path, NO_PARTITION))):
+    with refused_as(NO_PARTITION.format(run.partition.path)):
         clients, p = held["clients"], held.get("p")
         if any(type(i) is not int for c in clients for part in PARTS for i in c[part]):
             raise TypeError  # an index, and neither true, 1.0 nor "1"

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import KINDS, names
-from dpfl_mpi.settings.fields import as_dict, choices, fields, read, types
+from dpfl_mpi.settings.fields import choices, fields, read, types
 from dpfl_mpi.settings.job import Job
-from dpfl_mpi.settings.run import Resolved, Run
+from dpfl_mpi.settings.run import Run
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
 OPTIONS = ("options", "model_options")  # fields whose flags are --FIELD.NAME
@@ -130,10 +130,3 @@ def run_and_job(said: Mapping[str, Any]) -> tuple[Run, Job]:
     """Return the Run and the Job of settings by name."""
     run, job = ({n: v for n, v in said.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
     return Run(**run), Job(**job)
-
-
-def printed(run: Resolved, job: Job) -> str:
-    """Return what --print_config prints: all settings as YAML, which --config reads."""
-    import yaml
-
-    return str(yaml.safe_dump(as_dict(run) | as_dict(job), sort_keys=False))

@@ -14,7 +14,7 @@ from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, sha256
 
 FILES = ("data", "partition", "budget", "reach", "available", "graphs")  # fields that may name one
 GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
-NO_PARTITION = 'is not a partition: JSON with "clients", a list of {"train", "val", "test"} index lists'
+NO_PARTITION = '--partition is file:{}, which is not a partition: JSON with "clients", a list of {{"train", "val", "test"}} index lists'
 
 
 def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
@@ -98,11 +98,6 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
     return {"model": model, "partition": "natural", **clients}
 
 
-def no_partition(path: str, what: str) -> UserError:
-    """Return the error of a partition file that is none."""
-    return UserError(f"--partition is file:{path}, which {what}")
-
-
 def partition_file(path: str) -> dict[str, Any]:
     """Return what a partition file holds; `clients` is a list of at least one, whose entries are as they are (see `data.stored`)."""
     if not is_file(path):
@@ -112,7 +107,7 @@ def partition_file(path: str) -> dict[str, Any]:
         held = dict(read_json(Path(path)))
         clients = len(held["clients"])
     except (UserError, *UNREADABLE):
-        raise no_partition(path, NO_PARTITION) from None
+        raise UserError(NO_PARTITION.format(path)) from None
     if clients == 0:
-        raise no_partition(path, "holds no client")
+        raise UserError(f"--partition is file:{path}, which holds no client")
     return held

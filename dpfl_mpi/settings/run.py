@@ -197,7 +197,6 @@ class Resolved(Run):
                 object.__setattr__(self, name, parse(value))
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
-        """Return itself."""
         return self
 
     def found(self, kind: str) -> Any:
@@ -218,7 +217,6 @@ class Resolved(Run):
         return dict(self.declared.get("method", {}).get("tuning", {}))
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that decide numbers; see `Run.key`."""
         for name in (name for name, held in self.contents.items() if not held):
             path = str(getattr(self, name)).removeprefix("file:")
             if name == "data":
@@ -305,7 +303,7 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
         raise UserError(f"--finetune_epochs is {epochs}; {name} is scored by more than its model: allowed is 0")
     if attack and attack.falsifies and not method.sends_models:
         known = ", ".join(kind for kind in ATTACKS if kind not in LIES)
-        raise UserError(f"--attack is {attack}; {name} sends more than models, so no lie is known; allowed are {known}")
+        raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {known}")
 
 
 def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:

@@ -82,11 +82,6 @@ class Text:
     def __str__(self) -> str:
         return self.text
 
-    @property
-    def written(self) -> Any:
-        """What a file of settings says of it: a text or a number."""
-        return self.text
-
 
 @dataclass(frozen=True)
 class Budget(Text):
@@ -118,10 +113,6 @@ class Budget(Text):
             f"--budget is {value}; allowed is a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
             "for a budget per client uniform:LOW:HIGH, or a file"
         )
-
-    @property
-    def written(self) -> Any:
-        return self.low if self.kind == "number" else self.text
 
     def resolved(self, clients: int, counts_self: bool, read: bool) -> Budget:
         """Return the budget of so many clients: a share as the nearest whole number, at least 1; inf where it does not bind; a file with what it holds."""
@@ -320,6 +311,8 @@ PARSED: dict[str, Any] = {  # by the field of a Run
 
 def written(value: Any) -> Any:
     """Return what a file of settings says of a value: a text, a number, a switch, None, or a dict of them."""
+    if isinstance(value, Budget) and value.kind == "number":
+        return value.low
     if isinstance(value, Text):
-        return value.written
+        return value.text
     return "inf" if value == math.inf else value

@@ -17,11 +17,11 @@ from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.settings.values import Budget
+from dpfl_mpi.settings.values import Budget, written
 
 
 def budget_name(budget, clients, counts_self):
-    return Budget.parse(budget).resolved(clients, counts_self, read=True).written
+    return written(Budget.parse(budget).resolved(clients, counts_self, read=True))
 
 
 @pytest.mark.parametrize(
