@@ -13,13 +13,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import given, parser, run_and_job
-from dpfl_mpi.settings.fields import as_dict, check
+from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.survival.signals import Leave, listen
 
 if TYPE_CHECKING:
@@ -42,19 +42,13 @@ def fail(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def understood(said: Mapping[str, Any]) -> tuple[Resolved, Job]:
-    """Return the resolved Run and the Job of settings by name; raise `UserError` for a mistake in them."""
-    run, job = run_and_job(said)
-    check(job)
-    return run.resolve(), job
-
-
 def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
     """Return the resolved Run and the Job of a command line; a mistake ends the program with one sentence."""
     try:
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
             said = given(arguments, parser())
-            run, job = understood(said)
+            asked, job = run_and_job(said)
+            run = asked.resolve()
             if said.get("print_config"):  # as --config reads it
                 import yaml
 
@@ -80,8 +74,7 @@ def told(arguments: list[str]) -> dict[str, Any]:
 
 def packed(run: Resolved, job: Job) -> dict[str, Any]:
     """Return the settings as root tells them to all ranks; `unpacked` is the inverse."""
-    derived = {"contents": run.contents, "declared": run.declared}
-    return {"run": as_dict(run) | derived, "job": as_dict(job)}
+    return {"run": as_dict(run) | {"contents": run.contents, "declared": run.declared}, "job": as_dict(job)}
 
 
 def unpacked(settings: dict[str, Any]) -> tuple[Resolved, Job]:

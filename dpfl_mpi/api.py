@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfl_mpi import results
-from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, understood, unpacked
+from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, unpacked
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
@@ -28,7 +28,7 @@ from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.results import summary
 from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import SCHEMA, unknown
+from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
@@ -141,7 +141,8 @@ def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
     for name in settings:
         if name not in SCHEMA:
             raise unknown(name, f"there is no setting {name}", "")
-    return understood(in_python(settings))
+    asked, job = run_and_job(in_python(settings))
+    return asked.resolve(), job
 
 
 def in_python(value: Any) -> Any:
@@ -156,9 +157,8 @@ def started_by_launcher() -> bool:
     """Return whether mpirun or srun has started this process."""
     loaded = sys.modules.get("mpi4py.MPI")
     several = loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.size > 1
-    return (
-        several or launched(SIZE, 1) > 1 or any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))
-    )
+    ranked = any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))
+    return several or ranked or launched(SIZE, 1) > 1
 
 
 world = functools.cache(open_world)  # one for all calls, because communicators are few

@@ -160,7 +160,6 @@ def of_rank(plan: Needs, r: int) -> str:
 
 
 def of_node(plan: Needs, node: int) -> str:
-    """Return the memory of a node's ranks."""
     mine = plan.node == node
     memory, window = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window))
     return f"memory     node {node}: {memory} for {mine.sum()} ranks, of which {window} are windows in shared memory"
@@ -181,7 +180,6 @@ def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words."""
     minutes = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds < 120 else minutes
 

@@ -6,6 +6,7 @@ which may also be that of other data with the same images and classes.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
     return rows
 
 
-def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str, device: str) -> np.ndarray:
+def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str, device: Any) -> np.ndarray:
     """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images."""
     import torch
 
@@ -46,15 +47,6 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
         right = found.numpy() == source.labels[pool][chosen]
         out[k] = right.sum() / max(len(chosen), 1)
     return out
-
-
-def pick(device: str) -> str:
-    """Return the device of `--device`."""
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device is cuda; PyTorch sees no GPU here")
-    return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
@@ -81,10 +73,8 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
 
 
 def arguments_of(words: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.evaluate", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.evaluate", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("result", metavar="RESULT", help="result of a run with --save_models")
     for kind in ("model", "dataset"):
@@ -100,6 +90,8 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, score, print, return the exit code."""
+    from dpfl_mpi.numerics.device import pick_device
+
     args = arguments_of(arguments)
     check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
@@ -117,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
         part = "test" if args.on == "all" else args.part
         everything = [np.arange(len(source.labels["test"]))] * result.run.clients
         rows = everything if args.on == "all" else samples(result, source, part)
-        scores = accuracies(result, source, rows, part, pick(args.device))
+        scores = accuracies(result, source, rows, part, pick_device(args.device, "float32", 0))
         print(report(result, scores, args.on, part))
         if args.out:
             table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(zip(rows, scores, strict=True)))

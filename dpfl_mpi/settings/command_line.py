@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import KINDS, names
-from dpfl_mpi.settings.fields import choices, fields, read, types
+from dpfl_mpi.settings.fields import check, choices, fields, read, types
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.storage.foreign import SMALL, read_text
@@ -127,6 +127,7 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
 
 
 def run_and_job(said: Mapping[str, Any]) -> tuple[Run, Job]:
-    """Return the Run and the Job of settings by name."""
+    """Return the Run and the Job of settings by name; the Run is checked where it is resolved, the Job here."""
     run, job = ({n: v for n, v in said.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
-    return Run(**run), Job(**job)
+    check(out := Job(**job))
+    return Run(**run), out

@@ -18,7 +18,7 @@ from pathlib import Path
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, run_and_job
-from dpfl_mpi.settings.fields import changed, check, to_flags
+from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
 from dpfl_mpi.sweep.flags import parser
@@ -101,7 +101,6 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
     if args.time:
         minutes(args.time)
     base, job = run_and_job(vars(args))
-    check(job)
     wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file and base != Run():
         wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
