@@ -149,7 +149,7 @@ def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.D
         "runs": pd.DataFrame([control(run, result) if controls else about(run, result)]),
         "clients": frames.clients(result).drop(columns="classes"),
         # most baselines score nothing before round 1
-        "curves": frames.curves(result).round(6).dropna(subset=["test_acc"]),
+        "curves": frames.curves(result).drop(columns="models_epochs").round(6).dropna(subset=["test_acc"]),
         "graphs": measures(result) if controls else graphs(result),
     }
     if controls:
@@ -225,7 +225,7 @@ def main() -> None:
         write(args.out / folder, files)
     if "controls" in folders:
         of = frames.of_results([Result(path) for path in repeated])
-        same = omega.agreement(of.runs.assign(row="DPFL"), of.results, 50)
+        same = omega.agreement(of.runs.assign(row="DPFL"), 50)
         same.to_csv(args.out / "controls" / "agreement.csv", index=False)
 
 

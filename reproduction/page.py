@@ -1,28 +1,266 @@
 """Redraw every table and picture of this folder and of docs/findings.md from the CSV files: `python reproduction/page.py`.
 
 The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project and of findings.md, the pictures beside the
-CSV files and into docs/pictures. Neither MPI, torch nor a result is needed.
+CSV files and into docs/pictures. Neither MPI, torch nor a result is needed. Those of findings.md are made here, of the folder `controls`: there
+comparisons have 20 rounds or more, lies and the like 6. Those of the other folders are made by `dpfl_mpi.figures.recomputed`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpfl_mpi.figures import findings, omega, recomputed
+from dpfl_mpi.figures import omega, pareto, recomputed
+from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames, of_folder
 from dpfl_mpi.figures.names import slug
-from dpfl_mpi.figures.style import STYLE
-from dpfl_mpi.figures.tables import Parts
+from dpfl_mpi.figures.recomputed import Lines
+from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
+from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
+from dpfl_mpi.settings.values import ATTACKS
 from dpfl_mpi.studies.plan_power import chance_of
 from dpfl_mpi.studies.plan_power import needed as partitions
 
 HERE = Path(__file__).resolve().parent
 FRONT, PAGE, FINDINGS = HERE.parent / "README.md", HERE / "README.md", HERE.parent / "docs" / "findings.md"
+DRAWN = 42  # the seed of which one curve per method is shown
+COMPARED = (
+    *("Local", "FedAvg", "FedAvg+FT", "Pairwise", "Random graph", "Random graph, DPFL's degrees"),
+    *("Replay, rewired", "Replay, shuffled", "Replay, reversed", "Oracle", "PENS", "DPFL, search_share 0.5"),
+)
+COSTS = ("models", "evaluations", "steps")
+OVER_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
+
+
+def long(frames: Frames) -> Frames:
+    """Return the frames of the comparisons."""
+    return frames.where(frames.runs["rounds"] >= 20)
+
+
+def short(frames: Frames) -> Frames:
+    """Return the frames of lies, newcomers and drift."""
+    return frames.where(frames.runs["rounds"] == 6)
+
+
+def in_order(rows: Iterable[str], without: str) -> list[str]:
+    """Return rows as the page names them: DPFL, then as in `COMPARED`, others last; without those that have one of the words."""
+    known = ("DPFL", *COMPARED)
+    shown = {row for row in rows if not re.search(without, row)}
+    return sorted(shown, key=lambda row: (known.index(row) if row in known else len(known), row))
+
+
+def costs(runs: pd.DataFrame, row: str, words: str = "") -> dict[str, str]:
+    """Return what a row's Runs cost per client, means over the seeds."""
+    mean = runs[runs["row"] == row][[f"{name}_per_client" for name in COSTS]].mean()
+    return {pareto.COSTS[name] + words: number(mean[f"{name}_per_client"], ",.0f") for name in COSTS}
+
+
+def benign(frames: Frames, method: str) -> pd.DataFrame:
+    """Return the lines of clients of the Runs of 6 rounds, of the clients that lie in none of them: liars have no accuracy."""
+    clients = short(frames)["clients"]
+    lying = clients[clients["row"].str.startswith(f"{method}, attack")]
+    return clients[clients["client"].isin(lying.dropna(subset=["test_acc"])["client"])]
+
+
+def needed(parts: Parts, difference: float) -> int:
+    """Return how many partitions find a difference with a power of 80 %, 0 where 10,000 do not."""
+    chance = chance_of(parts)
+    return partitions(chance, difference, chance.clients, 0.8, 0.05)
+
+
+# -- tables of the findings ---------------------------------------------------------------------------------------------------------------
+
+
+def about(runs: pd.DataFrame, clients: pd.DataFrame, row: str, words: str, *pair: str) -> dict[str, str]:
+    """Return the cells of every table: a row's accuracy, the difference of a pair of rows, the gap, and costs."""
+    return {
+        "method": row,
+        "accuracy, %": cell(means(clients, row)),
+        words: told(paired(clients, *pair)) if len(set(pair)) > 1 else "-",
+        "validation - test": told(gaps(clients[clients["row"] == row])),
+        **costs(runs, row),
+    }
+
+
+def compared(frames: Frames) -> Lines:
+    runs, clients = long(frames).runs, long(frames)["clients"]
+    for row in ("DPFL", *COMPARED):
+        if len(clients[clients["row"] == row]):
+            yield about(runs, clients, row, "DPFL minus it", "DPFL", row)
+
+
+def reached(frames: Frames) -> str:
+    """Return what it took each method to have 78 % for the first time, seed 42."""
+    runs = long(frames).runs
+    shown = long(frames).where((runs["seed"] == DRAWN) & ~runs["row"].str.contains("same clients"))
+    return pareto.table(shown, 78, COSTS)
+
+
+def graphs(frames: Frames) -> Lines:
+    """Yield the measures of Omega and of the last graph, means over the partitions."""
+    lines = long(frames)["measures"]
+    for row in in_order(lines["row"], "same clients|patience"):
+        mine = lines[lines["row"] == row]
+        for when, part in (("Omega", mine[mine["round"] == 0]), ("last round", mine[mine["round"] > 0])):
+            values = part[["degree", "homophily", "z", "reciprocity", "asked", "gap", "classes"]].mean()
+            cells = {n: f"{v:.1f}" if n in ("z", "degree") else f"{v:.3f}" for n, v in values.items()}
+            yield {"method": f"{row} ({part['seed'].nunique()})", "graph": when} | cells
+
+
+def power(frames: Frames) -> Lines:
+    """Yield how many partitions of 100 clients it takes to find a difference as large as the measured one, and of 0.63 points."""
+    for row in COMPARED:
+        parts = paired(long(frames)["clients"], "DPFL", row)
+        if len(parts) > 1:
+            chance = chance_of(parts)
+            yield {
+                "DPFL minus": row,
+                "points": told(parts),
+                "deviation within": f"{chance.within:.1f}",
+                "between partitions": f"{chance.between:.2f}",
+                "partitions for 0.63": str(needed(parts, 0.63) or "> 10,000"),
+                "for 2": str(needed(parts, 2.0) or "> 10,000"),
+            }
+
+
+def attacks(frames: Frames) -> Lines:
+    """Yield what lies did to the benign."""
+    runs = short(frames).runs
+    for method in ("DPFL", "FedAvg"):
+        clients = benign(frames, method)
+        for line in runs[(runs["row"] == method) | runs["row"].str.startswith(f"{method}, attack")].itertuples():
+            opened = f"{percent(line.backdoor)} ({percent(line.backdoor_unmarked)})"
+            yield about(runs, clients, line.row, "to no lie", line.row, method) | {
+                "liars of those chosen, %": percent(line.liars_chosen),
+                "backdoor opens, % (unmarked)": "-" if np.isnan(line.backdoor) else opened,
+            }
+
+
+def newcomers(frames: Frames) -> Lines:
+    """Yield the accuracy of those who trained and of newcomers, and DPFL's minus it, paired by client."""
+    base, clients, later = "DPFL, newcomers 0.1", frames["clients"], frames["newcomers"].query("epochs == 5")
+    for _, line in frames.runs[frames.runs["row"].str.contains("newcomers")].iterrows():
+        came = {e: [percent(line[f"newcomers_{e}{end}"]) for end in ("", "_half")] for e in (0, 1, 5)}
+        yield {
+            "method": line["row"],
+            "those who trained, %": cell(means(clients, line["row"])),
+            **{f"newcomers, E = {epochs}": " ± ".join(both) for epochs, both in came.items()},
+            "DPFL minus it, E = 5": "-" if line["row"] == base else told(paired(later, base, line["row"])),
+        }
+
+
+def moved(frames: Frames) -> Lines:
+    """Yield what drift, new Omegas and early stopping did."""
+    for line in frames.runs[frames.runs["row"].str.contains("drift|omega_period|patience")].itertuples():
+        same = frames.where((frames.runs["rounds"] == line.rounds) & (frames.runs["seed"] == line.seed))
+        base = line.row.split(",")[0]
+        mine = about(same.runs, same["clients"], line.row, "to the run without", line.row, base)
+        yield mine | costs(same.runs, base, " without it")
+
+
+# -- pictures of the findings -------------------------------------------------------------------------------------------------------------
+
+
+def looks(frames: Frames, row: str) -> dict[str, str]:
+    """Return colour and line style of a row's method, as in all figures."""
+    line = frames.rows.set_index("row").loc[row]
+    return {"color": line["colour"], "ls": line["line"]}
+
+
+def differences(frames: Frames) -> Figure:
+    """Return DPFL minus every other row, and validation minus test accuracy, with 95 % intervals."""
+    clients = long(frames)["clients"]
+    pairs = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
+    pairs = {"DPFL": [], **{row: parts for row, parts in pairs.items() if comparable(parts)}}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 3.2), sharey=True)
+    recomputed.intervals(left, pairs)
+    recomputed.intervals(right, {row: gaps(clients[clients["row"] == row]) for row in pairs})
+    left.set_xlabel("DPFL minus this method, points")
+    right.set_xlabel("validation minus test accuracy, points")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def over_costs(frames: Frames) -> Figure | None:
+    """Return accuracy of the best models so far over what they took, seed 42."""
+    runs = long(frames).runs
+    figure = pareto.draw(long(frames).where((runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS)), costs=COSTS).figure
+    if figure:
+        figure.axes[0].set_ylim(60)
+    return figure
+
+
+def graph_figure(frames: Frames) -> Figure:
+    """Return homophily, reciprocity and the spectral gap of Omega and of the last graph, means over the partitions."""
+    lines = long(frames)["measures"]
+    rows = in_order(lines["row"], "same clients|patience|search_share")
+    figure, panels = plt.subplots(1, 3, figsize=(TEXT, 2.2), sharey=True)
+    for axes, measure in zip(panels, ("homophily", "reciprocity", "gap"), strict=True):
+        for when, shift, colour, name in ((True, -0.2, BLUE, "Omega"), (False, 0.2, PALE, "last round")):
+            values = lines[(lines["round"] == 0) == when].groupby("row")[measure].mean().reindex(rows)
+            label = name if axes is panels[0] else None
+            axes.barh(np.arange(len(rows)) + shift, values, 0.38, color=colour, label=label)
+        axes.set_xlabel(measure)
+    panels[0].set_yticks(range(len(rows)), rows)
+    panels[0].invert_yaxis()
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+def power_figure(frames: Frames) -> Figure:
+    """Return how many partitions of 100 clients find a difference with a power of 80 %, for three comparisons."""
+    figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
+    points = np.linspace(0.4, 3, 27)
+    for row in ("Local", "FedAvg+FT", "Pairwise"):
+        parts = paired(long(frames)["clients"], "DPFL", row)
+        counts = [needed(parts, difference) for difference in points]
+        axes.plot(points, counts, label=f"DPFL minus {row}", **looks(frames, row))
+    axes.axhline(3, color=GREY, lw=0.6)
+    axes.axvline(0.63, color=GREY, lw=0.6)
+    axes.set(xlabel="difference to find, points", ylabel="partitions")
+    axes.set_ylim(0)
+    axes.legend()
+    return figure
+
+
+def lies(frames: Frames) -> Figure:
+    """Return accuracy of the benign under every lie, beside how often liars are chosen."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
+    for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
+        colour = looks(frames, method)["color"]
+        values = 100 * benign(frames, method).groupby("row")["test_acc"].mean()
+        bars = values.reindex([f"{method}, attack {kind}:0.2" for kind in ATTACKS])
+        left.bar(np.arange(len(ATTACKS)) + shift, bars, 0.38, color=colour, label=method)
+        left.axhline(values[method], color=colour, lw=0.8, ls="--")
+    left.set_ylabel("accuracy of the benign, %")
+    runs = short(frames).runs.set_index("row")
+    chosen = [100 * runs.loc[f"DPFL, attack {kind}:0.2", "liars_chosen"] for kind in ATTACKS]
+    right.bar(range(len(ATTACKS)), chosen, 0.6, color=BLUE)
+    right.axhline(20, color=DARK, lw=0.8, ls="--")
+    right.set_ylabel("liars of those chosen, %")
+    for axes in (left, right):
+        axes.set_xticks(range(len(ATTACKS)), [kind.replace("_", "\n") for kind in ATTACKS], fontsize=6)
+    figure.legend(loc="outside upper left", ncols=2)
+    return figure
+
+
+def over(frames: Frames, name: str, words: str, at: str, xlabel: str, ylabel: str) -> Figure:
+    """Return test accuracy over a column of a frame, of the rows that have one of the words."""
+    figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
+    rows = frames.rows[frames.rows["row"].str.contains(words)]
+    lines = frames[name].groupby(["setting", "row", "run", at], as_index=False)["test_acc"].mean()  # of newcomers
+    curves(axes, rows, lines, "test_acc", at, 100)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+# -- all of them --------------------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -32,18 +270,12 @@ def folders() -> dict[str, Frames]:
     return {name: of_folder(HERE / name) for name in names}
 
 
-def needed(parts: Parts, difference: float) -> tuple[float, float, int]:
-    """Return the deviation of clients and of partitions, and how many partitions find a difference with a power of 80 %."""
-    chance = chance_of(parts)
-    return chance.within, chance.between, partitions(chance, difference, chance.clients, 0.8, 0.05)
-
-
 def tables() -> dict[Path, dict[str, str]]:
     """Return every page's tables by the names of their marks."""
     full = {name: frames for name, frames in folders().items() if name != "controls"}
     headline = recomputed.headline(full[slug("CIFAR-10 Patho(3)")])
-    found = {name: recomputed.text(table(folders()["controls"])) for name, table in findings.TABLES.items()}
-    found["power"] = recomputed.text(findings.power(folders()["controls"], needed))
+    of_controls = (compared, reached, graphs, power, attacks, newcomers, moved)
+    found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))
     front = {"headline": recomputed.text(headline), "core hours": recomputed.total(full)}
     return {PAGE: recomputed.tables(folders()), FRONT: front, FINDINGS: found}
@@ -63,9 +295,17 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
     for name, frames in folders().items():
         if name not in ("controls", "cifar-10-motivation"):
             yield from ((HERE / name / f"{picture}.png", figure) for picture, figure in recomputed.pictures(frames))
-    for picture, figure in findings.pictures(folders()["controls"], needed).items():
-        if figure:
-            yield FINDINGS.parent / "pictures" / f"findings-{picture}.png", figure
+    frames = folders()["controls"]
+    found = {
+        "compared": differences(frames),
+        "costs": over_costs(frames),
+        "graphs": graph_figure(frames),
+        "power": power_figure(frames),
+        "attacks": lies(frames),
+        "newcomers": over(frames, "newcomers", "newcomers", "epochs", "epochs of their own", "newcomers' accuracy, %"),
+        "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
+    }
+    yield from ((FINDINGS.parent / "pictures" / f"findings-{name}.png", figure) for name, figure in found.items())
 
 
 def main() -> None:

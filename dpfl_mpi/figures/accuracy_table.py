@@ -4,32 +4,18 @@ The first table is the paper's Table 1. A table for each data set follows: the s
 the same partition, the clients that are below their own Local, the worst decile, and the last round beside the best by validation.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from dpfl_mpi.figures import paper as published
+from dpfl_mpi.figures import tables
 from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
-from dpfl_mpi.figures.tables import (
-    Parts,
-    cell,
-    deviation,
-    interval,
-    latex,
-    markdown,
-    means,
-    number,
-    paired,
-    printed,
-    unbeaten,
-)
-from dpfl_mpi.results import Result
+from dpfl_mpi.figures.tables import latex, markdown, number, printed
 from dpfl_mpi.results.scores import METRICS
-from dpfl_mpi.results.summary import epochs
 from dpfl_mpi.settings import Run
 
 SETTINGS = (
@@ -69,27 +55,24 @@ OPTIONS = PAPER | {
 def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
     """Return one line per setting and row: accuracies (or `score`) in percent, differences in points, means over the seeds."""
     name, column = ("clients", "test_acc") if score == "accuracy" else ("scores", score)
-    first = {(r.setting, r.row): r.run for r in frames.rows.itertuples()}
-    results = {str(r.path): r for r in frames.results}
     out = []
     for where, here in frames.rows.groupby("setting", sort=False):
         lines = frames.of(name, where)
-        alone = {row: results[first[where, row]] for row in here[here["method"] == "local"]["row"]}
-        for line, bold in zip(here.itertuples(), unbeaten(lines, list(here["row"]), column), strict=True):
+        for line, bold in zip(here.itertuples(), tables.unbeaten(lines, list(here["row"]), column), strict=True):
             mine = lines[lines["row"] == line.row].dropna(subset=[column])
             each = [100 * part.to_numpy() for _, part in mine.groupby("run")[column]]  # in which somebody was scored
-            values = means(lines, line.row, column)
-            group = frames.runs[(frames.runs["setting"] == where) & (frames.runs["row"] == line.row)]
-            last = [a for a in (results[run].scored("last/test_acc") for run in group["run"]) if len(a)]
-            difference = to_local(lines, line.row, results[line.run], alone, column) if line.row not in alone else []
-            gain, half = interval(difference) if difference else (np.nan, np.nan)
+            values = tables.means(lines, line.row, column)
+            group = frames.of("runs", where, line.row)
+            last = [a.mean() for r in group["result"] if len(a := r.scored("last/test_acc"))]
+            difference = to_local(lines, line, here[here["method"] == "local"], column)
+            gain, half = tables.interval(difference) if difference else (np.nan, np.nan)
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
             out.append(
                 {
                     "setting": where,
                     "method": line.row,
                     "mean": values.mean(),
-                    "std": deviation(values),
+                    "std": tables.deviation(values),
                     "n": len(values),
                     "bold": bold,
                     "client_std": mean_of([a.std() for a in each]),
@@ -97,29 +80,29 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
                     "vs_local_half_interval": half,
                     "below_local_percent": 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan,
                     "worst_decile": mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in each]),
-                    "last_round": mean_of([a.mean() for a in last]),
+                    "last_round": mean_of(last),
                     "epochs": line.epochs,
                     "finished": group["finished"].all(),
                     "paper": " ± ".join(theirs or ()),
-                    "cell": cell(values),
+                    "cell": tables.cell(values),
                 }
             )
     return pd.DataFrame(out)
 
 
-def mean_of(values: Sequence[float]) -> float:
+def mean_of(values: list[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def to_local(lines: pd.DataFrame, row: str, result: Result, alone: dict[str, Result], score: str) -> Parts:
+def to_local(lines: pd.DataFrame, line: Any, alone: pd.DataFrame, score: str) -> tables.Parts:
     """Return a row minus Local client by client, of several rows of Local the one that is most alike: in settings, then in local epochs."""
 
-    def distance(local: str) -> tuple[int, int]:
-        other = alone[local]
-        return unlike(result, other, "budget", "rounds", "finetune_epochs"), abs(epochs(result) - epochs(other))
+    def distance(local: Any) -> tuple[int, int]:
+        other = unlike(line.result, local.result, "budget", "rounds", "finetune_epochs")
+        return other, abs(line.epochs - local.epochs)
 
-    near = sorted(alone, key=distance)
-    return next((found for local in near if (found := paired(lines, row, local, score))), [])
+    near = () if line.method == "local" else sorted(alone.itertuples(), key=distance)
+    return next((parts for local in near if (parts := tables.paired(lines, line.row, local.row, score))), [])
 
 
 def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:

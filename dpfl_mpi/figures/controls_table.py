@@ -11,7 +11,6 @@ import pandas as pd
 
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import named, repetitions
 from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -28,12 +27,11 @@ RUNS = (
 
 def gaps(lines: pd.DataFrame) -> Parts:
     """Return validation minus test accuracy of every client's best model, points, for each partition; `lines` are one row's of `clients`."""
-    points = 100 * (lines["val_acc"] - lines["test_acc"])
-    out = []
-    for _, part in points.groupby(lines["partition"], sort=False):
-        mean = part.groupby(lines["client"]).agg(lambda each: each.mean(skipna=False)).dropna().to_numpy()
-        out.append(mean)
-    return out
+    points = lines.assign(gap=100 * (lines["val_acc"] - lines["test_acc"]))
+    each = (
+        part.pivot(index="client", columns="run", values="gap") for _, part in points.groupby("partition", sort=False)
+    )
+    return [part.mean(axis=1, skipna=False).dropna().to_numpy() for part in each]
 
 
 def liar_shares(result: Result) -> tuple[float, float]:
@@ -66,19 +64,22 @@ def percent(value: float) -> str:
 
 
 def draw(frames: Frames) -> Drawing:
-    rows, lines = [], []
-    for where, name, group in named(repetitions(frames.results)):
-        clients = frames.of("clients", where, name)
+    rows, texts = [], []
+    # in the order of the Runs, a control after the other
+    for line in frames.files.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"]).itertuples():
+        who, group = (
+            {"setting": line.setting, "method": line.row},
+            list(frames.of("runs", line.setting, line.row)["result"]),
+        )
+        clients = frames.of("clients", line.setting, line.row)
         mean, half = interval(gaps(clients))
         all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
         opened, unmarked = np.mean([backdoor(r) for r in group], 0)
         came = np.mean([newcomers(r) for r in group], 0)
         stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]
         row = {
-            "setting": where,
-            "method": name,
             "n": len(group),
-            "accuracy": float(means(clients, name).mean()),
+            "accuracy": float(means(clients, line.row).mean()),
             "gap": mean,
             "gap_half": half,
             "liars": all_liars,
@@ -90,21 +91,18 @@ def draw(frames: Frames) -> Drawing:
             "steps": float(np.mean([r["round/gradient_steps"][r.last_round] / r.run.clients for r in group])),
             "models": float(np.mean([r["traffic/models_received"].sum(0).mean() for r in group])),
         }
-        rows.append(row)
-        lines.append(
-            {
-                "setting": where,
-                "method": name,
-                "accuracy": f"{row['accuracy']:.2f} ({len(group)})",
-                "validation - test": f"{mean:+.2f} ± {half:.2f}",
-                "liars, % chosen of all": "-" if np.isnan(all_liars) else f"{percent(chosen)} of {percent(all_liars)}",
-                "backdoor, %": "-" if np.isnan(opened) else f"{percent(opened)} ({percent(unmarked)})",
-                "newcomers, %": " / ".join(map(percent, came)) or "-",
-                "stopped, %": percent(row["stopped"]),
-                "steps": f"{row['steps']:.0f}",
-                "models": f"{row['models']:.0f}",
-            }
-        )
-    table = pd.DataFrame(lines)
-    used = [c for c in table.columns if c in ("setting", "method") or (table[c] != "-").any()]
-    return Drawing(pd.DataFrame(rows), text=markdown(table[used]), latex=latex(table[used]))
+        text = {
+            "accuracy": f"{row['accuracy']:.2f} ({len(group)})",
+            "validation - test": f"{mean:+.2f} ± {half:.2f}",
+            "liars, % chosen of all": "-" if np.isnan(all_liars) else f"{percent(chosen)} of {percent(all_liars)}",
+            "backdoor, %": "-" if np.isnan(opened) else f"{percent(opened)} ({percent(unmarked)})",
+            "newcomers, %": " / ".join(map(percent, came)) or "-",
+            "stopped, %": percent(row["stopped"]),
+            "steps": f"{row['steps']:.0f}",
+            "models": f"{row['models']:.0f}",
+        }
+        rows.append(who | row)
+        texts.append(who | text)
+    table = pd.DataFrame(texts)
+    used = table[[c for c in table if c in ("setting", "method") or (table[c] != "-").any()]]
+    return Drawing(pd.DataFrame(rows), text=markdown(used), latex=latex(used))

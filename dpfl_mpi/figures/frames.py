@@ -1,7 +1,8 @@
 """Results, and the CSV files of `reproduction/`, as the same data frames: two readers, `of_results` and `of_folder`.
 
-    runs        a line per Run: run, setting, row (its name in tables), seed, partition; method, budget, colour and more, see `of_results`
+    runs        a line per Run: run, setting, row (its name in tables), seed, partition; method, budget, colour and more, see `line_of`
     rows        the first line of `runs` of each setting and row, in the order of tables
+    files       a line per result in the order they were named: of a Run that is there twice two
     [clients]   a line per Run and client: test_acc of its best model by validation, val_acc, its round, p, sizes train, val, test, classes
     [curves]    a line per Run and round: means over clients, epochs, and models_epochs, those of all of a client's models
     [graphs]    a line per Run and recorded graph: t, and graph, a function that reads it
@@ -14,7 +15,7 @@ Averages leave out clients with flipped labels, liars and newcomers; such a clie
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
-from dpfl_mpi.figures.names import budget_order, named, omega_until, rank, repetitions, setting, slug
+from dpfl_mpi.figures.names import budget_order, named, rank, repetitions, setting, slug
 from dpfl_mpi.figures.style import look
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
@@ -40,32 +41,25 @@ SETTINGS = (*paper.COLUMNS, "FEMNIST natural", "CIFAR-10 motivation")  # the nam
 
 
 class Frames:
-    """Data frames of Runs, read when they are asked for; `results` are the results that they are of, none of CSV files."""
+    """Data frames of Runs, read when they are asked for. Of results, lines of `runs` and `files` have each its `result`."""
 
-    def __init__(self, runs: pd.DataFrame, lines: Callable[[str], pd.DataFrame], results: Sequence[Result] = ()):
-        self.runs, self.lines, self.results = runs, lines, list(results)
+    def __init__(self, runs: pd.DataFrame, lines: Callable[[str], pd.DataFrame], files: pd.DataFrame | None = None):
+        self.runs, self.lines, self.files = runs, lines, runs if files is None else files
         self.rows = runs.drop_duplicates(["setting", "row"], ignore_index=True)
-        self._read: dict[str, pd.DataFrame] = {}
+        self.read = functools.cache(lambda name: runs[WHO].merge(lines(name), on="run"))
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._read:
-            self._read[name] = self.runs[WHO].merge(self.lines(name), on="run")
-        return self._read[name]
+        return self.read(name)
 
     def of(self, name: str, setting: str, row: str | None = None) -> pd.DataFrame:
-        """Return the lines of a frame that are of a setting, and of a row of it."""
-        lines = self[name]
+        """Return the lines of a frame, or of `runs`, that are of a setting, and of a row of it."""
+        lines = self.runs if name == "runs" else self[name]
         return lines[(lines["setting"] == setting) & (True if row is None else lines["row"] == row)]
-
-    def singles(self, results: Sequence[Result]) -> pd.DataFrame:
-        """Return a line of `runs` for each of the results, of a Run that is there twice two."""
-        at = {key: i for i, key in enumerate(zip(self.runs["key"], self.runs["partition"], strict=True))}
-        lines = self.runs.iloc[[at[str(r.key), partition_of(r)] for r in results]]
-        return lines.assign(run=[str(r.path) for r in results]).reset_index(drop=True)
 
     def where(self, condition: Any) -> "Frames":
         """Return the frames of the Runs for which `condition`, a column of booleans beside `runs`, is true."""
-        return Frames(self.runs[condition].reset_index(drop=True), self.lines, self.results)
+        runs = self.runs[condition].reset_index(drop=True)
+        return Frames(runs, self.lines, self.files[self.files["run"].isin(runs["run"])])
 
 
 # -- of results ---------------------------------------------------------------------------------------------------------------------------
@@ -97,24 +91,23 @@ def clients(result: Result) -> pd.DataFrame:
 
 def scores(result: Result) -> pd.DataFrame:
     """Return the lines of `scores`: every one of `METRICS`, by client."""
-    out = {"client": np.arange(len(result["client/p"]))}
-    return pd.DataFrame(out | {metric: accuracy(result, metric) for metric in METRICS})
+    return pd.DataFrame({metric: accuracy(result, metric) for metric in METRICS}).reset_index(names="client")
 
 
 def curves(result: Result) -> pd.DataFrame:
     rounds = slice(0, result.last_round + 1)
-    measures = ("train_loss", "val_loss", "val_acc", "test_acc")
     out = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
-    return pd.DataFrame(out | {name: result.mean(f"round/{name}") for name in measures})
+    out |= {name: result.mean(f"round/{name}") for name in ("train_loss", "val_loss", "val_acc", "test_acc")}
+    return pd.DataFrame(out).assign(models_epochs=out["epochs"] * result.method.models)
 
 
 def graphs(result: Result) -> pd.DataFrame:
     """Return the lines of `graphs`: none where no client ever chose. A method that chooses in each round alone has no Omega."""
-    if not len(result["graph/chosen/senders"]):
-        return pd.DataFrame({"t": np.zeros(0, int), "graph": np.zeros(0, object)})
-    first = int(not len(result.chosen(0).senders) and result.last_round > 0)
-    rounds = range(first, result.last_round + 1)
-    return pd.DataFrame({"t": rounds, "graph": [functools.partial(result.chosen, t) for t in rounds]})
+    rounds = range(0)
+    if len(result["graph/chosen/senders"]):
+        rounds = range(int(not len(result.chosen(0).senders) and result.last_round > 0), result.last_round + 1)
+    lines = [{"t": t, "graph": functools.partial(result.chosen, t)} for t in rounds]
+    return pd.DataFrame(lines, columns=["t", "graph"])
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
@@ -145,8 +138,7 @@ def costs(result: Result) -> pd.DataFrame:
         more = pd.DataFrame({"accuracy": accuracies, "steps": result["finetune/gradient_steps"][1:] / train})
         same = {name: out[name][-1] for name in ("models", "evaluations")}
         frame = pd.concat([frame, more.assign(**same)], ignore_index=True)
-    frame.insert(0, "point", range(len(frame)))
-    return frame
+    return frame.reset_index(names="point")
 
 
 def newcomers(result: Result) -> pd.DataFrame:
@@ -159,48 +151,53 @@ def newcomers(result: Result) -> pd.DataFrame:
 LINES = {f.__name__: f for f in (clients, scores, curves, graphs, costs, newcomers)}
 
 
+def line_of(result: Result) -> dict[str, Any]:
+    """Return the line of `runs` of a result, but for its setting and its row."""
+    run = result.run
+    dealt = "" if run.partition_seed == run.seed else f" (partition {run.partition_seed})"
+    return {
+        "run": str(result.path),
+        "seed": run.seed,
+        "said_seed": f"seed {run.seed}{dealt}",
+        "partition": result.fact("data_sha256")
+        + result.fact("partition_sha256"),  # what two results share that can be compared client by client
+        "key": str(result.key),
+        "method": short(run.method),
+        "budget": str(run.budget),
+        "order": budget_order(run),
+        # the first round whose Omega is not the recorded one, as it is searched anew; beyond the last where there is none
+        "omega_until": int(min(run.omega_period, result.last_round + 1)),
+        "tau_init": run.tau_init,
+        "ggc_period": run.ggc_period,
+        "epochs": epochs(result),
+        "finished": result.finished,
+        "paper": setting(run) if run.clients == paper.CLIENTS else "",
+        "result": result,
+        **of_method(result.method),
+    }
+
+
 def of_results(results: Sequence[Result]) -> Frames:
     """Return the frames of results: settings in the order of the results, rows in that of tables. A Run that is there twice counts once."""
     groups = repetitions(results)
     places = list(dict.fromkeys(setting(g[0].run) for g in groups))
     groups.sort(key=lambda g: (places.index(setting(g[0].run)), *rank(g[0].run)))
-    lines, of_run = [], {}
-    for where, row, group in named(groups):
-        for r in group:
-            run, method = r.run, r.method
-            of_run[str(r.path)] = r
-            who = {"run": str(r.path), "setting": where, "row": row, "seed": run.seed}
-            who |= {"partition": partition_of(r), "key": str(r.key)}
-            what = {"method": short(run.method), "budget": str(run.budget), "order": budget_order(run)}
-            dealt = "" if run.partition_seed == run.seed else f" (partition {run.partition_seed})"
-            what |= {"omega_until": omega_until(r), "said_seed": f"seed {run.seed}{dealt}"}
-            what |= {"tau_init": run.tau_init, "ggc_period": run.ggc_period, "epochs": epochs(r)}
-            what["finished"] = r.finished
-            lines.append(who | what | of_method(method) | {"paper": where if run.clients == paper.CLIENTS else ""})
-    runs = pd.DataFrame(lines)
+    lines = [line_of(r) | {"setting": where, "row": row} for where, row, group in named(groups) for r in group]
+    files = pd.DataFrame(lines)
+    runs = files.drop_duplicates(["key", "partition"], ignore_index=True)
 
     def read(name: str) -> pd.DataFrame:
-        return pd.concat([LINES[name](r).assign(run=run) for run, r in of_run.items()], ignore_index=True)
+        parts = [LINES[name](r).assign(run=run) for run, r in zip(runs["run"], runs["result"], strict=True)]
+        return pd.concat(parts, ignore_index=True)
 
-    return Frames(runs, lambda name: all_models(read(name), runs), results)
-
-
-def partition_of(result: Result) -> str:
-    """Return what two results share that can be compared client by client: the data and the partition."""
-    return result.fact("data_sha256") + result.fact("partition_sha256")
+    place = {str(r.path): i for i, r in enumerate(results)}
+    return Frames(runs, read, files.sort_values("run", key=lambda run: run.map(place), kind="stable"))
 
 
 def of_method(method: Method | Declared) -> dict[str, Any]:
     """Return the columns of `runs` that say what a method is, and how its curves look."""
     seen = dict(zip(("colour", "line", "marker"), look(method), strict=True))
     return {name: getattr(method, name) for name in ("topology", "searches", "models")} | seen
-
-
-def all_models(lines: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return lines with `models_epochs` where they have epochs: those of all of a client's models together (Ditto trains two)."""
-    if "epochs" not in lines or "round" not in lines:
-        return lines
-    return lines.assign(models_epochs=lines["epochs"] * lines["run"].map(runs.set_index("run")["models"]))
 
 
 # -- of CSV files -------------------------------------------------------------------------------------------------------------------------
@@ -222,23 +219,26 @@ def of_folder(folder: Path) -> Frames:
     runs = runs.assign(setting=where, paper=where, budget=budgets, order=order, omega_until=np.inf, **told)
     runs["said_seed"] = "seed " + runs["seed"].astype(str)
     runs = runs.rename(columns={"partition_sha256": "partition"})
-    return Frames(runs, lambda name: all_models(lines_of(folder, name), runs))
 
+    def table(name: str, texts: Mapping[str, type] = TEXTS) -> pd.DataFrame:
+        path = folder / f"{name}.csv"
+        return pd.read_csv(path, dtype=texts) if path.exists() else pd.DataFrame({"run": []}, dtype=str)
 
-def lines_of(folder: Path, name: str) -> pd.DataFrame:
-    """Return one of the CSV files as the frame of its name."""
-    path = folder / f"{'graphs' if name == 'measures' else name}.csv"
-    texts = {"run": str} if name == "measures" else TEXTS
-    lines = pd.read_csv(path, dtype=texts) if path.exists() else pd.DataFrame({"run": []}, dtype=str)
-    if name == "clients" and (folder / "graphs.csv").exists():
-        held = pd.read_csv(folder / "graphs.csv", dtype=TEXTS)
-        if "t" in held:
+    def read(name: str) -> pd.DataFrame:
+        if name == "measures":
+            return table("graphs", {"run": str})  # whose `classes` are a number
+        lines = table(name)
+        if name == "curves" and len(lines):
+            return lines.assign(models_epochs=lines["epochs"] * lines["run"].map(runs.set_index("run")["models"]))
+        if name == "clients" and "t" in (held := table("graphs")):
             return lines.merge(held[held["t"] == 0][["run", "client", "classes"]], on=["run", "client"], how="left")
-    if name == "graphs":
-        each = lines.groupby(["run", "t"]) if "collaborators" in lines else ()
-        parts = [{"run": run, "t": t, "graph": functools.partial(graph_of, part)} for (run, t), part in each]
-        return pd.DataFrame(parts, columns=["run", "t", "graph"])
-    return lines
+        if name == "graphs":
+            each = lines.groupby(["run", "t"]) if "collaborators" in lines else ()
+            parts = [{"run": run, "t": t, "graph": functools.partial(graph_of, part)} for (run, t), part in each]
+            return pd.DataFrame(parts, columns=["run", "t", "graph"])
+        return lines
+
+    return Frames(runs, read)
 
 
 def graph_of(lines: pd.DataFrame) -> CollaborationGraph:

@@ -61,21 +61,21 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
     axes.set_title(when(t), fontsize=7)
 
 
-def name_of(result: Result) -> str:
-    return "flipped clients search too" if result.run.flipped_run_ggc else "flipped clients only train"
-
-
 def draw(frames: Frames, rounds: str | None = None) -> Drawing:
     with_graphs(frames)
-    results = [r for r in frames.results if "client/flipped" in r and 0 < flipped(r).sum() < len(flipped(r))]
-    if not results:
+    runs = frames.files[
+        ["client/flipped" in r and 0 < flipped(r).sum() < r.run.clients for r in frames.files["result"]]
+    ]
+    if not len(runs):
         raise UserError("none of these results has clients with flipped labels (--flip_share)")
-    runs, text = few(frames.singles(sorted(results, key=lambda r: r.run.flipped_run_ggc)))
-    results = [Result(path) for path in runs["run"]]
+    searching = runs["result"].map(lambda r: r.run.flipped_run_ggc)
+    runs = runs.assign(name=np.where(searching, "flipped clients search too", "flipped clients only train"))
+    runs, text = few(runs.sort_values("name", kind="stable"))
+    results, names = list(runs["result"]), list(runs["name"])
     figure, grid = plt.subplots(len(results), 4, figsize=(TEXT, 1.95 * len(results) + 0.25), squeeze=False)
     rows = []
-    for (first, end, over, histogram), result in zip(grid, results, strict=True):
-        flip, last, name = flipped(result), result.last_round, name_of(result)
+    for (first, end, over, histogram), result, name in zip(grid, results, names, strict=True):
+        flip, last = flipped(result), result.last_round
         matrix(first, result, 0)
         matrix(end, result, last)
         first.set_ylabel(name, fontsize=7)
@@ -105,7 +105,6 @@ def draw(frames: Frames, rounds: str | None = None) -> Drawing:
         except argparse.ArgumentTypeError as error:
             raise UserError(f"--rounds is {error}, or every") from None
         shown = [rounds_to_show(0, r.last_round, asked, False, str(r.path)) for r in results]
-        names, columns = [name_of(r) for r in results], min(max(map(len, shown)), 6)
-        figure = panels(shown, names, columns, lambda axes, i, t: matrix(axes, results[i], t))
+        figure = panels(shown, names, min(max(map(len, shown)), 6), lambda axes, i, t: matrix(axes, results[i], t))
     patches(figure, {"from a benign client": BLUE, "from a flipped client": RED}, "outside upper left")
     return Drawing(pd.concat(rows, ignore_index=True), figure, "\n".join(text))

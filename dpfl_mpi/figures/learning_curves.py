@@ -1,5 +1,6 @@
 """Test accuracy and validation loss over local epochs: the mean over clients of every method (CIFAR-10, Patho(3))."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -12,18 +13,19 @@ from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
+from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 RUNS = [Run(dataset="cifar10", **row) for row in ROWS if "finetune_epochs" not in row]
 MEASURES = {"round/test_acc": ("test accuracy, %", 100), "round/val_loss": ("validation loss", 1)}
 
 
-def tuning(frames: Frames, runs: pd.Series) -> pd.DataFrame:
+def tuning(results: Iterable[Result], curves: pd.DataFrame) -> pd.DataFrame:
     """Return the test accuracy in percent of each epoch of fine-tuning, which goes on from the best models, by run, round and epoch."""
     out = []
-    for r in (r for r in frames.results if str(r.path) in set(runs)):
+    for r in results:
         values = 100 * np.nanmean(r["finetune/test_acc"][:, r.benign], axis=1)
-        before = frames["curves"][frames["curves"]["run"] == str(r.path)]["models_epochs"].max()
+        before = curves[curves["run"] == str(r.path)]["models_epochs"].max()
         at = before + r["finetune/epochs"] - r["finetune/epochs"][0]
         rounds = r.run.rounds + np.arange(len(at))
         out.append(pd.DataFrame({"run": str(r.path), "round": rounds, "models_epochs": at, "value": values}))
@@ -46,21 +48,21 @@ def draw(frames: Frames) -> Drawing:
     figure, grid = plt.subplots(len(settings), 2, figsize=(TEXT, 2.2 * len(settings) + 0.4), squeeze=False)
     kinds = frames.rows.drop_duplicates("row")
     styles = dict(zip(kinds["row"], looks(kinds), strict=True))
-    runs = {str(r.path): r for r in frames.results}
     rows, handles = [], {}
     for line in frames.rows.itertuples():
-        panels, result = grid[settings.index(line.setting)], runs[line.run]
+        panels, group = grid[settings.index(line.setting)], frames.of("runs", line.setting, line.row)["result"]
         look = styles[line.row] | {"label": text_label(line.row)}
         curves = frames.of("curves", line.setting, line.row)
-        untuned = result.run.untuned().key()
-        # its rounds are that curve
-        based = any(runs[run].key == untuned for run in frames.rows["run"] if run != line.run)
+        untuned = line.result.run.untuned().key()
+        based = any(
+            r.key == untuned for r in frames.rows["result"] if r is not line.result
+        )  # its rounds are that curve
         parts = []
         for axes, (measure, (_, factor)) in zip(panels, MEASURES.items(), strict=True):
             values = curves.assign(value=factor * curves[measure.removeprefix("round/")])
             parts.append(drawn(None if based else axes, values, measure, **look))
-        if result.run.finetune_epochs:
-            parts.append(drawn(panels[0], tuning(frames, curves["run"]), "finetune/test_acc", **look))
+        if line.result.run.finetune_epochs:
+            parts.append(drawn(panels[0], tuning(group, curves), "finetune/test_acc", **look))
         rows += [part.assign(setting=line.setting, method=line.row) for part in parts]
         handles[text_label(line.row)] = panels[0].lines[-1]
     for panels, where in zip(grid, settings, strict=True):

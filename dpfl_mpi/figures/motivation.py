@@ -12,10 +12,8 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import SEEDS, Drawing
-from dpfl_mpi.figures.frames import Frames, accuracy
-from dpfl_mpi.figures.names import Group, named, repetitions, setting
+from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import COLUMN, DARK, GREY, SKY
-from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 EXAMPLE: dict[str, Any] = {"dataset": "cifar10", "partition": "motivation"}
@@ -31,43 +29,25 @@ def with_whom(others: list[int]) -> str:
     return "with " + " and ".join(str(k + 1) for k in others) if others else "alone"
 
 
-def partners(result: Result) -> str:
-    return with_whom(list(result.omega().of(0)))
-
-
-def example(result: Result) -> bool:
-    """Return whether a result is of the example: its partition of three clients, and a method of `RUNS`."""
-    return str(result.run.partition) == EXAMPLE["partition"] and result.run.method in {run.method for run in RUNS}
-
-
-def bars(results: list[Result]) -> list[tuple[str, Group]]:
-    """Return (name, repetitions) of each bar: with whom client 1 averages, and where several bars share that, in what they differ."""
-    by_partners: dict[str, list[Group]] = {}
-    for group in repetitions(results):
-        for name in dict.fromkeys(map(partners, group)):
-            by_partners.setdefault(name, []).append([r for r in group if partners(r) == name])
-    out = []
-    for name in sorted(by_partners, key=lambda name: (len(name), name)):
-        groups = by_partners[name]
-        several = len({setting(g[0].run) for g in groups}) > 1
-        said = [f"{where}, {what}" if several else what for where, what, _ in named(groups)]
-        out += [(name if len(groups) == 1 else f"{name} ({s})", g) for s, g in zip(said, groups, strict=True)]
-    return out
-
-
 def draw(frames: Frames) -> Drawing:
     """Return the figure; its numbers are with whom client 1 averages, and its test accuracy in percent, a line per run."""
-    shown = [r for r in frames.results if example(r)]
-    if not shown:
-        raise UserError("none of these results has the three clients of the example (--partition motivation)")
-    rows = [
-        {"group": name, "seed": r.run.seed, "accuracy": 100 * accuracy(r)[0], "n_test": r["client/n_test"][0]}
-        for name, group in bars(shown)
-        for r in group
+    methods = {run.method for run in RUNS}
+    of_example = [
+        str(r.run.partition) == EXAMPLE["partition"] and r.run.method in methods for r in frames.runs["result"]
     ]
-    data = pd.DataFrame(rows)
+    shown = frames.runs[of_example]
+    if not len(shown):
+        raise UserError("none of these results has the three clients of the example (--partition motivation)")
+    shown = shown.assign(group=[with_whom(list(r.omega().of(0))) for r in shown["result"]])
+    parts = []
+    for name, part in sorted(shown.groupby("group"), key=lambda each: (len(each[0]), each[0])):
+        said = part["row"] if part["setting"].nunique() == 1 else part["setting"] + ", " + part["row"]
+        parts.append(part.assign(group=name if said.nunique() == 1 else name + " (" + said + ")"))
+    first = frames["clients"].query("client == 0").set_index("run")
+    data = pd.concat(parts)[["group", "seed", "run"]].join(first[["test_acc", "test"]], on="run")
+    data = data.assign(accuracy=100 * data["test_acc"], n_test=data["test"])[["group", "seed", "accuracy", "n_test"]]
     figure, axes = plt.subplots(figsize=(COLUMN, 2.0))
-    groups = list(dict.fromkeys(data["group"]))
+    groups = list(data["group"].unique())
     by_oneself = [g for g in groups if g.startswith("alone")]
     # of several that differ in settings none is the one to compare with
     alone = data[data["group"] == by_oneself[0]]["accuracy"].mean() if len(by_oneself) == 1 else np.nan
@@ -79,9 +59,10 @@ def draw(frames: Frames) -> Drawing:
         told = group not in by_oneself and not np.isnan(alone)
         against = f", {values.mean() - alone:+.1f} points against alone" if told else ""
         text.append(f"client 1 {group}: {values.mean():.1f} % ({len(values)} seeds){against}")
-    if others := len(frames.results) - len(shown):
-        of = f"{others} of {len(frames.results)} results"
-        text.append(f"Left out: {of}, which are not of the example (--partition motivation).")
+    if others := len(frames.runs) - len(shown):
+        text.append(
+            f"Left out: {others} of {len(frames.runs)} results, which are not of the example (--partition motivation)."
+        )
     if not np.isnan(alone):
         axes.axhline(alone, color=GREY, lw=0.6, ls=":")
     axes.set_xticks(range(len(groups)), [g.replace(" (", "\n(") for g in groups])

@@ -24,27 +24,20 @@ Group = list[Result]  # the repetitions of one Run under different seeds
 DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
 
 
-def has_budget(run: Run) -> bool:
-    """Return whether a run's models move along a graph, under its budget."""
-    return declared(run).topology == "graph"
-
-
 def method_name(run: Run) -> str:
     """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
     return declared(run).title + ("+FT" if run.finetune_epochs else "")
 
 
-def label(run: Run) -> str:
-    """Return the method, and the budget as a number where the method has one. `named` tells Runs apart that differ in more."""
-    return method_name(run) + (f" (B_c = {run.budget})" if has_budget(run) else "")
+def label(run: Run, budget: str = "") -> str:
+    """Return the method, and the budget, as a number or as it is given, where the method has one. `named` tells Runs apart that differ in more."""
+    return method_name(run) + (f" (B_c = {budget or run.budget})" if declared(run).topology == "graph" else "")
 
 
 def row_name(run: Run) -> str:
     """Return the name of a table's row: the method, with its budget as a share of N ("0.1N" or "inf") where it has one."""
-    if not has_budget(run):
-        return method_name(run)
     number = str(run.budget).replace(".", "").isdigit()
-    return f"{method_name(run)} (B_c = {f'{budget_order(run) / run.clients:.3g}N' if number else run.budget})"
+    return label(run, f"{budget_order(run) / run.clients:.3g}N" if number else "")
 
 
 def data_name(run: Run) -> str:
@@ -83,11 +76,6 @@ def rank(run: Run) -> tuple[float, float, int]:
     title = declared(run).title
     place = paper.METHODS.index(title) if title in paper.METHODS else len(paper.METHODS) - 1.5
     return place, -budget_order(run), run.finetune_epochs
-
-
-def omega_until(result: Result) -> int:
-    """Return the first round whose Omega is not the recorded one, as it is searched anew (--omega_period); beyond the last where there is none."""
-    return int(min(result.run.omega_period, result.last_round + 1))
 
 
 def class_names(result: Result) -> list[str]:
@@ -136,8 +124,7 @@ def named(
 
     Not in those `without`, but where files of one name have another content.
     """
-    out = []
-    usual = {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
+    out, usual = [], {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
     for group in groups:
         run = group[0].run
         alike = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]

@@ -14,7 +14,6 @@ it would be against graphs with the same degrees.
 """
 
 import itertools
-from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import networkx as nx
@@ -100,14 +99,14 @@ def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
 
 
 def of_round(result: Result, t: int) -> dict[str, float]:
-    graph, common = result.chosen(t), overlap(result["client/class_counts"])
-    dominant = result["client/class_counts"].argmax(1)
+    """Return the `MEASURES` of a round's graph."""
+    graph, counts = result.chosen(t), result["client/class_counts"]
     return {
-        "homophily": homophily(graph, common),
+        "homophily": homophily(graph, overlap(counts)),
         "reciprocity": 1 - asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan"),
         "asked": gini(np.bincount(graph.senders, minlength=graph.n)),
         "gap": spectral_gap(graph, result["client/p"]),
-        "classes": rand_index(communities(graph), dominant),
+        "classes": rand_index(communities(graph), counts.argmax(1)),
     }
 
 
@@ -115,17 +114,15 @@ def z_of_round(result: Result, t: int, draws: int) -> float:
     return z_score(result.chosen(t), overlap(result["client/class_counts"]), draws, np.random.default_rng(0))
 
 
-def agreement(runs: pd.DataFrame, results: Sequence[Result], draws: int) -> pd.DataFrame:
+def agreement(runs: pd.DataFrame, draws: int) -> pd.DataFrame:
     """Return one line per pair of Runs on one partition, lines of `runs` that have an Omega: its Jaccard index, and that of graphs with the same degrees."""
     rows = []
-    of = {str(r.path): r for r in results}
     for a, b in itertools.combinations(runs.itertuples(), 2):
-        if a.partition != b.partition:
-            continue
-        rng, mine, theirs = np.random.default_rng(0), of[a.run].omega(), of[b.run].omega()
-        null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
-        pair = {"a": f"{a.row}, seed {a.seed}", "b": f"{b.row}, seed {b.seed}"}
-        rows.append(pair | {"jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})
+        if a.partition == b.partition:
+            rng, mine, theirs = np.random.default_rng(0), a.result.omega(), b.result.omega()
+            null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
+            pair = {"a": f"{a.row}, seed {a.seed}", "b": f"{b.row}, seed {b.seed}"}
+            rows.append(pair | {"jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})
     return pd.DataFrame(rows)
 
 
@@ -136,9 +133,8 @@ def agreement_table(same: pd.DataFrame) -> str:
 def draw(frames: Frames, draws: int = 50) -> Drawing:
     """Return the figure: measures over rounds; the text: Omega and the last round, z-scores, agreement."""
     figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 1.9), sharex=True)
-    graphs, results = with_graphs(frames), {str(r.path): r for r in frames.results}
-    scores = pd.DataFrame([of_round(results[g.run], g.t) for g in graphs.itertuples()], index=graphs.index)
-    graphs = pd.concat([graphs, scores], axis=1)
+    graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
+    graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))
     rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
     parts, table = [], []
     for axes, measure in zip(panels, MEASURES, strict=True):
@@ -146,25 +142,23 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
         drawn.loc[drawn["n"] == 1, "std"] = np.nan
         parts.append(drawn.assign(measure=measure))
         axes.set(title=measure, xlabel="round")
-    for line in rows.itertuples():
-        mine = graphs[(graphs["setting"] == line.setting) & (graphs["row"] == line.row)]
-        whose, runs = {"setting": line.setting, "method": line.row}, list(dict.fromkeys(mine["run"]))
+    for (where, row), mine in graphs.groupby(["setting", "row"], sort=False):
+        whose, results = {"setting": where, "method": row}, mine.drop_duplicates("run")["result"]
         for t, when in ((0, "Omega"), (mine.groupby("run")["t"].max().min(), "last round")):
             if t < mine["t"].min():
                 continue
-            z = np.array([z_of_round(results[run], t, draws) for run in runs])
+            z = np.array([z_of_round(result, t, draws) for result in results])
             means = mine[mine["t"] == t][list(MEASURES)].mean(skipna=False).map(lambda v: number(v, ".3f"))
             table.append(whose | {"graph": when} | means.to_dict() | {"z of homophily": number(z.mean(), ".1f")})
-            scored = {"measure": "z", "round": t, "value": z.mean(), "std": deviation(z), "n": len(runs)}
+            scored = {"measure": "z", "round": t, "value": z.mean(), "std": deviation(z), "n": len(z)}
             parts.append(pd.DataFrame([whose | scored]))
     legend(figure, panels[0], "outside upper center")
     text = markdown(pd.DataFrame(table)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
-    with_omega = frames.singles([r for g in repetitions(frames.results) for r in g])
-    with_omega = with_omega[with_omega["run"].isin(graphs[graphs["t"] == 0]["run"])]
-    if len(same := agreement(with_omega, frames.results, draws)):
-        text += (
-            f"\nAgreement of two Omegas on one partition (Jaccard index, mean over clients):\n\n{agreement_table(same)}"
-        )
+    searched = set(graphs[graphs["t"] == 0]["run"])
+    in_order = [str(r.path) for group in repetitions(frames.files["result"]) for r in group if str(r.path) in searched]
+    if len(same := agreement(frames.runs.set_index("run").loc[in_order], draws)):
+        head = "Agreement of two Omegas on one partition (Jaccard index, mean over clients)"
+        text += f"\n{head}:\n\n{agreement_table(same)}"
         pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")
         parts.append(pairs.assign(measure="jaccard", round=0, n=1))
     return Drawing(pd.concat(parts, ignore_index=True), figure, text)

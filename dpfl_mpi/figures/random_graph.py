@@ -50,9 +50,8 @@ def compared(frames: Frames) -> pd.DataFrame:
 
 def pairs(frames: Frames, rows: pd.DataFrame) -> Iterator[tuple[Any, Any, Parts]]:
     """Yield each DPFL and method on another graph that are alike in all else, as lines of `rows`, and their paired differences."""
-    results = {str(r.path): r for r in frames.results}
     for a in rows[rows["searches"]].itertuples():
         for b in rows[~rows["searches"] & (rows["setting"] == a.setting)].itertuples():
-            same = not unlike(results[a.run], results[b.run]) if results else a.budget == b.budget
+            same = not unlike(a.result, b.result) if "result" in rows else a.budget == b.budget
             if same and comparable(difference := paired(frames.of("clients", a.setting), a.row, b.row)):
                 yield a, b, difference

@@ -30,17 +30,7 @@ DPFL = {f"DPFL (B_c = {budget})": budget for budget in paper.BUDGETS}
 
 def text(lines: Iterable[Mapping[str, str]] | pd.DataFrame | str) -> str:
     """Return a table as markdown, a word where it has no line."""
-    if isinstance(lines, str):
-        return lines
-    table = pd.DataFrame(lines)
-    return markdown(table) if len(table) else "(not run)"
-
-
-def aligned(lines: Lines) -> str:
-    """Return a long table as aligned text; its first column is said once where it stays the same."""
-    frame = pd.DataFrame(lines)
-    text = frame.set_index(list(frame.columns[:2])).to_string() if len(frame) else "(not known)"
-    return "\n".join(["```", *map(str.rstrip, text.splitlines()), "```"])
+    return lines if isinstance(lines, str) else markdown(pd.DataFrame(lines)) or "(not run)"
 
 
 # -- intervals ----------------------------------------------------------------------------------------------------------------------------
@@ -56,14 +46,7 @@ def over_clients(parts: Parts) -> float:
 
 
 def within(parts: Parts) -> str:
-    """Return "± 0.78", the interval over the clients within their partitions, a dash where there is none."""
     return f"± {over_clients(parts):.2f}" if comparable(parts) else "-"
-
-
-def decided(parts: Parts) -> bool:
-    """Return whether paired differences are not 0: several partitions, and 0 outside both intervals, over partitions and over clients."""
-    mean, half = interval(parts)
-    return len(parts) > 1 and abs(mean) > max(half, over_clients(parts))
 
 
 def verdict(values: np.ndarray, mean: float, spread: float) -> str:
@@ -73,16 +56,14 @@ def verdict(values: np.ndarray, mean: float, spread: float) -> str:
     """
     noise = stdtrit(paper.SEEDS - 1, 0.975) * spread * np.sqrt(1 / len(values) + 1 / paper.SEEDS)
     gap = values.mean() - mean
-    if abs(gap) <= noise:
-        return f"within ({gap:+.2f}, noise ± {noise:.2f})"
-    return f"**off by {gap:+.2f}** (noise ± {noise:.2f})"
+    words = f"within ({gap:+.2f}, noise" if abs(gap) <= noise else f"**off by {gap:+.2f}** (noise"
+    return f"{words} ± {noise:.2f})"
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------------------
 
 
 def where(frames: Frames) -> str:
-    """Return the setting of a folder."""
     return str(frames.rows["setting"][0])
 
 
@@ -119,13 +100,15 @@ def order(frames: Frames) -> Lines:
     """Yield the differences on which the paper's order rests, ours paired by client."""
     for a, b in paper.ORDER:
         if comparable(parts := paired(frames["clients"], a, b)):
-            found = "holds" if interval(parts)[0] > 0 else "**does not hold**"
+            mean, half = interval(parts)
+            decided = len(parts) > 1 and abs(mean) > max(half, over_clients(parts))  # 0 is outside both intervals
+            found = "holds" if mean > 0 else "**does not hold**"
             yield {
                 "claim": f"{a} > {b}",
                 "ours": told(parts),
                 "over clients": within(parts),
                 "paper": paper_gap(frames, a, b),
-                "": found if decided(parts) else "not decided",
+                "": found if decided else "not decided",
             }
 
 
@@ -217,7 +200,6 @@ def others(frames: Frames) -> Lines:
 
 
 def of_table_1(frames: Frames) -> Frames:
-    """Return the frames of the rows of Table 1."""
     return frames.where(frames.runs["row"].isin(list(paper.TABLE_1)))
 
 
@@ -241,15 +223,13 @@ def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
     """Return what the Runs cost, by folder."""
     runs = pd.concat([without_tuning(frames).assign(setting=name) for name, frames in folders.items()])
     runs["cpu"] += ", " + runs["kernels"] + " kernels"
-    each = runs.groupby("setting", sort=False)
-    total = each.agg(
-        Runs=("run", "size"),
-        hours=("core_hours", "sum"),
-        starts=("starts", "sum"),
-        by=("cpu", lambda cpus: ", ".join(sorted(set(cpus)))),
-    )
-    total["hours"] = total["hours"].map("{:.1f}".format)
-    return total.rename(columns={"hours": "core hours", "by": "computed by"}).reset_index().astype(str)
+    cells = {
+        "Runs": ("run", "size"),
+        "core hours": ("core_hours", lambda hours: f"{hours.sum():.1f}"),
+        "starts": ("starts", "sum"),
+        "computed by": ("cpu", lambda cpus: ", ".join(sorted(set(cpus)))),
+    }
+    return runs.groupby("setting", sort=False).agg(**cells).reset_index().astype(str)
 
 
 def measured(folders: Mapping[str, Frames]) -> Lines:
@@ -270,27 +250,15 @@ def measured(folders: Mapping[str, Frames]) -> Lines:
             }
 
 
-TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # beside Table 1 and its order, by folder
-    "cifar-10-patho-3": {
-        "tau_init": lambda frames: ablation(frames, "tau_init", "tau_init", paper.TAU_INIT),
-        "random graph": against,
-        "graphs": graphs,
-        "searches": searches,
-        "variance": variances,
-        "flips": flips,
-        "others": others,
-    },
-    "cifar-10-dir-0-1": {
-        "variance": variances,
-        "P": lambda frames: ablation(frames, "ggc_period", "P", paper.PERIOD),
-        "random graph": against,
-        "others": others,
-    },
+BOTH = {"table 1": table_1, "order": order}
+CIFAR10 = BOTH | {"random graph": against, "variance": variances, "others": others}
+TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # by folder; of others `BOTH`
+    "cifar-10-patho-3": CIFAR10
+    | {"tau_init": lambda frames: ablation(frames, "tau_init", "tau_init", paper.TAU_INIT)}
+    | {"graphs": graphs, "searches": searches, "flips": flips},
+    "cifar-10-dir-0-1": CIFAR10 | {"P": lambda frames: ablation(frames, "ggc_period", "P", paper.PERIOD)},
     "cifar-10-motivation": {"example": example},
 }
-
-
-ALONE = ("cifar-10-motivation",)  # without Table 1
 
 
 def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
@@ -298,9 +266,12 @@ def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     full = {name: frames for name, frames in folders.items() if name != "controls"}  # the controls are shorter
     out: dict[str, Any] = {}
     for name, frames in full.items():
-        first = {} if name in ALONE else {"table 1": table_1, "order": order}
-        out |= {f"{mark} {name}": lines(frames) for mark, lines in (first | TABLES.get(name, {})).items()}
-    out |= {"spent": spent(folders), "measured": aligned(measured(full))}
+        out |= {f"{mark} {name}": lines(frames) for mark, lines in TABLES.get(name, BOTH).items()}
+    long = pd.DataFrame(
+        measured(full)
+    )  # as aligned text, in which the first column is said once where it stays the same
+    shown = long.set_index(list(long.columns[:2])).to_string() if len(long) else "(not known)"
+    out |= {"spent": spent(folders), "measured": "\n".join(["```", *map(str.rstrip, shown.splitlines()), "```"])}
     return {mark: text(lines) for mark, lines in out.items()}
 
 
@@ -323,8 +294,8 @@ def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
 def accuracy(frames: Frames) -> Figure | None:
     """Return differences to Local beside the paper's, and accuracy over local epochs."""
     lines = frames["clients"]
-    parts = {row: paired(lines, row, "Local") for row in paper.TABLE_1 if row != "Local"}
-    parts = {row: each for row, each in parts.items() if comparable(each)}
+    rows = [row for row in paper.TABLE_1 if row != "Local"]
+    parts = {row: each for row in rows if comparable(each := paired(lines, row, "Local"))}
     if not parts:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
@@ -347,8 +318,8 @@ def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
         if figure := variance.draw(of_table_1(frames)).figure:
             yield "variance", figure
     rows = set(frames.rows["row"])
-    both = {row: f"Random graph (B_c = {budget})" for row, budget in DPFL.items()}
-    shown = [row for pair in both.items() if {*pair} <= rows for row in pair]
+    both = [(row, f"Random graph (B_c = {budget})") for row, budget in DPFL.items()]
+    shown = [row for pair in both if {*pair} <= rows for row in pair]
     if shown and (figure := random_graph.draw(frames.where(frames.runs["row"].isin(shown))).figure):
         yield "random-graph", figure
     mine = frames.where(frames.runs["run"].isin(frames["graphs"]["run"]) & frames.runs["row"].isin(list(DPFL)))

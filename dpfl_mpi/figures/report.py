@@ -17,11 +17,10 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes
-from dpfl_mpi.figures.names import class_names, omega_until, setting
+from dpfl_mpi.figures.names import class_names
 from dpfl_mpi.figures.style import looks, over
 from dpfl_mpi.figures.tables import deviation
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.results.summary import outcome, texts
 from dpfl_mpi.settings import Run
@@ -47,26 +46,23 @@ def layout(weights: np.ndarray) -> np.ndarray:
     return (xy - low) / np.maximum(high - low, 1e-9)
 
 
-def describe(result: Result, name: str) -> dict[str, Any]:
-    """Return all that the page shows of one run, for JSON; `name` is that of its group."""
-    run, last = result.run, result.last_round
-    rounds = range(last + 1)
+def describe(line: Any) -> dict[str, Any]:
+    """Return all that the page shows of one run, a line of `runs`, for JSON."""
+    result, rounds = line.result, slice(0, line.result.last_round + 1)
     order, dominant = client_order(ranked_classes(result))
-    graphs = [result.graph(t) for t in rounds] if len(result["graph/chosen/senders"]) else []
-    n = len(order)
-    test = result["best/test_acc"]
-    # of nobody: nan, without a warning
-    scored = pd.DataFrame(100 * result["round/test_acc"][: last + 1, result.benign])
-    share = np.mean(graphs, axis=0) if graphs else np.zeros((n, n))  # of the rounds in which each edge is there
+    some = len(result["graph/chosen/senders"]) > 0
+    graphs, omega = [result.graph(t) for t in range(rounds.stop)] if some else [], result.omega()
+    scored = pd.DataFrame(100 * result["round/test_acc"][rounds, result.benign])  # of nobody: nan, without a warning
+    share = np.mean(graphs, axis=0) if some else np.zeros(0)  # of the rounds in which each edge is there
     return {
-        "name": f"{name}, seed {run.seed}",
+        "name": f"{line.row}, seed {line.seed}",
         "file": result.path.name,
-        "setting": setting(run),
+        "setting": line.setting,
         "state": result.state,
-        "settings": {k: str(v) for k, v in as_dict(run).items() if v not in (None, {})},
+        "settings": {k: str(v) for k, v in as_dict(result.run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
         "summary": {n: None if text == "-" else float(text) for n, text in texts(outcome(result)).items()},
-        "epochs": result.local_epochs()[: last + 1].tolist(),
+        "epochs": result.local_epochs()[rounds].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
             "validation accuracy, %": rounded(100 * result.mean("round/val_acc"), 3),
@@ -75,31 +71,31 @@ def describe(result: Result, name: str) -> dict[str, Any]:
         },
         "low": rounded(scored.quantile(0.1, axis=1), 2),
         "high": rounded(scored.quantile(0.9, axis=1), 2),
-        "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][: last + 1].T],
+        "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][rounds].T],
         "order": order.tolist(),
         "classes": class_names(result),
         "dominant": dominant.tolist(),
         "counts": result["client/class_counts"].tolist(),
-        "omega": result.omega().senders.tolist() if graphs else [],
-        "omega_indptr": result.omega().indptr.tolist() if graphs else [],
-        "omega_until": omega_until(result),
+        "omega": omega.senders.tolist() if some else [],
+        "omega_indptr": omega.indptr.tolist() if some else [],
+        "omega_until": line.omega_until,
         "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver, sender, ...
         "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
         "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
-        "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist() if graphs else [],
+        "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist() if some else [],
         "clients": {
-            "best test %": rounded(100 * test, 2),
+            "best test %": rounded(100 * result["best/test_acc"], 2),
             "best val %": rounded(100 * result["best/val_acc"], 2),
             "best round": result["best/round"].tolist(),
             "last test %": rounded(100 * result["last/test_acc"], 2),
             "train samples": result["client/n_train"].tolist(),
             "test samples": result["client/n_test"].tolist(),
         },
-        "seconds": {p: rounded(result[f"seconds/{p}"][: last + 1, 2], 3) for p in PHASES},
-        "received": rounded(result["traffic/models_received"][: last + 1].mean(1), 2),
+        "seconds": {p: rounded(result[f"seconds/{p}"][rounds, 2], 3) for p in PHASES},
+        "received": rounded(result["traffic/models_received"][rounds].mean(1), 2),
         "mpi": {
-            "one-sided": rounded(result["traffic/bytes_rma"][: last + 1] / 2**20, 3),
-            "collective": rounded(result["traffic/bytes_collective"][: last + 1] / 2**20, 3),
+            "one-sided": rounded(result["traffic/bytes_rma"][rounds] / 2**20, 3),
+            "collective": rounded(result["traffic/bytes_collective"][rounds] / 2**20, 3),
         },
     }
 
@@ -107,11 +103,9 @@ def describe(result: Result, name: str) -> dict[str, Any]:
 def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what the comparison shows of each row, for JSON: means over seeds, the best accuracy first; `runs` are what `describe` said, by path."""
     out = []
-    results = {str(r.path): r for r in frames.results}
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
-        lines, first = frames.of("curves", line.setting, line.row), runs[line.run]
-        each = 100 * over(lines, "test_acc")
-        figures = pd.DataFrame([outcome(results[run]) for run in dict.fromkeys(lines["run"])])
+        first, each = runs[line.run], 100 * over(frames.of("curves", line.setting, line.row), "test_acc")
+        figures = pd.DataFrame(map(outcome, frames.of("runs", line.setting, line.row)["result"]))
         mean_of = dict(zip(figures, rounded(figures.mean(skipna=False), 2), strict=True))
         deviates = rounded([deviation(figures["test accuracy, %"].to_numpy())], 2)[0]
         best = {"test accuracy, %": mean_of["test accuracy, %"], "\u00b1 over seeds": deviates}
@@ -136,12 +130,10 @@ def page(frames: Frames) -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError("plotly is not installed; pip install plotly") from None
-    rows = dict(zip(frames.runs["run"], frames.runs["row"], strict=True))
-    shown = {str(r.path): describe(r, rows[str(r.path)]) for r in frames.results if str(r.path) in rows}
-    titles = {r["setting"] for r in shown.values()}
+    shown = {line.run: describe(line) for line in frames.files.itertuples() if line.run in set(frames.runs["run"])}
     return (
         PAGE.read_text()
-        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted(titles))}"))
+        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted({*frames.runs['setting']}))}"))
         .replace("{{PLOTLY}}", get_plotlyjs())
         .replace("{{DATA}}", for_page(list(shown.values())))
         .replace("{{GROUPS}}", for_page(compared(frames, shown)))
@@ -155,5 +147,8 @@ def for_page(data: Any) -> str:
 
 def draw(frames: Frames) -> Drawing:
     """Return the page as a drawing, and the summaries as its data."""
-    data = [{"run": r.path.stem, "setting": setting(r.run), **outcome(r)} for r in frames.results]
+    data = [
+        {"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)}
+        for line in frames.files.itertuples()
+    ]
     return Drawing(pd.DataFrame(data), html=page(frames))

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from cycler import cycler
@@ -131,6 +132,15 @@ def legend(figure: Figure, of: Axes | Mapping[str, Any], place: str, **look: Any
         drawn.remove()
     rows = -(-len(handles) // columns)
     figure.set_size_inches(width, height + max(rows - 2, 0) * 0.14)
+
+
+def grid(count: int, columns: int, height: float, more: float, **how: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `count` panels, at most so many beside one another, a column of the page wide or the text; `height` inches a row, and `more`."""
+    columns = min(count, columns)
+    size = (COLUMN if columns == 1 else TEXT, height * -(-count // columns) + more)
+    figure, panels = plt.subplots(-(-count // columns), columns, figsize=size, squeeze=False, **how)
+    hide_rest(panels.flat[count:])
+    return figure, list(panels.flat[:count])
 
 
 def patches(figure: Figure, colours: dict[str, str], place: str = "outside upper center", **how: Any) -> None:

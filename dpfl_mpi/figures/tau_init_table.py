@@ -21,8 +21,8 @@ OPTIONS = PAPER
 
 def table(frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], of: str) -> Drawing:
     """Return the table of DPFL's results by a field and by budget; `variant` is what else they differ in, such as "tau_train 5"."""
-    dpfl = of_results([r for r in frames.results if r.run.method == "dpfl"])
-    entries = named(repetitions(dpfl.results), lambda run: "", (field, "budget"))
+    dpfl = of_results([r for r in frames.files["result"] if r.run.method == "dpfl"])
+    entries = named(repetitions(dpfl.files["result"]), lambda run: "", (field, "budget"))
     variants = {str(r.path): variant for _, variant, group in entries for r in group}
     rows = dpfl.rows.assign(variant=dpfl.rows["run"].map(variants))
     data, text, latex = by_budget(dpfl, rows, field, symbol, numbers, of)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import budget_order, has_budget, label, labels, setting, text_label
+from dpfl_mpi.figures.names import label, labels, setting, text_label
 from dpfl_mpi.figures.style import BLUE, COLOURS, DARK, GREY, SKY, TEXT, patches
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
@@ -46,18 +46,19 @@ def measure(result: Result) -> pd.DataFrame:
 
 def draw(frames: Frames) -> Drawing:
     """Return the figure: one row of bars per run."""
-    results = sorted(frames.results, key=lambda r: (setting(r.run), r.run.method, budget_order(r.run), -r.run.seed))
-    parts = [measure(r) for r in results]
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(results) + 1.15), sharey=True)
+    order = {"setting": True, "method": True, "order": True, "seed": False}
+    runs = frames.files.sort_values(list(order), ascending=list(order.values()), kind="stable")
+    parts = [measure(line.result) for line in runs.itertuples()]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(runs) + 1.15), sharey=True)
     text = []
-    for y, (data, result) in enumerate(zip(parts, results, strict=True)):
+    for y, (data, result) in enumerate(zip(parts, runs["result"], strict=True)):
         later, first = data[data["round"] > 0], data.iloc[0]
         rounds = max(len(later), 1)
         received = later["received_mean"].sum() / rounds
         left.barh(y, received, 0.55, color=BLUE)
         left.plot([later["received_most"].max() if len(later) else 0] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
         budget = int(first["budget_others"])
-        limit = f" (budget {budget} others)" if has_budget(result.run) else ""
+        limit = f" (budget {budget} others)" if result.method.topology == "graph" else ""
         if limit:
             left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
         rma, collective = later["mpi_rma_mib"].sum() / rounds, later["mpi_collective_mib"].sum() / rounds
@@ -72,9 +73,9 @@ def draw(frames: Frames) -> Drawing:
             + ", ".join(f"{p} {s:.1f} s" for p, s in zip(PHASES, seconds, strict=True))
             + f" on {result.starts()[-1]['ranks']} ranks"
         )
-    names = ["\n".join(textwrap.wrap(text_label(name), 30)) for name in labels(frames.singles(results))]
-    left.set_yticks(range(len(results)), names)
-    left.tick_params(axis="y", labelsize=7 if len(results) < 20 else 5)
+    names = ["\n".join(textwrap.wrap(text_label(name), 30)) for name in labels(runs)]
+    left.set_yticks(range(len(runs)), names)
+    left.tick_params(axis="y", labelsize=7 if len(runs) < 20 else 5)
     left.invert_yaxis()
     left.set_xlabel("models received\nper client and round")
     middle.set_xlabel("MiB that MPI carried\na round, all ranks")

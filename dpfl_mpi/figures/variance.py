@@ -6,7 +6,6 @@ the size of the clients' test sets alone explains: a client of accuracy a and n 
 
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -14,7 +13,7 @@ from dpfl_mpi.figures import accuracy_table
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
-from dpfl_mpi.figures.style import COLUMN, TEXT, hide_rest, legend, looks, marks
+from dpfl_mpi.figures.style import grid, legend, looks, marks
 from dpfl_mpi.figures.tables import markdown, means, number
 
 RUNS = accuracy_table.RUNS
@@ -63,14 +62,11 @@ def draw(frames: Frames) -> Drawing:
     """Return the figure: one panel per setting, every method with its colour, every row with a mark of its own."""
     data = measure(frames)
     settings = list(dict.fromkeys(data["setting"]))
-    columns = min(len(settings), 3)
-    rows = -(-len(settings) // columns)
-    width = COLUMN if columns == 1 else TEXT
-    figure, grid = plt.subplots(rows, columns, figsize=(width, 2.1 * rows + 0.6), squeeze=False)
+    figure, panels = grid(len(settings), 3, 2.1, 0.6)
     kinds = frames.rows.drop_duplicates("row")
     colours = dict(zip(kinds["row"], [look["color"] for look in looks(kinds)], strict=True))
     mark, handles = dict(zip(kinds["row"], marks(kinds), strict=True)), {}
-    for axes, where in zip(grid.flat, settings, strict=False):
+    for axes, where in zip(panels, settings, strict=True):
         here = data[data["setting"] == where]
         for r in here[here["accuracy"] >= here["accuracy"].max() - REACH].itertuples():
             colour, left = colours[r.method], max(r.variance - r.sampling_variance, 0)
@@ -78,12 +74,10 @@ def draw(frames: Frames) -> Drawing:
             axes.plot(r.accuracy, left, marker="_", color=colour, ms=4, mew=0.8, zorder=1)
             how = {"color": colour, "mec": "white", "mew": 0.3, "zorder": 2}
             (handles[r.method],) = axes.plot(r.accuracy, r.variance, mark[r.method], **how)
-        axes.set_title(where)
-        axes.set_xlabel("test accuracy, %")
+        axes.set(title=where, xlabel="test accuracy, %")
         axes.margins(0.12)
         axes.set_ylim(bottom=0)
-    grid[0, 0].set_ylabel("variance over clients, %$^2$")
-    hide_rest(list(grid.flat)[len(settings) :])
+    panels[0].set_ylabel("variance over clients, %$^2$")
     drawn = {text_label(row): handles[row] for row in kinds["row"] if row in handles}
     legend(figure, drawn, "outside lower center", handlelength=1.0, handletextpad=0.3)
     return Drawing(data, figure, table(data))

@@ -558,11 +558,8 @@ def test_the_flipped_graph_over_rounds(made):
 
 
 def test_motivation(made):
-    motivation = module("motivation")
-    [alone] = open_all(made, "alone")
+    alone, pair, everyone = open_all(made, "alone", "pair", "all")
     assert draw("motivation", [alone]).data["accuracy"].tolist() == [50]
-    pair, everyone = open_all(made, "pair", "all")
-    assert [motivation.partners(r) for r in (alone, pair, everyone)] == ["alone", "with 2", "with 2 and 3"]
     drawing = draw("motivation", [everyone, alone, pair, *open_all(made, ("dpfl", 42))])
     assert drawing.text.splitlines() == [
         "client 1 alone: 50.0 % (1 seeds)",

@@ -15,6 +15,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("plotly")
 
 from dpfl_mpi.figures import report
+from dpfl_mpi.figures.frames import of_results
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -61,7 +62,8 @@ def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
     """Searched anew in round 2, of rounds 0 to 2; never without a period."""
     periods = {"inf": 3, 2: 2, 5: 3}
     results = [Result(tiny_result.make(tmp_path / f"{p}.h5", omega_period=p)) for p in periods]
-    assert [report.describe(r, "")["omega_until"] for r in results] == list(periods.values())
+    lines = of_results(results).files.itertuples()
+    assert [report.describe(line)["omega_until"] for line in lines] == list(periods.values())
 
 
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
