@@ -14,7 +14,7 @@ name, eight hex digits of its key. What is there of other Runs stays.
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,8 @@ KEYS = ["row", "seed", "run", "t", "client", "round"]  # to sort by
 CASES = ("adding_gained", "removing_gained", "neither_gained", "both_gained")  # in the order of graph.CASES
 # what a row names beside method and budget; of the controls, which have one budget, beside the method
 VARIED = (
-    "tau_init",
-    "ggc_period",
-    "averaging",
-    "metric",
-    "flip_share",
-    "flipped_run_ggc",
-    "budget_counts_self",
-    "reach",
+    *("tau_init", "ggc_period", "averaging", "metric"),
+    *("flip_share", "flipped_run_ggc", "budget_counts_self", "reach"),
 )
 CONTROLLED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
 
@@ -187,18 +181,15 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
         gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
     folder.mkdir(parents=True, exist_ok=True)
     for name, each in files.items():
-        if lines := [frame for frame in each if len(frame)]:
-            merge(folder / f"{name}.csv", pd.concat(lines), gone)
+        if not (lines := [frame for frame in each if len(frame)]):
+            continue
+        path, new = folder / f"{name}.csv", pd.concat(lines)
+        if path.exists():
+            old = pd.read_csv(path, dtype=frames.TEXTS)
+            new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
+        keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
+        new.sort_values(keys, kind="stable").to_csv(path, index=False)
     print(f"{folder}: {len(runs)} Runs" + (f", in place of {', '.join(sorted(gone))}" if gone else ""))
-
-
-def merge(path: Path, new: pd.DataFrame, gone: Iterable[str] = ()) -> None:
-    """Write the lines of the file and the new ones, which replace those of the same Run and of the Runs that are `gone`."""
-    if path.exists():
-        old = pd.read_csv(path, dtype=dict.fromkeys(("run", "classes", "collaborators"), str))
-        new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
-    keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
-    new.sort_values(keys, kind="stable").to_csv(path, index=False)
 
 
 def main() -> None:

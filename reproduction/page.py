@@ -38,7 +38,6 @@ OVER_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT",
 
 
 def long(frames: Frames) -> Frames:
-    """Return the frames of the comparisons."""
     return frames.where(frames.runs["rounds"] >= 20)
 
 
@@ -71,9 +70,6 @@ def needed(parts: Parts, difference: float) -> int:
     """Return how many partitions find a difference with a power of 80 %, 0 where 10,000 do not."""
     chance = chance_of(parts)
     return partitions(chance, difference, chance.clients, 0.8, 0.05)
-
-
-# -- tables of the findings ---------------------------------------------------------------------------------------------------------------
 
 
 def about(runs: pd.DataFrame, clients: pd.DataFrame, row: str, words: str, *pair: str) -> dict[str, str]:
@@ -129,7 +125,6 @@ def power(frames: Frames) -> Lines:
 
 
 def attacks(frames: Frames) -> Lines:
-    """Yield what lies did to the benign."""
     runs = short(frames).runs
     for method in ("DPFL", "FedAvg"):
         clients = benign(frames, method)
@@ -155,7 +150,6 @@ def newcomers(frames: Frames) -> Lines:
 
 
 def moved(frames: Frames) -> Lines:
-    """Yield what drift, new Omegas and early stopping did."""
     for line in frames.runs[frames.runs["row"].str.contains("drift|omega_period|patience")].itertuples():
         same = frames.where((frames.runs["rounds"] == line.rounds) & (frames.runs["seed"] == line.seed))
         base = line.row.split(",")[0]
@@ -163,11 +157,7 @@ def moved(frames: Frames) -> Lines:
         yield mine | costs(same.runs, base, " without it")
 
 
-# -- pictures of the findings -------------------------------------------------------------------------------------------------------------
-
-
 def looks(frames: Frames, row: str) -> dict[str, str]:
-    """Return colour and line style of a row's method, as in all figures."""
     line = frames.rows.set_index("row").loc[row]
     return {"color": line["colour"], "ls": line["line"]}
 
@@ -187,7 +177,6 @@ def differences(frames: Frames) -> Figure:
 
 
 def over_costs(frames: Frames) -> Figure | None:
-    """Return accuracy of the best models so far over what they took, seed 42."""
     runs = long(frames).runs
     figure = pareto.draw(long(frames).where((runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS)), costs=COSTS).figure
     if figure:
@@ -229,7 +218,6 @@ def power_figure(frames: Frames) -> Figure:
 
 
 def lies(frames: Frames) -> Figure:
-    """Return accuracy of the benign under every lie, beside how often liars are chosen."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
     for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
         colour = looks(frames, method)["color"]
@@ -250,7 +238,6 @@ def lies(frames: Frames) -> Figure:
 
 
 def over(frames: Frames, name: str, words: str, at: str, xlabel: str, ylabel: str) -> Figure:
-    """Return test accuracy over a column of a frame, of the rows that have one of the words."""
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
     rows = frames.rows[frames.rows["row"].str.contains(words)]
     lines = frames[name].groupby(["setting", "row", "run", at], as_index=False)["test_acc"].mean()  # of newcomers
@@ -260,12 +247,8 @@ def over(frames: Frames, name: str, words: str, at: str, xlabel: str, ylabel: st
     return figure
 
 
-# -- all of them --------------------------------------------------------------------------------------------------------------------------
-
-
 @cache
 def folders() -> dict[str, Frames]:
-    """Return the frames of every folder by its name: those at the paper's length, then the controls."""
     names = sorted((path.parent.name for path in HERE.glob("*/runs.csv")), key=lambda name: (name == "controls", name))
     return {name: of_folder(HERE / name) for name in names}
 

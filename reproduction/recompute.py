@@ -23,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 
 
 def stored(run: str) -> tuple[pd.Series, np.ndarray]:
-    """Return a Run's line of runs.csv and its clients' accuracies."""
     for path in sorted(HERE.glob("*/runs.csv")):
         runs = pd.read_csv(path, dtype={"run": str}).set_index("run")
         if run in runs.index:

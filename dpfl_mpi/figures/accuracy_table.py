@@ -39,7 +39,6 @@ FEMNIST_TUNING = {"finetune_epochs": 4}  # its tau_train is 2
 
 
 def rows_on(data: dict[str, Any]) -> list[Run]:
-    """Return the Runs of all rows on this data, for every seed."""
     tuning = FEMNIST_TUNING if data["dataset"] == "femnist" else {}
     return [
         Run(**data | row | (tuning if "finetune_epochs" in row else {}), seed=seed) for row in ROWS for seed in SEEDS

@@ -45,11 +45,7 @@ class Drawing:
     html: str = ""
 
 
-# -- which results ------------------------------------------------------------------------------------------------------------------------
-
-
 def command(run: Run, ranks: int = 8) -> str:
-    """Return the command line that computes a Run."""
     return shlex.join(["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
@@ -143,9 +139,6 @@ def has_rounds(result: Result) -> bool:
     elif not result.finished:
         print(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is", file=sys.stderr)
     return done >= 0
-
-
-# -- the command --------------------------------------------------------------------------------------------------------------------------
 
 
 def main(

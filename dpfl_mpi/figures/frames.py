@@ -62,9 +62,6 @@ class Frames:
         return Frames(runs, self.lines, self.files[self.files["run"].isin(runs["run"])])
 
 
-# -- of results ---------------------------------------------------------------------------------------------------------------------------
-
-
 def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
     """Return each client's test accuracy, or another of `METRICS`, 0 to 1, `[N]`: that of its best model by validation, fine-tuned where it tunes."""
     return np.where(result.benign, result.score(metric), np.nan)
@@ -78,7 +75,6 @@ def ranked_classes(result: Result) -> list[str]:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Return numbers as "3 5 7"."""
     return " ".join(map(str, numbers))
 
 
@@ -200,9 +196,6 @@ def of_method(method: Method | Declared) -> dict[str, Any]:
     return {name: getattr(method, name) for name in ("topology", "searches", "models")} | seen
 
 
-# -- of CSV files -------------------------------------------------------------------------------------------------------------------------
-
-
 def of_folder(folder: Path) -> Frames:
     """Return the frames of the CSV files of a folder, which `reproduction/collect.py` wrote of results."""
     runs = pd.read_csv(folder / "runs.csv", dtype=TEXTS)
@@ -244,9 +237,6 @@ def of_folder(folder: Path) -> Frames:
 def graph_of(lines: pd.DataFrame) -> CollaborationGraph:
     chosen = lines.sort_values("client")["collaborators"].fillna("")
     return CollaborationGraph.from_lists([[int(k) for k in senders.split()] for senders in chosen])
-
-
-# -- graphs -------------------------------------------------------------------------------------------------------------------------------
 
 
 def with_graphs(frames: Frames) -> pd.DataFrame:

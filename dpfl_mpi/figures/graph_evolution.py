@@ -31,7 +31,6 @@ MEANING = {"chosen": CHOSEN, r"in $\Omega$, not chosen": LEFT_OUT, "the client i
 
 
 def round_list(text: str) -> list[int | str]:
-    """Return the rounds of an argument such as "0,50,last"."""
     out: list[int | str] = [w if w == "last" else int(w) for w in text.split(",") if w == "last" or w.isdecimal()]
     if len(out) != len(text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r}; allowed are round numbers and last, as in 0,50,last")
@@ -126,7 +125,6 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
 
 
 def sharing(classes: Sequence[str]) -> np.ndarray:
-    """Return which two clients share a class, bool `[N, N]`, of the classes of each as "3 5 7"."""
     held = [set(each.split()) for each in classes]
     shared = np.array([[bool(a & b) for b in held] for a in held])
     np.fill_diagonal(shared, False)
@@ -134,7 +132,6 @@ def sharing(classes: Sequence[str]) -> np.ndarray:
 
 
 def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str | None = None) -> Drawing:
-    """Return the figure: one run over many rounds, or one row per run."""
     graphs = {run: dict(zip(each["t"], each["graph"], strict=True)) for run, each in with_graphs(frames).groupby("run")}
     runs = frames.runs[frames.runs["run"].isin(graphs)]
     runs = runs.sort_values(["order", "method", "seed"], ascending=[False, True, True], kind="stable")

@@ -27,7 +27,6 @@ OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these ro
 
 
 def flipped(result: Result) -> np.ndarray:
-    """Return which clients have flipped labels, bool `[N]`."""
     return result["client/flipped"].astype(bool)
 
 

@@ -30,7 +30,6 @@ def with_whom(others: list[int]) -> str:
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure; its numbers are with whom client 1 averages, and its test accuracy in percent, a line per run."""
     methods = {run.method for run in RUNS}
     of_example = [
         str(r.run.partition) == EXAMPLE["partition"] and r.run.method in methods for r in frames.runs["result"]

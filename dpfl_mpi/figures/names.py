@@ -25,7 +25,6 @@ DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", 
 
 
 def method_name(run: Run) -> str:
-    """Return the printed name of a run's method, "+FT" where it is fine-tuned."""
     return declared(run).title + ("+FT" if run.finetune_epochs else "")
 
 
@@ -90,9 +89,6 @@ def class_names(result: Result) -> list[str]:
 def text_label(name: str) -> str:
     """Return a row's or a curve's name for mathtext."""
     return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", r"\infty"), name)
-
-
-# -- repetitions --------------------------------------------------------------------------------------------------------------------------
 
 
 def fields(result: Result) -> dict[str, Any]:

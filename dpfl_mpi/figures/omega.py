@@ -99,7 +99,6 @@ def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
 
 
 def of_round(result: Result, t: int) -> dict[str, float]:
-    """Return the `MEASURES` of a round's graph."""
     graph, counts = result.chosen(t), result["client/class_counts"]
     return {
         "homophily": homophily(graph, overlap(counts)),
@@ -131,7 +130,6 @@ def agreement_table(same: pd.DataFrame) -> str:
 
 
 def draw(frames: Frames, draws: int = 50) -> Drawing:
-    """Return the figure: measures over rounds; the text: Omega and the last round, z-scores, agreement."""
     figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 1.9), sharex=True)
     graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
     graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))

@@ -1,8 +1,5 @@
 """DPFL against the same method on a random graph: test accuracy over rounds for three budgets (CIFAR-10, Dir(0.1))."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import matplotlib.pyplot as plt
 import pandas as pd
 
@@ -11,7 +8,7 @@ from dpfl_mpi.figures.command import SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.style import COLUMN, curves, legend
-from dpfl_mpi.figures.tables import Parts, cell, comparable, markdown, means, paired, told
+from dpfl_mpi.figures.tables import cell, comparable, markdown, means, paired, told
 from dpfl_mpi.settings import Run
 
 RUNS = [
@@ -38,20 +35,14 @@ def draw(frames: Frames) -> Drawing:
 
 
 def compared(frames: Frames) -> pd.DataFrame:
-    """Return the table of DPFL beside every method on another graph."""
-    out = []
-    for a, b, difference in pairs(frames, frames.rows[frames.rows["topology"] == "graph"]):
-        lines = frames.of("clients", a.setting)
-        ours, theirs = (cell(means(lines, line.row)) for line in (a, b))
-        cells = {"setting": a.setting, "method": a.row, "accuracy, %": ours, "against": b.row}
-        out.append(cells | {"its accuracy, %": theirs, "difference": told(difference)})
-    return pd.DataFrame(out)
-
-
-def pairs(frames: Frames, rows: pd.DataFrame) -> Iterator[tuple[Any, Any, Parts]]:
-    """Yield each DPFL and method on another graph that are alike in all else, as lines of `rows`, and their paired differences."""
+    """Return the table of each DPFL beside every method on another graph that is like it in all else."""
+    rows, out = frames.rows[frames.rows["topology"] == "graph"], []
     for a in rows[rows["searches"]].itertuples():
+        lines = frames.of("clients", a.setting)
         for b in rows[~rows["searches"] & (rows["setting"] == a.setting)].itertuples():
             same = not unlike(a.result, b.result) if "result" in rows else a.budget == b.budget
-            if same and comparable(difference := paired(frames.of("clients", a.setting), a.row, b.row)):
-                yield a, b, difference
+            if same and comparable(difference := paired(lines, a.row, b.row)):
+                ours, theirs = (cell(means(lines, line.row)) for line in (a, b))
+                cells = {"setting": a.setting, "method": a.row, "accuracy, %": ours, "against": b.row}
+                out.append(cells | {"its accuracy, %": theirs, "difference": told(difference)})
+    return pd.DataFrame(out)

@@ -33,9 +33,6 @@ def text(lines: Iterable[Mapping[str, str]] | pd.DataFrame | str) -> str:
     return lines if isinstance(lines, str) else markdown(pd.DataFrame(lines)) or "(not run)"
 
 
-# -- intervals ----------------------------------------------------------------------------------------------------------------------------
-
-
 def over_clients(parts: Parts) -> float:
     """Return the half width of the 95 % interval of paired differences over the clients within their partitions, in points.
 
@@ -60,15 +57,11 @@ def verdict(values: np.ndarray, mean: float, spread: float) -> str:
     return f"{words} ± {noise:.2f})"
 
 
-# -- tables -------------------------------------------------------------------------------------------------------------------------------
-
-
 def where(frames: Frames) -> str:
     return str(frames.rows["setting"][0])
 
 
 def paper_gap(frames: Frames, a: str, b: str) -> str:
-    """Return row a minus row b in the paper's Table 1, a dash where it has none."""
     one, two = (paper.table_1(where(frames), row) for row in (a, b))
     return f"{float(one[0]) - float(two[0]):+.2f}" if one and two and a != b else "-"
 
@@ -91,7 +84,6 @@ def table_1(frames: Frames) -> Lines:
 
 
 def headline(frames: Frames) -> pd.DataFrame:
-    """Return the lines of Table 1 on which the paper's order rests."""
     lines = pd.DataFrame(table_1(frames)).set_index("method").loc[list(HEADLINE)]
     return lines.drop(columns=["over clients", "verdict"]).reset_index()
 
@@ -113,7 +105,6 @@ def order(frames: Frames) -> Lines:
 
 
 def ablation(frames: Frames, field: str, symbol: str, published: Mapping[int, str]) -> str:
-    """Return accuracy by a field of the Run and by budget, the paper's in brackets."""
     names = {f"{row}, {field} {value}" for row in DPFL for value in published} | {*DPFL}
     rows = frames.rows[frames.rows["row"].isin(names)].assign(variant="")
     return by_budget(frames, rows, field, symbol, published, where(frames), bold=False)[1].partition("\n\n")[0]
@@ -204,7 +195,6 @@ def of_table_1(frames: Frames) -> Frames:
 
 
 def variances(frames: Frames) -> str:
-    """Return the variance over clients by row, beside what is read off the paper's figure."""
     return variance.table(variance.measure(of_table_1(frames)), paper.VARIANCE[where(frames)])
 
 
@@ -214,13 +204,11 @@ def without_tuning(frames: Frames) -> pd.DataFrame:
 
 
 def total(folders: Mapping[str, Frames]) -> str:
-    """Return how many Runs there are and their core hours, as a sentence."""
     runs = pd.concat(map(without_tuning, folders.values()))
     return f"So far these are {len(runs)} Runs, {runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT."
 
 
 def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
-    """Return what the Runs cost, by folder."""
     runs = pd.concat([without_tuning(frames).assign(setting=name) for name, frames in folders.items()])
     runs["cpu"] += ", " + runs["kernels"] + " kernels"
     cells = {
@@ -275,9 +263,6 @@ def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     return {mark: text(lines) for mark, lines in out.items()}
 
 
-# -- pictures -----------------------------------------------------------------------------------------------------------------------------
-
-
 def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
     """Draw means with their 95 % intervals, a line for each name, and say over what the intervals are."""
     for y, each in enumerate(parts.values()):
@@ -292,7 +277,6 @@ def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
 
 
 def accuracy(frames: Frames) -> Figure | None:
-    """Return differences to Local beside the paper's, and accuracy over local epochs."""
     lines = frames["clients"]
     rows = [row for row in paper.TABLE_1 if row != "Local"]
     parts = {row: each for row in rows if comparable(each := paired(lines, row, "Local"))}

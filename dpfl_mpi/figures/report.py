@@ -33,7 +33,6 @@ PAGE = Path(__file__).with_name("report.html")
 
 
 def rounded(values: Iterable[float], digits: int = 4) -> list[Any]:
-    """Return numbers for JSON: rounded, None where not finite."""
     return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
 
 
@@ -125,30 +124,24 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
     return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
 
 
-def page(frames: Frames) -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("plotly is not installed; pip install plotly") from None
-    shown = {line.run: describe(line) for line in frames.files.itertuples() if line.run in set(frames.runs["run"])}
-    return (
-        PAGE.read_text()
-        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted({*frames.runs['setting']}))}"))
-        .replace("{{PLOTLY}}", get_plotlyjs())
-        .replace("{{DATA}}", for_page(list(shown.values())))
-        .replace("{{GROUPS}}", for_page(compared(frames, shown)))
-    )
-
-
 def for_page(data: Any) -> str:
     """Return JSON that may stand inside a script of the page."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the page as a drawing, and the summaries as its data."""
-    data = [
-        {"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)}
-        for line in frames.files.itertuples()
-    ]
-    return Drawing(pd.DataFrame(data), html=page(frames))
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError("plotly is not installed; pip install plotly") from None
+    lines, runs = list(frames.files.itertuples()), set(frames.runs["run"])
+    shown = {line.run: describe(line) for line in lines if line.run in runs}
+    page = (
+        PAGE.read_text()
+        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted({*frames.runs['setting']}))}"))
+        .replace("{{PLOTLY}}", get_plotlyjs())
+        .replace("{{DATA}}", for_page(list(shown.values())))
+        .replace("{{GROUPS}}", for_page(compared(frames, shown)))
+    )
+    data = [{"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)} for line in lines]
+    return Drawing(pd.DataFrame(data), html=page)

@@ -32,22 +32,13 @@ PALEST = 0.55  # share of white in the last of several curves of one method
 STYLE: Any = {
     "font.family": "STIXGeneral",  # Times-like and part of matplotlib: the same letters on every machine
     "mathtext.fontset": "stix",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
+    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5),
     "axes.edgecolor": DARK,
     "axes.prop_cycle": cycler(color=COLOURS),
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
     "lines.linewidth": 1.2,
     "lines.markersize": 4,
     "figure.constrained_layout.use": True,
@@ -66,22 +57,18 @@ def look(method: Method | Declared) -> tuple[str, str, str]:
 
 def looks(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Return colour and line style of a curve for each line of `rows` as keywords of `plot`: several of a method are shades of its colour."""
-    out = []
-    methods = list(rows["method"])
-    for i, (name, colour, line) in enumerate(zip(methods, rows["colour"], rows["line"], strict=True)):
-        place, mine = methods[:i].count(name), methods.count(name)
-        pale = PALEST * place / max(mine - 1, 1)
-        red, green, blue = ((1 - pale) * c + pale for c in to_rgb(colour))
-        out.append(
-            {"color": to_hex((red, green, blue)), "ls": line if mine == 1 else LINES[(LINES.index(line) + place) % 4]}
-        )
+    out, by_method = [], rows.groupby("method")["method"]
+    for row, place, more in zip(rows.itertuples(), by_method.cumcount(), by_method.transform("size") - 1, strict=True):
+        pale = PALEST * place / max(more, 1)
+        red, green, blue = ((1 - pale) * c + pale for c in to_rgb(row.colour))
+        line = LINES[(LINES.index(row.line) + place) % 4] if more else row.line
+        out.append({"color": to_hex((red, green, blue)), "ls": line})
     return out
 
 
 def marks(rows: pd.DataFrame) -> list[str]:
     """Return a marker for each line of `rows`: its method's, and of several lines of one method those that follow it."""
-    methods = list(rows["method"])
-    places = [methods[:i].count(name) for i, name in enumerate(methods)]
+    places = rows.groupby("method").cumcount()
     return [MARKS[(MARKS.rindex(m) + place) % len(MARKS)] for m, place in zip(rows["marker"], places, strict=True)]
 
 

@@ -84,14 +84,9 @@ def unbeaten(lines: pd.DataFrame, rows: Sequence[str], score: str = "test_acc") 
     scored = [row for row in rows if np.isfinite(scores[row])]
     best = max(scored, key=scores.__getitem__, default="")
 
-    def stands(row: str) -> bool:
-        difference = paired(lines, best, row, score) if row in scored and row != best else []
-        if not comparable(difference):
-            return row == best
-        centre, half = interval(difference)
-        return not centre - half > 0
-
-    return [stands(row) for row in rows]
+    ahead = [paired(lines, best, row, score) if row in scored and row != best else [] for row in rows]
+    stand = [comparable(parts) and not np.subtract(*interval(parts)) > 0 for parts in ahead]
+    return [row == best or bool(stands) for row, stands in zip(rows, stand, strict=True)]
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -122,7 +117,6 @@ def printed(text: str, bold: bool, published: str) -> str:
 
 
 def number(value: float, form: str = ".2f") -> str:
-    """Return a number, or a dash where there is none."""
     return "-" if np.isnan(value) else format(value, form)
 
 

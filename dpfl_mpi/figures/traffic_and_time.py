@@ -45,7 +45,6 @@ def measure(result: Result) -> pd.DataFrame:
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure: one row of bars per run."""
     order = {"setting": True, "method": True, "order": True, "seed": False}
     runs = frames.files.sort_values(list(order), ascending=list(order.values()), kind="stable")
     parts = [measure(line.result) for line in runs.itertuples()]

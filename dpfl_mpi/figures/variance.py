@@ -45,7 +45,6 @@ def measure(frames: Frames) -> pd.DataFrame:
 
 
 def table(data: pd.DataFrame, published: Mapping[str, int] | None = None) -> str:
-    """Return what `measure` found, beside what is `published` of each row."""
     cells = {
         "setting": data["setting"],
         "method": [f"{row} ({n})" for row, n in zip(data["method"], data["n"], strict=True)],
@@ -59,7 +58,6 @@ def table(data: pd.DataFrame, published: Mapping[str, int] | None = None) -> str
 
 
 def draw(frames: Frames) -> Drawing:
-    """Return the figure: one panel per setting, every method with its colour, every row with a mark of its own."""
     data = measure(frames)
     settings = list(dict.fromkeys(data["setting"]))
     figure, panels = grid(len(settings), 3, 2.1, 0.6)
