@@ -5,6 +5,7 @@ Lies, newcomers and drift, on one partition, have 6 rounds, of DPFL 40 epochs. M
 Replayed graphs need the result that they replay, which the first call computes.
 """
 
+import functools
 from typing import Any
 
 from dpfl_mpi.settings import Run
@@ -18,9 +19,7 @@ def long(method: str, seed: int = 42, rounds: int = 20, **fields: Any) -> Run:
     return Run(**{"dataset": "cifar10", "budget": "0.1N", "method": method, "seed": seed, "rounds": rounds} | fields)
 
 
-def short(method: str, rounds: int = 6, **fields: Any) -> Run:
-    """Return a Run of 40 local epochs; methods with a server have 30."""
-    return Run(dataset="cifar10", budget="0.1N", method=method, rounds=rounds, **fields)
+short = functools.partial(long, rounds=6)  # 40 local epochs; methods with a server have 30
 
 
 def replayed(seed: int) -> list[Run]:
@@ -36,19 +35,11 @@ def replayed(seed: int) -> list[Run]:
     return out
 
 
-COMPARED = [
-    run
-    for seed in SEEDS
-    for run in (
-        long("dpfl", seed),
-        long("local", seed, 22),
-        long("fedavg", seed),
-        long("fedavg", seed, finetune_epochs=10),
-        long("pairwise", seed),
-        long("dpfl", seed, search_share=0.5),
-        *replayed(seed),
-    )
-]
+COMPARED = []
+for seed in SEEDS:
+    COMPARED += [long("dpfl", seed), long("local", seed, 22), long("fedavg", seed)]
+    COMPARED += [long("fedavg", seed, finetune_epochs=10), long("pairwise", seed)]
+    COMPARED += [long("dpfl", seed, search_share=0.5), *replayed(seed)]
 MORE = [long("oracle"), long("random_graph"), long("pens", rounds=22)]
 SAME_CLIENTS = [long("dpfl", 32, partition_seed=42)]  # as the Run of seed 42, with other draws
 HARMFUL = ("sign_flip", "scale", "backdoor")  # to a server, which averages with whoever sends
@@ -56,12 +47,6 @@ ATTACKED = [short(m) for m in ("dpfl", "fedavg")] + [
     short(m, attack=f"{kind}:0.2") for m in ("dpfl", "fedavg") for kind in ATTACKS if m == "dpfl" or kind in HARMFUL
 ]
 LATER = [short(m, newcomers=0.1) for m in ("dpfl", "fedavg", "fedrep", "knnper", "ditto")]
-MOVED = [
-    short("dpfl", drift="0.5:3"),
-    short("dpfl", drift="0.5:3", omega_period=2),
-    short("dpfl", omega_period=2),
-    short("fedavg", drift="0.5:3"),
-    short("local", rounds=8, drift="0.5:5"),
-    long("dpfl", patience=5),
-]
+MOVED = [short("dpfl", drift="0.5:3"), short("dpfl", drift="0.5:3", omega_period=2), short("dpfl", omega_period=2)]
+MOVED += [short("fedavg", drift="0.5:3"), short("local", rounds=8, drift="0.5:5"), long("dpfl", patience=5)]
 RUNS = [*COMPARED, *MORE, *ATTACKED, *LATER, *MOVED, *SAME_CLIENTS]

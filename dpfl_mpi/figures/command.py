@@ -8,9 +8,11 @@ import shlex
 import shutil
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import matplotlib.pyplot as plt
@@ -51,9 +53,8 @@ def command(run: Run, ranks: int = 8) -> str:
 
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
     """Return the results that are there, and sentences on the Runs that are not: how each is computed, or why some cannot be."""
-    runs = list(runs)
+    runs, reasons = list(runs), defaultdict[str, list[Run]](list)
     results, missing = [], []
-    reasons: dict[str, list[Run]] = {}
     for run in runs:
         try:
             path = found(run, folder)
@@ -61,17 +62,15 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
             if not path and asked.data and not is_file(asked.data):  # nothing here computes the Run
                 raise no_data(asked.dataset, asked.data)
         except UserError as error:
-            reasons.setdefault(str(error), []).append(run)
+            reasons[str(error)].append(run)
             continue
         if path:
             results.append(Result(path))
         else:
             missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results={folder}"))
     for why, some in reasons.items():
-        if len(some) > LISTED:
-            missing.append(f"not available here: {len(some)} of {len(runs)} Runs ({why})")
-        else:
-            missing += [f"not available here: {command(run)} ({why})" for run in some]
+        told = [f"{len(some)} of {len(runs)} Runs"] if len(some) > LISTED else map(command, some)
+        missing += [f"not available here: {each} ({why})" for each in told]
     return results, missing
 
 
@@ -101,16 +100,11 @@ def found(run: Run, folder: str | Path) -> Path | None:
 
 
 def answers(result: Result, run: Run) -> bool:
-    """Return whether a result is that of a Run of which some files are not here: these count by their names.
-
-    Raises:
-        UserError: the Run cannot be resolved.
-    """
+    """Return whether a result is that of a Run of which some files are not here: these count by their names."""
     mine, asked = as_dict(result.run), as_dict(run)
     asked["data"] = asked["data"] or find("dataset", run.dataset).DATA
-    gone = {
-        name: held for name, held in result.run.contents.items() if not is_file(str(asked[name]).removeprefix("file:"))
-    }
+    held = result.run.contents
+    gone = {name: held[name] for name in held if not is_file(str(asked[name]).removeprefix("file:"))}
     if not gone or any(Path(str(asked[name])).name != Path(str(mine[name])).name for name in gone):
         return False
     if "partition" in gone:
@@ -146,16 +140,12 @@ def main(
     doc: str | None,
     runs: Sequence[Run],
     draw: Callable[..., Drawing],
-    options: Mapping[str, dict[str, Any]] | None = None,
+    options: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> NoReturn:
-    """Read the results that are there, draw them, write the files, print their paths, and end the process: with code 2 on a mistake.
+    """Read the results that are there, draw them, write the files `name`.*, print their paths, and end the process: with code 2 on a mistake.
 
-    Args:
-        name: file name of what is written, without folder and ending.
-        draw: takes the `Frames` of the results.
-        options: further flags by name, as keywords of `argparse.add_argument`; `draw` gets them as keywords.
+    `draw` takes the `Frames` of the results, and `options` as keywords: further flags by name, as keywords of `argparse.add_argument`.
     """
-    options = options or {}
     width = shutil.get_terminal_size().columns - 2
     texts = [part if "    " in part else textwrap.fill(part, width) for part in (doc or "").strip().split("\n\n")]
     how = argparse.RawDescriptionHelpFormatter  # paragraphs, and lists as they are
@@ -195,7 +185,7 @@ def shipped(name: str, caller: str) -> list[Run]:
     """Return the `RUNS` of a figure of this folder; where its caller is the program that was started, do what `main` does."""
     figure = importlib.import_module(f"dpfl_mpi.figures.{name}")
     if caller == "__main__":
-        main(name, figure.__doc__, figure.RUNS, figure.draw, getattr(figure, "OPTIONS", None))
+        main(name, figure.__doc__, figure.RUNS, figure.draw, getattr(figure, "OPTIONS", {}))
     return list(figure.RUNS)
 
 

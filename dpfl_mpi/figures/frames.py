@@ -235,16 +235,12 @@ def of_folder(folder: Path) -> Frames:
 
 
 def graph_of(lines: pd.DataFrame) -> CollaborationGraph:
-    chosen = lines.sort_values("client")["collaborators"].fillna("")
-    return CollaborationGraph.from_lists([[int(k) for k in senders.split()] for senders in chosen])
+    chosen = lines.sort_values("client")["collaborators"].fillna("").str.split()
+    return CollaborationGraph.from_lists([[int(k) for k in senders] for senders in chosen])
 
 
 def with_graphs(frames: Frames) -> pd.DataFrame:
-    """Return `graphs`.
-
-    Raises:
-        UserError: no Run has a graph.
-    """
+    """Return `graphs`; a `UserError` where no Run has one."""
     if not len(out := frames["graphs"]):
         raise UserError("none of these results has a collaboration graph (their clients receive from nobody)")
     return out

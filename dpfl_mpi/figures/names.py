@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,7 @@ def row_name(run: Run) -> str:
 
 def data_name(run: Run) -> str:
     """Return the name of the data. That of one's own data ends in the start of their hash: two of them never share a column of a table."""
-    name = short(run.dataset)
-    own = getattr(run, "declared", {}).get("dataset", {}).get("data_sha256", "")
+    name, own = short(run.dataset), getattr(run, "declared", {}).get("dataset", {}).get("data_sha256", "")
     if not own and run.dataset in shipped("dataset") and getattr(find("dataset", run.dataset), "OWN_DATA", False):
         name, own = Path(str(run.data)).stem, getattr(run, "contents", {}).get("data", "")
     return f"{name} [{own[:6]}]" if own else DATASETS.get(name, name)
@@ -105,21 +105,17 @@ def unlike(a: Result, b: Result, *own: str) -> int:
 
 
 def repetitions(results: Iterable[Result]) -> list[Group]:
-    """Return the results grouped into repetitions, seeds ascending; a Run that is there twice counts once."""
-    groups: dict[str, dict[tuple[int, int], Result]] = {}
+    """Return the results grouped into repetitions, seeds ascending."""
+    groups = defaultdict[str, Group](list)
     for r in sorted(results, key=lambda r: (r.run.seed, r.run.partition_seed)):
-        variant = json.dumps(fields(r), sort_keys=True, default=str)
-        groups.setdefault(variant, {}).setdefault((r.run.seed, r.run.partition_seed), r)
-    return [list(group.values()) for group in groups.values()]
+        groups[json.dumps(fields(r), sort_keys=True, default=str)].append(r)
+    return list(groups.values())
 
 
 def named(
     groups: Sequence[Group], name: Callable[[Run], str] = row_name, without: Sequence[str] = ()
 ) -> list[tuple[str, str, Group]]:
-    """Return (setting, name, group). Where groups of a setting share a name, it says in which fields they differ.
-
-    Not in those `without`, but where files of one name have another content.
-    """
+    """Return (setting, name, group). Where groups of a setting share a name, it says in which fields they differ, but for those `without`."""
     out, usual = [], {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
     for group in groups:
         run = group[0].run
@@ -147,9 +143,8 @@ def content(run: Run, field: str, rivals: Sequence[Run]) -> str:
 
 def value_of(result: Result, field: str) -> str:
     """Return what a row says of a field: of code that is not shipped its name and the start of its hash, of a result its name, options as words."""
-    run = result.run
-    held: str = getattr(run, "contents", {}).get(field, "")
-    value: Any = getattr(run, field, "other")
+    held: str = getattr(result.run, "contents", {}).get(field, "")
+    value: Any = getattr(result.run, field, "other")
     if field == "data_sha256":
         return result.fact(field)[:6]
     if field == "options":
