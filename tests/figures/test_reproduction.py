@@ -15,7 +15,7 @@ from dpfl_mpi.settings import Run
 
 pytest.importorskip("matplotlib")
 
-from dpfl_mpi.figures import controls_table, findings, label_flip, recomputed, tables
+from dpfl_mpi.figures import controls_table, label_flip, recomputed, tables
 from dpfl_mpi.figures.frames import of_folder, of_results
 
 FOLDER = ROOT / "reproduction"
@@ -227,7 +227,7 @@ def test_what_decides_by_hand(tmp_path):
     assert claim(apart) == ["+20.00 ± 0.00 (2)", "± 64.54", "-", "not decided"]
 
 
-def test_newcomers_and_lies_by_hand(tmp_path):
+def test_newcomers_and_lies_by_hand(tmp_path, page):
     later = {"DPFL, newcomers 0.1": [0.6, 0.65], "Local, newcomers 0.1": [0.7, 0.85]}
     runs = {"models_per_client": 7, "evaluations_per_client": 8, "steps_per_client": 9}
     runs |= {"rounds": 6, "liars_chosen": [np.nan, np.nan, 0.125], "backdoor": np.nan}
@@ -240,12 +240,12 @@ def test_newcomers_and_lies_by_hand(tmp_path):
     lines.assign(val_acc=[0, 0, 0, 0, 0.75, 0.8]).to_csv(tmp_path / "controls" / "clients.csv", index=False)
     # differences of the two newcomers -10 and -20: mean -15, deviation 7.0711, over sqrt(2) 5, t(1) = 12.7062
     came = ["10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0"]
-    assert cells(findings.newcomers(frames)) == [
+    assert cells(page.newcomers(frames)) == [
         ["DPFL, newcomers 0.1", "62.50 (1)", *came, "-"],
         ["Local, newcomers 0.1", "77.50 (1)", *came, "-15.00 ± 63.53 (1)"],
     ]
     noise = ["DPFL, attack noise:0.2", "75.00 (1)", "-", "+2.50 ± 31.77 (1)", "7", "8", "9", "12.5", "-"]
-    assert cells(findings.attacks(frames)) == [noise]
+    assert cells(page.attacks(frames)) == [noise]
     [gap] = controls_table.gaps(frames.of("clients", "controls", "DPFL, attack noise:0.2"))
     np.testing.assert_allclose(gap, [5, 0], atol=1e-12)
 
@@ -357,7 +357,7 @@ def test_what_the_pages_say_of_two_rows_is_what_the_files_say(page):
 def differences(page):
     """Yield (size, half width of the 95 % interval) of the difference of any two rows, and of the example's first client."""
     each = {name: frames["clients"] for name, frames in page.folders().items()}
-    each["controls"] = findings.long(page.folders()["controls"])["clients"]
+    each["controls"] = page.long(page.folders()["controls"])["clients"]
     first = each["cifar-10-motivation"].query("client == 0")
     # over seeds, as if each were a client
     each["example"] = first.assign(client=first["seed"], seed=0, partition="", run="")
