@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from dpfl_mpi.figures import omega, pareto, recomputed
 from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames, of_folder
-from dpfl_mpi.figures.names import slug
 from dpfl_mpi.figures.recomputed import Lines
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
@@ -37,12 +36,11 @@ COSTS = ("models", "evaluations", "steps")
 OVER_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
 
 
-def long(frames: Frames) -> Frames:
+def long(frames: Frames) -> Frames:  # comparisons
     return frames.where(frames.runs["rounds"] >= 20)
 
 
-def short(frames: Frames) -> Frames:
-    """Return the frames of lies, newcomers and drift."""
+def short(frames: Frames) -> Frames:  # lies, newcomers, drift
     return frames.where(frames.runs["rounds"] == 6)
 
 
@@ -91,14 +89,12 @@ def compared(frames: Frames) -> Lines:
 
 
 def reached(frames: Frames) -> str:
-    """Return what it took each method to have 78 % for the first time, seed 42."""
     runs = long(frames).runs
     shown = long(frames).where((runs["seed"] == DRAWN) & ~runs["row"].str.contains("same clients"))
     return pareto.table(shown, 78, COSTS)
 
 
 def graphs(frames: Frames) -> Lines:
-    """Yield the measures of Omega and of the last graph, means over the partitions."""
     lines = long(frames)["measures"]
     for row in in_order(lines["row"], "same clients|patience"):
         mine = lines[lines["row"] == row]
@@ -137,7 +133,6 @@ def attacks(frames: Frames) -> Lines:
 
 
 def newcomers(frames: Frames) -> Lines:
-    """Yield the accuracy of those who trained and of newcomers, and DPFL's minus it, paired by client."""
     base, clients, later = "DPFL, newcomers 0.1", frames["clients"], frames["newcomers"].query("epochs == 5")
     for _, line in frames.runs[frames.runs["row"].str.contains("newcomers")].iterrows():
         came = {e: [percent(line[f"newcomers_{e}{end}"]) for end in ("", "_half")] for e in (0, 1, 5)}
@@ -157,13 +152,7 @@ def moved(frames: Frames) -> Lines:
         yield mine | costs(same.runs, base, " without it")
 
 
-def looks(frames: Frames, row: str) -> dict[str, str]:
-    line = frames.rows.set_index("row").loc[row]
-    return {"color": line["colour"], "ls": line["line"]}
-
-
 def differences(frames: Frames) -> Figure:
-    """Return DPFL minus every other row, and validation minus test accuracy, with 95 % intervals."""
     clients = long(frames)["clients"]
     pairs = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
     pairs = {"DPFL": [], **{row: parts for row, parts in pairs.items() if comparable(parts)}}
@@ -202,13 +191,12 @@ def graph_figure(frames: Frames) -> Figure:
 
 
 def power_figure(frames: Frames) -> Figure:
-    """Return how many partitions of 100 clients find a difference with a power of 80 %, for three comparisons."""
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
-    points = np.linspace(0.4, 3, 27)
+    points, looks = np.linspace(0.4, 3, 27), frames.rows.set_index("row")
     for row in ("Local", "FedAvg+FT", "Pairwise"):
         parts = paired(long(frames)["clients"], "DPFL", row)
         counts = [needed(parts, difference) for difference in points]
-        axes.plot(points, counts, label=f"DPFL minus {row}", **looks(frames, row))
+        axes.plot(points, counts, label=f"DPFL minus {row}", color=looks["colour"][row], ls=looks["line"][row])
     axes.axhline(3, color=GREY, lw=0.6)
     axes.axvline(0.63, color=GREY, lw=0.6)
     axes.set(xlabel="difference to find, points", ylabel="partitions")
@@ -220,7 +208,7 @@ def power_figure(frames: Frames) -> Figure:
 def lies(frames: Frames) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
     for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
-        colour = looks(frames, method)["color"]
+        colour = frames.rows.set_index("row")["colour"][method]
         values = 100 * benign(frames, method).groupby("row")["test_acc"].mean()
         bars = values.reindex([f"{method}, attack {kind}:0.2" for kind in ATTACKS])
         left.bar(np.arange(len(ATTACKS)) + shift, bars, 0.38, color=colour, label=method)
@@ -256,7 +244,7 @@ def folders() -> dict[str, Frames]:
 def tables() -> dict[Path, dict[str, str]]:
     """Return every page's tables by the names of their marks."""
     full = {name: frames for name, frames in folders().items() if name != "controls"}
-    headline = recomputed.headline(full[slug("CIFAR-10 Patho(3)")])
+    headline = recomputed.headline(full["cifar-10-patho-3"])
     of_controls = (compared, reached, graphs, power, attacks, newcomers, moved)
     found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))

@@ -44,21 +44,18 @@ def main() -> None:
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
     if sha != line["data_sha256"]:
-        print(
-            f"note: these are other images than the page's (sha256 {sha[:12]}, {line['data_sha256'][:12]} there); few clients will agree",
-            flush=True,
-        )
-    start = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi"]
-    command = [*start, *shlex.split(line["flags"]), f"--results={args.results}"]
+        hashes = f"sha256 {sha[:12]}, {line['data_sha256'][:12]} there"
+        print(f"note: these are other images than the page's ({hashes}); few clients will agree", flush=True)
+    flags = [*shlex.split(line["flags"]), f"--results={args.results}"]
+    command = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags]
     print(shlex.join(command), flush=True)
     if code := subprocess.run(command, check=False).returncode:
         raise SystemExit(code)
     with Result(asked.path(args.results)) as result:
         got = accuracy(result)
     same = np.isclose(got, expected, rtol=0, atol=1e-12, equal_nan=True)
-    print(
-        f"{same.sum()} of {len(same)} clients have the same accuracy; mean {100 * np.nanmean(got):.4f}, stored {100 * np.nanmean(expected):.4f}"
-    )
+    means = f"mean {100 * np.nanmean(got):.4f}, stored {100 * np.nanmean(expected):.4f}"
+    print(f"{same.sum()} of {len(same)} clients have the same accuracy; {means}")
     raise SystemExit(0 if same.all() else 1)
 
 

@@ -47,8 +47,8 @@ def rounds_to_show(first: int, last: int, asked: Sequence[int | str] | None, sev
     """Return the rounds to draw: those asked for, else the first, the middle and the last, or every tenth (a quarter of a short run)."""
     if asked:
         rounds = [last if r == "last" else int(r) for r in asked]
-        if beyond := [r for r in rounds if r > last]:
-            raise UserError(f"--rounds has {beyond[0]}, but {run} ends with round {last}")
+        if beyond := [r for r in rounds if not first <= r <= last]:
+            raise UserError(f"--rounds has {beyond[0]}, but {run} has graphs of rounds {first} to {last}")
         return rounds
     if several:
         return sorted({first, max(first, last // 2), last})
@@ -71,8 +71,7 @@ def squares(
     for line in lines:
         axes.axhline(line, color=GREY, lw=0.25)
         axes.axvline(line, color=GREY, lw=0.25)
-    axes.set_xticks(list(names), list(names.values()))
-    axes.set_yticks(list(names), list(names.values()))
+    axes.set(xticks=list(names), xticklabels=list(names.values()), yticks=list(names), yticklabels=list(names.values()))
     axes.tick_params(length=0, labelsize=5, pad=1.5)
     for spine in axes.spines.values():
         spine.set(visible=True, linewidth=0.5)
@@ -124,13 +123,6 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
     }
 
 
-def sharing(classes: Sequence[str]) -> np.ndarray:
-    held = [set(each.split()) for each in classes]
-    shared = np.array([[bool(a & b) for b in held] for a in held])
-    np.fill_diagonal(shared, False)
-    return shared
-
-
 def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str | None = None) -> Drawing:
     graphs = {run: dict(zip(each["t"], each["graph"], strict=True)) for run, each in with_graphs(frames).groupby("run")}
     runs = frames.runs[frames.runs["run"].isin(graphs)]
@@ -161,17 +153,18 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str
     data = []
     for r, ts, name in zip(each, shown, names, strict=True):
         who = {"run": Path(r.run).stem, "method": r.method, "setting": r.setting, "budget": r.budget, "seed": r.seed}
-        shared = sharing(of_clients[r.run])
+        held = [set(classes.split()) for classes in of_clients[r.run]]
+        shared = np.array([[bool(a & b) for b in held] for a in held]) & ~np.eye(len(held), dtype=bool)
         text.append(f"{name} on {r.setting}, seed {r.seed}")
         for t in ts:
             line = measure(graphs[r.run][t]().matrix(), shared)
             data.append(who | {"round": t} | line)
-            text.append(
-                f"  round {t:3d}: {line['edges']:5d} edges, sparsity {100 * line['sparsity']:5.1f} %, "
-                f"{100 * line['edges_sharing_a_class']:5.1f} % between clients that share a class (of all pairs {100 * line['pairs_sharing_a_class']:.1f} %)"
+            sparse, alike, pairs = (
+                100 * line[n] for n in ("sparsity", "edges_sharing_a_class", "pairs_sharing_a_class")
             )
+            among = f"{alike:5.1f} % between clients that share a class (of all pairs {pairs:.1f} %)"
+            text.append(f"  round {t:3d}: {line['edges']:5d} edges, sparsity {sparse:5.1f} %, {among}")
         if max(ts) >= r.omega_until:
-            text.append(
-                f"  from round {r.omega_until:.0f} on Omega is another, which is not recorded: who is in it but not chosen is left out"
-            )
+            another = "Omega is another, which is not recorded: who is in it but not chosen is left out"
+            text.append(f"  from round {r.omega_until:.0f} on {another}")
     return Drawing(pd.DataFrame(data), figure, "\n".join(text))

@@ -55,7 +55,6 @@ def setting(run: Run) -> str:
 
 
 def slug(name: str) -> str:
-    """Return the folder of a setting, such as "cifar-10-patho-3"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -50,7 +50,6 @@ def means_of(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> str:
-    """Return the table of costs at the end and where `reach` percent is reached first."""
     out = []
     for line in frames.rows.itertuples():
         lines = frames.of("costs", line.setting, line.row)

@@ -67,7 +67,6 @@ def paper_gap(frames: Frames, a: str, b: str) -> str:
 
 
 def table_1(frames: Frames) -> Lines:
-    """Yield a setting's column of Table 1: ours, the paper's, differences to Local, verdict."""
     lines = frames["clients"]
     for row in paper.TABLE_1:
         values, theirs = means(lines, row), paper.table_1(where(frames), row)
@@ -89,7 +88,6 @@ def headline(frames: Frames) -> pd.DataFrame:
 
 
 def order(frames: Frames) -> Lines:
-    """Yield the differences on which the paper's order rests, ours paired by client."""
     for a, b in paper.ORDER:
         if comparable(parts := paired(frames["clients"], a, b)):
             mean, half = interval(parts)
@@ -118,7 +116,6 @@ def against(frames: Frames) -> pd.DataFrame:
 
 
 def graphs(frames: Frames) -> Lines:
-    """Yield how sparse and how mutual the graphs of DPFL's rows are, Omega beside the last round."""
     for row, budget in DPFL.items():
         drawn = frames.of("graphs", where(frames), row).sort_values("t")["graph"]
         if len(drawn):
@@ -147,7 +144,6 @@ def searches(frames: Frames) -> Lines:
 
 
 def flips(frames: Frames) -> Lines:
-    """Yield what share of benign clients' edges comes from clients with flipped labels, which have no accuracy."""
     for search, theirs in paper.FLIPPED.items():
         row = "DPFL (B_c = inf), flip_share 0.4" + ("" if search else ", flipped_run_ggc False")
         lines, of_row = (frames.of(name, where(frames), row) for name in ("clients", "graphs"))
@@ -165,7 +161,6 @@ def flips(frames: Frames) -> Lines:
 
 
 def example(frames: Frames) -> Lines:
-    """Yield the accuracy of the example's client 1, alone and with others, and the difference to alone over the seeds."""
     first = frames["clients"].query("client == 0").pivot(index="seed", columns="row", values="test_acc") * 100
     both = "Random graph (B_c = inf)"
     rows = {"Local": [], f"{both}, reach groups:0,1;2": [1], f"{both}, reach groups:0,2;1": [2], both: [1, 2]}
@@ -194,10 +189,6 @@ def of_table_1(frames: Frames) -> Frames:
     return frames.where(frames.runs["row"].isin(list(paper.TABLE_1)))
 
 
-def variances(frames: Frames) -> str:
-    return variance.table(variance.measure(of_table_1(frames)), paper.VARIANCE[where(frames)])
-
-
 def without_tuning(frames: Frames) -> pd.DataFrame:
     """Return the Runs of a folder but those with +FT: their rounds are those of the row without."""
     return frames.runs[~frames.runs["row"].str.contains("+FT", regex=False)]
@@ -221,7 +212,6 @@ def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
 
 
 def measured(folders: Mapping[str, Frames]) -> Lines:
-    """Yield the mean Run of each row whose seconds are known: core minutes, what a step and an evaluation took, size of the result."""
     for name, frames in folders.items():
         for row, part in without_tuning(frames).dropna(subset=["train_seconds"]).groupby("row"):
             evaluations, graph = part["evaluations"].sum(), part["graph_seconds"]
@@ -239,7 +229,11 @@ def measured(folders: Mapping[str, Frames]) -> Lines:
 
 
 BOTH = {"table 1": table_1, "order": order}
-CIFAR10 = BOTH | {"random graph": against, "variance": variances, "others": others}
+CIFAR10 = BOTH | {
+    "random graph": against,
+    "variance": lambda frames: variance.table(variance.measure(of_table_1(frames)), paper.VARIANCE[where(frames)]),
+    "others": others,
+}
 TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # by folder; of others `BOTH`
     "cifar-10-patho-3": CIFAR10
     | {"tau_init": lambda frames: ablation(frames, "tau_init", "tau_init", paper.TAU_INIT)}
@@ -296,7 +290,6 @@ def accuracy(frames: Frames) -> Figure | None:
 
 
 def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
-    """Yield the pictures of a folder and their names, as far as it has what they show."""
     if figure := accuracy(frames):
         yield "accuracy", figure
         if figure := variance.draw(of_table_1(frames)).figure:

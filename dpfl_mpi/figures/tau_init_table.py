@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper as published
 from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames, of_results
@@ -21,7 +22,9 @@ OPTIONS = PAPER
 
 def table(frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], of: str) -> Drawing:
     """Return the table of DPFL's results by a field and by budget; `variant` is what else they differ in, such as "tau_train 5"."""
-    dpfl = of_results([r for r in frames.files["result"] if r.run.method == "dpfl"])
+    if not len(searched := frames.files[frames.files["method"] == "dpfl"]):
+        raise UserError("none of these results is of DPFL")
+    dpfl = of_results(list(searched["result"]))
     entries = named(repetitions(dpfl.files["result"]), lambda run: "", (field, "budget"))
     variants = {str(r.path): variant for _, variant, group in entries for r in group}
     rows = dpfl.rows.assign(variant=dpfl.rows["run"].map(variants))

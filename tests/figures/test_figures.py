@@ -196,7 +196,7 @@ def test_rounds_and_budgets_of_the_graph_figure(made):
     [result] = open_all(made, ("dpfl", 42))
     assert evolution.rounds_to_show(0, 2, None, several=False) == [0, 1, 2]
     assert evolution.rounds_to_show(0, 2, evolution.round_list("0,last"), several=False) == [0, 2]
-    with pytest.raises(UserError, match=r"--rounds has 3, but .* ends with round 2"):
+    with pytest.raises(UserError, match=r"--rounds has 3, but .* has graphs of rounds 0 to 2"):
         draw("graph_evolution", [result], rounds=[3])
     with pytest.raises(UserError, match="--budgets is 5; none of the results has one of these"):
         draw("graph_evolution", [result], budgets="5")
