@@ -249,9 +249,7 @@ def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     out: dict[str, Any] = {}
     for name, frames in full.items():
         out |= {f"{mark} {name}": lines(frames) for mark, lines in TABLES.get(name, BOTH).items()}
-    long = pd.DataFrame(
-        measured(full)
-    )  # as aligned text, in which the first column is said once where it stays the same
+    long = pd.DataFrame(measured(full))  # aligned; the first column is said once where it stays the same
     shown = long.set_index(list(long.columns[:2])).to_string() if len(long) else "(not known)"
     out |= {"spent": spent(folders), "measured": "\n".join(["```", *map(str.rstrip, shown.splitlines()), "```"])}
     return {mark: text(lines) for mark, lines in out.items()}

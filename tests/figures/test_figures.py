@@ -219,23 +219,59 @@ def test_the_graph_figure_shows_the_matrix_in_class_order(made):
     assert [a.get_title() for a in figure.axes][1] == "round 1\nsparsity 62.5 %"
 
 
-def test_graph_figures_by_hand(made):
-    data = draw("graph_evolution", open_all(made, ("dpfl", 42))).data
-    assert data["edges"].tolist() == [5, 2, 3]
-    assert data["sparsity"].tolist() == [1 - 9 / 16, 1 - 6 / 16, 1 - 7 / 16]
-    assert data["one_way_edges"].tolist() == pytest.approx([1 / 5, 0, 1 / 3])
-    assert data["one_way_pairs"].tolist() == pytest.approx([1 / 6, 0, 1 / 6])
-    # clients 0 and 2, and 1 and 2, share one
-    assert data["edges_sharing_a_class"].tolist() == pytest.approx([2 / 5, 1, 2 / 3])
-    assert data["pairs_sharing_a_class"].tolist() == pytest.approx([4 / 12] * 3)
+BY_HAND = {  # figure: results, columns of its numbers in their order, parts of its text
+    "graph_evolution": (
+        [("dpfl", 42)],
+        {
+            **{"edges": [5, 2, 3], "sparsity": [1 - 9 / 16, 1 - 6 / 16, 1 - 7 / 16]},
+            **{"one_way_edges": [1 / 5, 0, 1 / 3], "one_way_pairs": [1 / 6, 0, 1 / 6]},
+            # clients 0 and 2, and 1 and 2, share one
+            **{"edges_sharing_a_class": [2 / 5, 1, 2 / 3], "pairs_sharing_a_class": [4 / 12] * 3},
+        },
+        [],
+    ),
+    # two seeds, the same graphs: the band is empty
+    "sparsity": ([("dpfl", 42), ("dpfl", 52)], {"value": [0.4375, 0.625, 0.5625], "std": [0] * 3, "n": [2] * 3}, []),
+    "asymmetry": ([("dpfl", 42)], {"value": [1 / 5, 0, 1 / 3, 1 / 6, 0, 1 / 6]}, []),
+    "greedy_cases": (
+        [("dpfl", 42)],
+        {"candidates": [12, 5, 5], "a > 0, b > 0: coin": [1 / 12, 0, 0]},
+        ["coin 4.55 % of 22 candidates"],
+    ),
+    "random_graph": ([("dpfl", 42), ("dpfl", 52)], {"accuracy": [52.5, 62.5, 72.5], "std": [5 / 2**0.5] * 3}, []),
+    "learning_curves": (
+        [("local", 42)],
+        {"epochs": [10, 15, 20] * 2, "mean": [45, 55, 65, 0.5, 0.4, 0.3]},
+        ["Local: 65.00 % after 20 epochs (round 2)"],
+    ),
+    # a (1 - a) / 4 with 5 test samples: seed 42 (.16 + .24 + 0 + .24) / 16, seed 52 (.09 + .21 + .09 + .25) / 16
+    "variance": (
+        [("dpfl", 42), ("dpfl", 52)],
+        {"accuracy": [72.5], "variance": [387.5], "sampling_variance": [400], "sampling_share": [400 / 387.5]},
+        [],
+    ),
+    "traffic_and_time": (
+        [("dpfl", 42)],
+        {
+            **{"received_mean": [2.5, 0.5, 0.75], "received_most": [4, 1, 2], "budget_others": [2] * 3},
+            **{"mpi_rma_mib": [1, 2, 3], "mpi_collective_mib": [0.5] * 3},
+            "seconds_graph": [4, 4, 4],  # the slowest rank
+        },
+        [
+            "0.62 models received per client and round (budget 2 others), 2.5 before round 1; ",
+            "2.5 before round 1; MPI 3.00 MiB per round, 1.50 before",
+        ],
+    ),
+}
 
 
-def test_sparsity_and_asymmetry_over_rounds(made):
-    results = open_all(made, ("dpfl", 42), ("dpfl", 52))  # the same graphs: the band is empty
-    data = draw("sparsity", results).data
-    assert data["value"].tolist() == pytest.approx([0.4375, 0.625, 0.5625]) and set(data["n"]) == {2}
-    data = draw("asymmetry", results).data
-    assert data["value"].tolist() == pytest.approx([1 / 5, 0, 1 / 3, 1 / 6, 0, 1 / 6])
+@pytest.mark.parametrize("figure", BY_HAND)
+def test_figures_by_hand(made, figure):
+    of, columns, texts = BY_HAND[figure]
+    drawing = draw(figure, open_all(made, *of))
+    for name, values in columns.items():
+        assert drawing.data[name].tolist() == pytest.approx(values), name
+    assert [text for text in texts if text not in drawing.text] == []
 
 
 def test_the_accuracy_table_by_hand(made):
@@ -336,14 +372,6 @@ def test_students_quantile(df, quantile):
     values = np.arange(df + 1)
     mean, half = tables.interval([values])
     assert mean == df / 2 and half == pytest.approx(quantile * (values.var(ddof=1) / (df + 1)) ** 0.5, rel=3e-4)
-
-
-def test_variance_and_what_test_sets_explain(made):
-    data = draw("variance", four(made)).data.set_index("method")
-    row = data.loc["DPFL (B_c = 0.75N)"]
-    assert row["accuracy"] == pytest.approx(72.5) and row["variance"] == pytest.approx((500 + 275) / 2)
-    # a (1 - a) / 4 with 5 test samples: seed 42 (.16 + .24 + 0 + .24) / 16, seed 52 (.09 + .21 + .09 + .25) / 16
-    assert row["sampling_variance"] == pytest.approx(400) and row["sampling_share"] == pytest.approx(400 / 387.5)
 
 
 def test_tables_by_budget(made, tmp_path):
@@ -451,13 +479,6 @@ def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
         assert drawing.data["run"].nunique() == 12 and len({r.rpartition("-")[0] for r in drawing.data["run"]}) == 12
         assert drawing.text.startswith("12 of 26 results are drawn, a seed of each Run")
     assert draw("graph_evolution", results[:12]).data["seed"].nunique() == 2  # so many have room for all
-
-
-def test_greedy_cases(made):
-    drawing = draw("greedy_cases", open_all(made, ("dpfl", 42)))
-    assert drawing.data["candidates"].tolist() == [12, 5, 5]
-    assert drawing.data["a > 0, b > 0: coin"].tolist() == pytest.approx([1 / 12, 0, 0])
-    assert "coin 4.55 % of 22 candidates" in drawing.text
 
 
 def test_label_flip(made):
@@ -602,26 +623,6 @@ def test_omega_is_drawn_until_it_is_searched_anew(tmp_path):
     assert anew == [[3, 2, 2, 0], [2, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]  # round 2: 0 took 1 and 2, 2 took 0
     assert "from round 2 on Omega is another, which is not recorded" in drawing.text
     assert "not recorded" not in draw("graph_evolution", [result], rounds=[0, 1]).text
-
-
-def test_random_graph_and_learning_curves(made):
-    data = draw("random_graph", four(made)).data
-    assert data["accuracy"].tolist() == pytest.approx([52.5, 62.5, 72.5])
-    assert data["std"].tolist() == pytest.approx([5 / 2**0.5] * 3)
-    drawing = draw("learning_curves", four(made))
-    part = drawing.data[(drawing.data["method"] == "Local") & (drawing.data["measure"] == "round/val_loss")]
-    assert part["epochs"].tolist() == [10, 15, 20] and part["mean"].tolist() == pytest.approx([0.5, 0.4, 0.3])
-
-
-def test_traffic_and_time(made):
-    drawing = draw("traffic_and_time", open_all(made, ("dpfl", 42)))
-    data = drawing.data
-    assert data["received_mean"].tolist() == [2.5, 0.5, 0.75] and data["received_most"].tolist() == [4, 1, 2]
-    assert set(data["budget_others"]) == {2}
-    assert data["mpi_rma_mib"].tolist() == [1, 2, 3] and data["mpi_collective_mib"].tolist() == [0.5] * 3
-    assert data["seconds_graph"].tolist() == [4, 4, 4]  # the slowest rank
-    assert "0.62 models received per client and round (budget 2 others), 2.5 before round 1" in drawing.text
-    assert "2.5 before round 1; MPI 3.00 MiB per round, 1.50 before" in drawing.text
 
 
 def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
