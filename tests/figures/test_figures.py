@@ -367,13 +367,6 @@ def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_p
         assert names.value_of(SimpleNamespace(run=run), field) == said
 
 
-@pytest.mark.parametrize("df, quantile", [(1, 12.706), (7, 2.365), (10, 2.228), (30, 2.042), (299, 1.968)])
-def test_students_quantile(df, quantile):
-    values = np.arange(df + 1)
-    mean, half = tables.interval([values])
-    assert mean == df / 2 and half == pytest.approx(quantile * (values.var(ddof=1) / (df + 1)) ** 0.5, rel=3e-4)
-
-
 def test_tables_by_budget(made, tmp_path):
     one = Result(tiny_result.make(tmp_path / "one.h5", tau_init=1, best=(0.5, 0.5, 0.5, 0.5)))
     drawing = draw("tau_init_table", [*four(made), one])
