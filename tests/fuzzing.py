@@ -81,11 +81,15 @@ def in_bytes(data: bytes, rng: np.random.Generator) -> bytes:
         length = int(rng.choice([1, 4, 8, 64, 500]))
         out[at : at + length] = rng.choice([b"\0", b"\xff", rng.bytes(1)]) * length
     else:
-        text = TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass")
+        text = hostile(rng)
         if how == 5 and (words := [i for i in range(len(out)) if chr(out[i]) in '0123456789:,"']):
             at = words[rng.integers(len(words))]
         out[at : at + int(rng.integers(3))] = text
     return bytes(out)
+
+
+def hostile(rng: np.random.Generator) -> bytes:
+    return TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass")
 
 
 def replace(path: Path, rng: np.random.Generator) -> None:
@@ -97,7 +101,7 @@ def replace(path: Path, rng: np.random.Generator) -> None:
         lambda: path.symlink_to("/dev/zero"),
         lambda: os.mkfifo(path),
         lambda: path.write_bytes(b""),
-        lambda: path.write_bytes(TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass")),
+        lambda: path.write_bytes(hostile(rng)),
         lambda: None,
     )[rng.integers(7)]()
 
@@ -232,8 +236,8 @@ def notes(folder: Path) -> Reader:
 
     world = federation(small()).world
     run = Run(**small()).resolve()
-    name = f"shm.{socket.gethostname()}.0"
-    return Reader("notes", {name: b"/dev/shm/mpich_shm_gone", "r.h5.checkpoint/begun_from": b"3\n"}, read, few=10)
+    files = {f"shm.{socket.gethostname()}.0": b"/dev/shm/mpich_shm_gone", "r.h5.checkpoint/begun_from": b"3\n"}
+    return Reader("notes", files, read, few=10)
 
 
 def jobs(folder: Path) -> Reader:
@@ -301,7 +305,6 @@ def config(folder: Path) -> Reader:
 
 def settings(folder: Path) -> Reader:
     """No file: a hostile value of one field of Run or Job, as a word of the command line and as a value in Python."""
-
     world = World(MPI.COMM_SELF)
 
     def read(where: Path) -> None:

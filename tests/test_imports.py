@@ -33,8 +33,12 @@ FLOORS = (
     "sweep",  # starts the command of one run
 )
 COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api"]
-GROUND = ["errors", "streams", "plugins", "graph", "settings"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
+# all that a room may use: methods call the verbs of the Federation that they are handed, and import it for types alone
+ALLOWED = {
+    "methods": "methods errors streams plugins graph settings",
+    "figures": "figures settings errors methods plugins results graph storage",
+}
 # what a room may never import, not even inside a function ...
 NEVER = {
     "torch": "errors streams plugins graph storage settings mpi data results datasets figures prepare show export sweep",
@@ -52,8 +56,7 @@ LIGHT = (
 
 def module_of(path: Path) -> str:
     """Return a file's name as a module below the package: "federation", "federation.greedy", "" for the package itself."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
+    return ".".join(part for part in path.relative_to(PACKAGE).with_suffix("").parts if part != "__init__")
 
 
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -81,12 +84,8 @@ def imported(path: Path, types: bool = True) -> frozenset[str]:
 
 def own(path: Path, types: bool = True) -> set[str]:
     """Return the package's own modules that a file imports; `from dpfl_mpi.graph import CASES` is the module `graph`."""
-    found = set()
-    for name in imported(path, types):
-        if name.split(".")[0] == "dpfl_mpi":
-            below = name.split(".")[1:]
-            found.add(".".join(below) if ".".join(below) in FILES else ".".join(below[:-1]))
-    return found - {""}  # the package itself: its version
+    names = {name.removeprefix("dpfl_mpi.") for name in imported(path, types) if name.startswith("dpfl_mpi.")}
+    return {name if name in FILES else name.rpartition(".")[0] for name in names} - {""}  # the package: its version
 
 
 def room(module: str) -> str:
@@ -118,18 +117,15 @@ def test_who_never_imports(library):
     assert [m for m, path in rooms.items() if library in {name.split(".")[0] for name in imported(path)}] == []
 
 
-def test_methods_run_on_the_ground_and_open_no_files():
-    """They call the verbs of the Federation that they are handed, and import it for types alone."""
-    methods = {module: path for module, path in FILES.items() if room(module) == "methods"}
-    assert {room(used) for path in methods.values() for used in own(path, types=False)} <= {"methods", *GROUND}
-    assert [module for module, path in methods.items() if "open(" in path.read_text()] == []
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_room_uses_these_alone(name):
+    mine = {module: path for module, path in FILES.items() if room(module) == name}
+    assert {room(used) for path in mine.values() for used in own(path, name == "figures")} <= {*ALLOWED[name].split()}
+    assert [module for module, path in mine.items() if name == "methods" and "open(" in path.read_text()] == []
 
 
-def test_figures_read_results_only():
+def test_commands_that_draw_are_figures_alone():
     """Neither does `analysis/` change where modules are looked for."""
-    allowed = {"figures", "settings", "errors", "methods", "plugins", "results", "graph", "storage"}
-    figures = {module: path for module, path in FILES.items() if room(module) == "figures"}
-    assert {room(used) for path in figures.values() for used in own(path)} <= allowed
     commands = sorted((ROOT / "analysis").glob("*.py"))
     assert {used for path in commands for used in own(path)} == {"figures.command"}
     assert [path.name for path in commands if "sys.path" in path.read_text()] == []
@@ -155,13 +151,12 @@ def test_light_rooms_and_resolving_a_run_load_nothing_heavy():
 
 def test_root_alone_loads_the_parser_and_scikit_learn(tmp_path):
     """Of a start's seconds most are imports, once per rank."""
-    code = (
+    (tmp_path / "run.py").write_text(
         "import sys; from dpfl_mpi.__main__ import main; main(sys.argv[1:])\n"
         "from mpi4py import MPI; import os\n"
         "found = sorted({'yaml', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))\n"
         "if MPI.COMM_WORLD.rank: os.write(1, f'{found}\\n'.encode())"
     )
-    (tmp_path / "run.py").write_text(code)
     few = ["--clients=8", "--rounds=0", "--tau_init=0", "--quiet", f"--results={tmp_path}"]
     done = mpirun(2, tmp_path / "run.py", *few)
     assert (done.stdout, done.stderr) == ("[]\n", "")

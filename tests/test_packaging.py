@@ -2,20 +2,19 @@
 
 import configparser
 import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from launch import ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import dpfl_mpi
 
-ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 
@@ -23,20 +22,15 @@ SETUP.read(ROOT / "setup.cfg")
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
     """As where a clone named dpfl_mpi lies: an editable install that is no path is found after the bare folder."""
     (tmp_path / "dpfl_mpi").mkdir()
-    command = [sys.executable, "-c", "import dpfl_mpi; print(dpfl_mpi.__version__)"]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    command = ["env", "-u", "PYTHONPATH", sys.executable, "-c", "import dpfl_mpi; print(dpfl_mpi.__version__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{dpfl_mpi.__version__}\n", "")
 
 
 def pins(file: str) -> dict[str, str]:
     """Return the version of each package that a constraints file names."""
     lines = [line for line in (ROOT / file).read_text().splitlines() if line and line[0] not in "#-"]
-    return {canonical(r.name): str(r.specifier).removeprefix("==") for r in map(Requirement, lines)}
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in map(Requirement, lines)}
 
 
 def requirements() -> list[Requirement]:
@@ -46,7 +40,7 @@ def requirements() -> list[Requirement]:
 
 @pytest.mark.parametrize("requirement", requirements(), ids=str)
 def test_every_requirement_has_a_pin_that_it_allows(requirement):
-    assert requirement.specifier.contains(pins("constraints.txt")[canonical(requirement.name)])
+    assert requirement.specifier.contains(pins("constraints.txt")[canonicalize_name(requirement.name)])
 
 
 def test_cpu_constraints_ask_for_the_same_torch_without_cuda():
@@ -67,8 +61,8 @@ def test_the_metadata_agree():
     assert [a["name"] for a in codemeta["author"]] == [a["name"] for a in citation["authors"]]
     paper, cited = codemeta["referencePublication"], citation["preferred-citation"]
     assert (paper["name"], paper["url"], paper["datePublished"]) == (cited["title"], cited["url"], str(cited["year"]))
-    names = [(a["givenName"], a["familyName"]) for a in paper["author"]]
-    assert names == [(a["given-names"], a["family-names"]) for a in cited["authors"]]
+    names = [[a["givenName"], a["familyName"]] for a in paper["author"]]
+    assert names == [[a["given-names"], a["family-names"]] for a in cited["authors"]]
 
 
 def test_one_lowest_and_one_highest_python_everywhere():

@@ -158,10 +158,7 @@ class Run:
         return Path(folder) / f"{self.slug()}.h5"
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that decide numbers and differ from the schema's defaults (so a later field orphans no result).
-
-        A file that it names and that was not there when it was resolved is a `UserError`.
-        """
+        """Return the fields that decide numbers and differ from the schema's defaults (so a later field orphans no result); it needs its files."""
         return self.resolve().key()
 
     def to_json(self) -> str:
@@ -200,10 +197,7 @@ class Resolved(Run):
         return self
 
     def found(self, kind: str) -> Any:
-        """Return the `dataset`, the `method` or the `model` that it names; a model's file imports torch.
-
-        Code that nobody in this process has named is a `UserError`: what a file names is not executed.
-        """
+        """Return its `dataset`, `method` or `model` (which imports torch); code that nobody has named in this process is a `UserError`."""
         return find(kind, getattr(self, kind))
 
     @property
@@ -320,10 +314,7 @@ def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> di
 
 
 def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
-    """Return the Run and the key that a result or a checkpoint keeps as its attributes `run` and `key`.
-
-    They are damaged: `ValueError`. They are of a later version: `UserError`.
-    """
+    """Return the Run and the key that a result or a checkpoint keeps; damaged ones are a `ValueError`, those of a later version a `UserError`."""
     key, told = json.loads(str(attributes["key"])), json.loads(str(attributes.get("declared", "{}")))
     run = Resolved.from_json(str(attributes["run"]))
     try:
