@@ -20,13 +20,14 @@ from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, in_file, made_by
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha256
 
 
+@in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
     """Write the file that the command line asks for; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -42,15 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
         options = {f.name: args[f.name] for f in options_of(module)}
         out = args["out"] or default_out(module, options)
         print(prepare(args["dataset"], args["source"], out, options, args["force"]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"interrupted: {out} is as it was", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except MemoryError:
-        print("error: this machine has not enough memory for the whole data set; use a larger one", file=sys.stderr)
-        return 2
+        raise UserError("this machine has not enough memory for the whole data set; use a larger one") from None
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import failing_as, short
+from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, partition_file, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
@@ -120,11 +120,8 @@ def check(arrays: object, where: str) -> Arrays:
 
 
 def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
-    """Return the data set that `load` or `read` of its `module` makes, checked; `UserError` where it is code of one's own and fails."""
-    what = f"{function} of the data set {short(dataset)}"
-    with failing_as(what, "dataset", dataset):
-        arrays = getattr(module, function)(*arguments, **options)
-    return check(arrays, what)
+    """Return the data set that `load` or `read` of its `module` makes, checked."""
+    return check(getattr(module, function)(*arguments, **options), f"{function} of the data set {short(dataset)}")
 
 
 def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:

@@ -110,21 +110,21 @@ def find(kind: str, name: str) -> Any:
             found = SimpleNamespace(**vars(inside) | {"build": found})
         if kind == "dataset":
             found.OWN_DATA = getattr(found, "OWN_DATA", True)  # its name says nothing about the content
+            for made_by in (f for f in ("load", "read") if callable(getattr(found, f, None))):
+                sentence = failing_as(f"{made_by} of the data set {short(name)}", code)
+                setattr(found, made_by, sentence(getattr(found, made_by)))
         LOADED[key] = package.load(short(name), found)
     return LOADED[key]
 
 
 @contextlib.contextmanager
-def failing_as(what: str, kind: str, name: str) -> Iterator[None]:
-    """Turn an error inside code that was admitted, but for too little memory, into a sentence that begins with `what` and names file and line."""
-    code = ADMITTED.get((kind, name))
+def failing_as(what: str, code: Code) -> Iterator[None]:
+    """Turn an error inside, but for too little memory, into one sentence that begins with `what` and names file and line of this code."""
     try:
         yield
     except (UserError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        if code is None:
-            raise
         raise UserError(f"{what} fails: {failure(error, code)}") from None
 
 
