@@ -96,12 +96,6 @@ def test_clients_are_counted_by_number(tmp_path):
         arrays_of(np.zeros((36, 3)), y, client=np.where(y == 1, np.nan, 1.0))
 
 
-def test_a_name_that_is_not_read_is_an_error(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2, clients=np.arange(9) % 3)
-    sentence = "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_test"
-    refused(tmp_path, "arrays", tmp_path / "a.npz", sentence)
-
-
 def test_what_the_file_says_of_a_run_holds(tmp_path):
     """PAPER of one's own file comes before what follows from the prepared data."""
     found = []

@@ -395,6 +395,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
     ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
     ({"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])}, "the test labels hold 5, which no training label is"),
     ({"client": np.arange(3)}, "client is int64 of (3,)"),
+    ({"clients": np.arange(10)}, "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_"),
 ])  # fmt: skip
 def test_malformed_arrays(tmp_path, fields, text):
     whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
