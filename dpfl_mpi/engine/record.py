@@ -3,8 +3,6 @@
 Axes: N clients in all, K on this rank.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -88,7 +86,8 @@ def on_root(recorder: Recorder | None, parts: Parts, write: Callable[[Recorder],
 
     def with_recorder() -> None:
         assert recorder is not None
-        write(recorder)
+        with recorder.explained():
+            write(recorder)
 
     parts.world.decide(with_recorder)
 
@@ -198,49 +197,41 @@ def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
         if models is not None:
             to.write({"model/best": models})
             shapes = [list(parts.backend.ensemble.shapes[n]) for n in parts.backend.ensemble.names]
-            to.set_attributes("model", names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
+            to.file["model"].attrs.update(names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
         to.close("finished")
 
     on_root(recorder, parts, write)
 
 
 class Progress:
-    """A progress bar on a terminal, one plain line per round in a log, shown by root; all ranks take part in the means. Use with `with`."""
+    """A progress bar on a terminal, one plain line per round in a log, shown by root; all ranks take part in the means."""
 
     def __init__(self, parts: Parts, quiet: bool, first: int):
-        self.parts, self.first = parts, first
+        self.parts, self.start = parts, time.perf_counter()
         self.shows = parts.world.root and not quiet
         self.bar: Any = None
-
-    def __enter__(self) -> Progress:
         if self.shows and (sys.stderr.isatty() or os.environ.get("DPFL_MPI_TERMINAL")):
             from tqdm import tqdm
 
-            run = self.parts.run
-            total = run.rounds + 1 + run.finetune_epochs
-            self.bar = tqdm(total=total, initial=self.first, desc=short(run.method), unit="round", file=sys.stderr)
-        self.start = time.perf_counter()
-        return self
+            total, title = parts.run.rounds + 1 + parts.run.finetune_epochs, short(parts.run.method)
+            self.bar = tqdm(total=total, initial=first, desc=title, unit="round", file=sys.stderr)
 
     def line(self, t: int) -> None:
         """Show a round. Collective."""
         notes, benign = self.parts.log.notes, self.parts.members.benign
-        mine = {name: notes[name] for name in ("val_acc", "test_acc", "models_received")}
-        everyone = gather(self.parts, mine | {"best": self.parts.scoring.best_test})
+        mine = {"val": notes["val_acc"], "test": notes["test_acc"], "best": self.parts.scoring.best_test}
+        everyone = gather(self.parts, mine | {"received": notes["models_received"]})
         if not self.shows:
             return
-        val, test, best = (
-            100 * np.nan_to_num(mean(everyone[name][benign])) for name in ("val_acc", "test_acc", "best")
-        )
+        val, test, best = (100 * np.nan_to_num(mean(everyone[name][benign])) for name in mine)
         seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
         if self.bar is not None:
             self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
             self.bar.update()
         else:
-            received = f"received {everyone['models_received'].mean():5.1f}"
             scores = f"val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %"
-            print(f"round {t:4d}  {scores}  {received}  {seconds:6.2f} s", flush=True)
+            print(f"round {t:4d}  {scores}  received {everyone['received'].mean():5.1f}  {seconds:6.2f} s", flush=True)
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self.bar is not None:
             self.bar.close()

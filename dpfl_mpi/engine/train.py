@@ -1,5 +1,6 @@
 """The loop of every method: init, rounds, record, finish."""
 
+from contextlib import closing
 from pathlib import Path
 
 from dpfl_mpi.engine import after, record
@@ -70,7 +71,7 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
         first = parts.round + 1 if state else 0
         if run.finetune_epochs and not state and not run.newcomers and after.from_base(job, parts, recorder):
             first = total + 1  # the base Run has computed the rounds
-        with record.Progress(parts, job.quiet, first) as progress:
+        with closing(record.Progress(parts, job.quiet, first)) as progress:
             for t in range(first, total + 1):
                 watch.begin(t)
                 parts.begin_round(t)

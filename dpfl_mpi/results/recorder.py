@@ -1,15 +1,12 @@
 """`Recorder` writes the results file, on root."""
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import io
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -17,26 +14,13 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import short
-from dpfl_mpi.results import schema
 from dpfl_mpi.results.result import Result
-from dpfl_mpi.results.schema import CHUNK, SCHEMA
+from dpfl_mpi.results.schema import CHUNK, SCHEMA, seal
 from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
 
-P = ParamSpec("P")
-T = TypeVar("T")
 SHARE, CHEAP = 0.05, 0.01  # of the time, and seconds: what putting the file on disk may take each round
-
-
-def writes(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenate[Recorder, P], T]:
-    """Return the method with HDF5's errors (a full disk, mostly) as a sentence."""
-
-    @functools.wraps(method)
-    def wrapper(self: Recorder, *args: P.args, **kwargs: P.kwargs) -> T:
-        with explained(f"the results file {self.path} cannot be written"):
-            return method(self, *args, **kwargs)
-
-    return wrapper
+GROWS: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}  # an array that grows each round
 
 
 class Recorder:
@@ -58,13 +42,16 @@ class Recorder:
         """Create the file, or go on with it as a checkpoint's `snapshot` left it: what came later is recorded again.
 
         `meta` are facts of the run, `start` describes this start. `still_ours` is called before each replacement of the file; it ends the run
-        where another one has taken its lock.
+        where another one has taken its lock. A disk that fails is a `UserError`, here and in all that puts the file on it.
         """
         self.path, self.still_ours = path, still_ours
         self.written = self.took = 0.0  # when the file was last replaced, and the seconds of that
-        with explained(f"the results file {path} cannot be written"):
+        starts: list[dict[str, Any]] = []
+        with self.explained():
             remove_leftovers(path)
-            starts = earlier_starts(path) if snapshot else []
+            if snapshot:
+                with contextlib.suppress(UserError), Result(path) as result:
+                    starts = result.starts()  # those after the checkpoint too
             self.image = io.BytesIO(snapshot.read_bytes() if snapshot else b"")
             self.file = h5py.File(self.image, "r+" if snapshot else "w", libver="earliest")
             if not snapshot:
@@ -94,15 +81,20 @@ class Recorder:
         self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
         self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
 
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        """Return what raises `UserError` where writing fails inside."""
+        return explained(f"the results file {self.path} cannot be written")
+
     def _replace(self) -> None:
         """Put the file on disk as it is now."""
         start = time.monotonic()
-        if self.file:
-            self._set(checksum=schema.seal(self.file, self.file["meta/starts"].asstr()[:].tolist()))
-            self.file.flush()
-        self.still_ours()
-        with replacing(self.path) as part:
-            part.write_bytes(self.image.getvalue())
+        with self.explained():
+            if self.file:
+                self._set(checksum=seal(self.file, self.file["meta/starts"].asstr()[:].tolist()))
+                self.file.flush()
+            self.still_ours()
+            with replacing(self.path) as part:
+                part.write_bytes(self.image.getvalue())
         self.written = time.monotonic()
         self.took = self.written - start
 
@@ -116,12 +108,6 @@ class Recorder:
         for name, value in attributes.items():
             self.file.attrs.modify(name, value)
 
-    @writes
-    def set_attributes(self, group: str, **attributes: Any) -> None:
-        """Write attributes of a group that has none yet."""
-        self.file[group].attrs.update(attributes)
-
-    @writes
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write whole arrays by their path, over what is there."""
         for name, values in arrays.items():
@@ -134,48 +120,35 @@ class Recorder:
                 rows = max(1, min(len(values), CHUNK // max(1, values[0].nbytes)))
                 self.file.create_dataset(name, data=values, chunks=(rows, *values.shape[1:]), fletcher32=True)
 
-    @writes
     def append(self, arrays: Mapping[str, Any]) -> None:
         """Append one row to each time axis."""
         for name, row in arrays.items():
             row = np.asarray(row)
             if name not in self.file:
-                chunk = (max(1, min(32, 65536 // max(1, row.nbytes))), *row.shape)
-                self.file.create_dataset(
-                    name,
-                    (0, *row.shape),
-                    row.dtype,
-                    maxshape=(None, *row.shape),
-                    chunks=chunk,
-                    compression=1,
-                    shuffle=True,
-                    fletcher32=True,
-                )
+                shape, chunk = row.shape, (max(1, min(32, 65536 // max(1, row.nbytes))), *row.shape)
+                self.file.create_dataset(name, (0, *shape), row.dtype, maxshape=(None, *shape), chunks=chunk, **GROWS)
             stored = self.file[name]
             stored.resize(len(stored) + 1, 0)
             stored[-1] = row
 
-    @writes
     def append_graph(self, graph: CollaborationGraph) -> None:
         """Append a round's graph to /graph/chosen."""
-        if "graph/chosen/senders" not in self.file:
-            how: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
-            self.file.create_dataset("graph/chosen/senders", (0,), np.int32, maxshape=(None,), chunks=(4096,), **how)
-        senders = self.file["graph/chosen/senders"]
+        name = "graph/chosen/senders"
+        if name not in self.file:
+            self.file.create_dataset(name, (0,), np.int32, maxshape=(None,), chunks=(4096,), **GROWS)
+        senders = self.file[name]
         edges = len(senders)
         self.append({"graph/chosen/indptr": graph.indptr + edges})
         senders.resize(edges + len(graph.senders), 0)
         if len(graph.senders):
             senders[edges:] = graph.senders
 
-    @writes
     def flush(self, rounds_done: int, test_acc: float) -> None:
         """Put the round on disk, where the last time took no more than `SHARE` of the time since; else a later flush, `copy` or `close` does."""
         self._set(rounds_done=rounds_done, test_acc=test_acc)
         if self.took < max(CHEAP, SHARE * (time.monotonic() - self.written)):
             self._replace()
 
-    @writes
     def close(self, state: str) -> None:
         """Close the file, marked finished or stopped."""
         if self.file:
@@ -187,12 +160,3 @@ class Recorder:
         """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""
         with contextlib.suppress(Exception):  # that reason alone is told
             self.close("stopped")
-
-
-def earlier_starts(path: Path) -> list[dict[str, Any]]:
-    """Return the starts that a results file names, those after its last checkpoint too; none where it cannot be read."""
-    try:
-        with Result(path) as result:
-            return result.starts()
-    except UserError:
-        return []

@@ -1,7 +1,4 @@
-"""Reading a results file: one HDF5 file per Run, finished or running. `Recorder` writes it, `schema` says what is in it.
-
-Written with libver="earliest", read with locking=False. The whole file is replaced, mostly each round: after a kill at any moment it opens.
-"""
+"""Reading a results file: one HDF5 file per Run, finished or running. The whole file is replaced, so after a kill at any moment it opens."""
 
 from __future__ import annotations
 
@@ -40,19 +37,19 @@ class Result:
             raise UserError(f"{self.path}: there is no such result file")
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file
-        try:
-            with refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"):
-                version = int(self.file.attrs["schema"])
+        with (
+            contextlib.ExitStack() as unless_read,
+            refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"),
+        ):
+            unless_read.callback(self.close)
+            version = int(self.file.attrs["schema"])
             if version > SCHEMA:
                 raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
-            with refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"):
-                if self.file.attrs["checksum"] != schema.seal(self.file, self.hdf5.texts("meta/starts")):
-                    raise ValueError
-                self.run, self.key = stored_run(self.file.attrs, str(self.file["meta"].attrs.get("data_sha256", "")))
-                self.method: Declared = declared(self.run)
-        except UserError:
-            self.close()
-            raise
+            if self.file.attrs["checksum"] != schema.seal(self.file, self.hdf5.texts("meta/starts")):
+                raise ValueError
+            self.run, self.key = stored_run(self.file.attrs, str(self.file["meta"].attrs.get("data_sha256", "")))
+            self.method: Declared = declared(self.run)
+            unless_read.pop_all()
 
     @property
     def state(self) -> str:
@@ -88,7 +85,7 @@ class Result:
         return name in self.hdf5
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name in the table; errors as in `part`."""
+        """Return an array by its name in the table; all of `part`."""
         return self.part(name)
 
     def part(self, name: str, rows: slice | None = None) -> np.ndarray:
@@ -97,7 +94,7 @@ class Result:
         Raises:
             UserError: it is not there, or damaged: of another type or shape, out of its range, or its checksum does not fit.
         """
-        if name not in ARRAYS or name not in self:
+        if name not in ARRAYS or name not in self.hdf5:
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
         kinds, axes, low, high = ARRAYS[name]
         return self.hdf5.array(name, kinds, schema.shape(axes, self.run, self.finished), low, high, rows)
@@ -113,8 +110,7 @@ class Result:
 
     def listed(self, name: str) -> list[Any]:
         """Return class_names, mean or std of the data, attributes of /meta."""
-        held: list[Any] = self.hdf5.json(name, list, "meta")
-        return held
+        return list(self.hdf5.json(name, list, "meta"))
 
     def omega(self) -> CollaborationGraph:
         """Return Omega, the graph of preprocessing."""
@@ -132,7 +128,6 @@ class Result:
         return self._graph("graph/chosen", indptr - indptr[0], mine)
 
     def _graph(self, name: str, indptr: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
-        """Return the graph of these arrays `[N+1]` and `[E]`, checked."""
         senders, n = senders.astype(np.int64), len(indptr) - 1
         edges = int(indptr[-1]) if n >= 0 else -1
         if n < 0 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or edges != len(senders) or (senders >= n).any():
@@ -157,8 +152,7 @@ class Result:
 
     def local_epochs(self) -> np.ndarray:
         """Return the local epochs of a client up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
-        epochs: np.ndarray = self["round/epochs"] * self.method.models
-        return epochs
+        return np.multiply(self["round/epochs"], self.method.models)
 
     def met_liars(self) -> np.ndarray:
         """Return for each edge to a benign client in rounds 1 to T whether its sender lies (--attack), bool `[edges]`: empty without liars or edges."""
@@ -169,11 +163,7 @@ class Result:
         return np.concatenate([np.zeros(0, bool), *(liars[g.senders[benign[g.receivers()]]] for g in graphs)])
 
     def score(self, metric: str) -> np.ndarray:
-        """Return a score of `METRICS` of each client's best model on its test images, 0 to 1, `[N]`.
-
-        Raises:
-            UserError: there is no such score, or, other than the accuracy, not before the end of the run.
-        """
+        """Return a score of `METRICS` of each client's best model on its test images, 0 to 1, `[N]`; but for the accuracy there is none before the end."""
         if metric not in METRICS:
             raise UserError(f"there is no score {metric}; allowed are {', '.join(METRICS)}")
         if metric == "accuracy":
@@ -214,12 +204,9 @@ class Result:
     def differences(a: Result, b: Result) -> list[str]:
         """Return the names of the arrays that are not bitwise equal in two results (provenance is exempt)."""
         mine, theirs = ({n for n in r.names() if not n.startswith(EXEMPT)} for r in (a, b))
-        out = sorted(mine ^ theirs)
-        for name in sorted(mine & theirs):
-            x, y = a[name], b[name]
-            if x.shape != y.shape or x.dtype != y.dtype or x.tobytes() != y.tobytes():
-                out.append(name)
-        return out
+        both = ((name, a[name], b[name]) for name in sorted(mine & theirs))
+        unlike = (n for n, x, y in both if (x.shape, x.dtype, x.tobytes()) != (y.shape, y.dtype, y.tobytes()))
+        return [*sorted(mine ^ theirs), *unlike]
 
     @staticmethod
     def same_numbers(a: Result, b: Result) -> bool:
@@ -236,11 +223,9 @@ def torn(path: Path) -> bool:
 
 def check_ours(path: Path) -> None:
     """Raise `UserError` where --fresh would replace something else than a result: a text, a link, a device."""
-    if not os.path.lexists(path):
-        return
+    ours = not os.path.lexists(path)
     with contextlib.suppress(UserError), open_regular(path, follow=False), Hdf5(path, "a result") as file:
-        if {"run", "schema", "state"} <= set(file.file.attrs):
-            return
-    raise UserError(
-        f"{path} is not a result of dpfl_mpi, and --fresh replaces nothing else; remove it, or choose another --out"
-    )
+        ours = {"run", "schema", "state"} <= set(file.file.attrs)
+    if not ours:
+        only = "--fresh replaces nothing else; remove it, or choose another --out"
+        raise UserError(f"{path} is not a result of dpfl_mpi, and {only}")

@@ -122,18 +122,12 @@ class Layout(NamedTuple):
     high: float
 
 
-def arrays() -> dict[str, Layout]:
-    """Return the arrays of the table by name."""
-    out = {}
-    for line in LAYOUT.splitlines():
-        name, kind, axes, ends = (line[a:b].strip() for a, b in ((0, 27), (27, 34), (34, 44), (44, 51)))
-        if axes and kind in KINDS:
-            low, _, high = ends.partition("..")
-            out[name] = Layout(KINDS[kind], axes, float(low or -math.inf), float(high or math.inf) + ROUNDED)
-    return out
-
-
-ARRAYS = arrays()
+ARRAYS: dict[str, Layout] = {}  # by name, from the table
+for line in LAYOUT.splitlines():
+    array, kind, axes, ends = (line[a:b].strip() for a, b in ((0, 27), (27, 34), (34, 44), (44, 51)))
+    if axes and kind in KINDS:
+        low, _, high = ends.partition("..")
+        ARRAYS[array] = Layout(KINDS[kind], axes, float(low or -math.inf), float(high or math.inf) + ROUNDED)
 OVER_ROUNDS = [name for name, layout in ARRAYS.items() if layout.axes.startswith("T+1")]
 
 
