@@ -153,7 +153,7 @@ def constants(folder: Path, data: Path) -> Costs:
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route
     from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.plan.seconds import quickest
+    from dpfl_mpi.plan.needs import quickest
     from dpfl_mpi.results.recorder import Recorder
     from dpfl_mpi.settings import Job, Run
 
@@ -207,7 +207,7 @@ def paper_costs(measured: Costs) -> Costs:
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
-    from dpfl_mpi.plan.seconds import measure
+    from dpfl_mpi.plan.needs import measure
     from dpfl_mpi.settings import Job, Run
 
     shape = (32, 32, 3)

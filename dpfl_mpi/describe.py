@@ -20,8 +20,17 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.plan.needs import Needs, ensemble_of, megabytes, needs_of, refuse
-from dpfl_mpi.plan.seconds import Cost, crowding, measure, seconds_of
+from dpfl_mpi.plan.needs import (
+    Cost,
+    Needs,
+    crowding,
+    ensemble_of,
+    measure,
+    megabytes,
+    needs_of,
+    refuse,
+    seconds_of,
+)
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import reason, replacing

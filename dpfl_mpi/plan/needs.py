@@ -1,18 +1,21 @@
-"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps. `seconds` says how long they take.
+"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps; and the seconds that these will take.
 
-`describe` shows it. The window's arithmetic is that of the run itself (`mpi.placement`).
+`describe` shows it. The window's arithmetic is that of the run itself (`mpi.placement`). The seconds are a short measurement on this machine,
+times what was counted.
 
 Axes: N clients in all, K on a rank, D parameters.
 """
 
-import math
 import os
+import timeit
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.data.partition import PARTS, Partition, assemble
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
@@ -27,6 +30,11 @@ ROWS = 13
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
+# seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
+DECISION = 5e-4
+HELD = 64  # images in an epoch that is timed, in whole mini-batches; at least one
+SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
+LR = 1e-4  # small, so that the weights stay finite; a step costs what others do
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,9 @@ def needs_of(
     anew = int(run.rounds // run.omega_period) if run.most_senders > 0 else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
-    to_train, to_score = sample_bytes(run, source)
+    rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
+    width = np.dtype(source.dtype).itemsize
+    to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
     return Needs(
@@ -118,24 +128,13 @@ def needs_of(
     )
 
 
-def sample_bytes(run: Resolved, source: Source) -> tuple[int, int]:
-    """Return the bytes of a training sample and of a scored one, with their labels: an image that is cropped has a border."""
-    scored = source.shape
-    trained = (scored[0] + 2 * PAD, scored[1] + 2 * PAD, scored[2]) if run.augment else scored
-    each = np.dtype(source.dtype).itemsize
-    return math.prod(trained) * each + LABEL, math.prod(scored) * each + LABEL
-
-
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the slots that the widest graph needs on each rank, the slots of each rank's window, both `[ranks]`, and in how many passes it is sent.
 
     `k_r` `[ranks]` clients, rows of `row` bytes. 0 passes: not even one model per client fits the window.
     """
-    n = int(k_r.sum())
-    slots, limit = (
-        placement.window_slots(k_r * run.most_senders, k_r, n),
-        np.full(len(k_r), placement.window_rows(job.window_gb, row)),
-    )
+    n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, row))
+    slots = placement.window_slots(k_r * run.most_senders, k_r, n)
     window = np.minimum(slots, limit)
     if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
         most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))
@@ -168,11 +167,10 @@ def traffic(
 
 def scored_to_choose(run: Resolved, method: Any, n: int) -> tuple[int, int]:
     """Return how many models a client scores at most to choose collaborators, in preprocessing and in a round, without repeats."""
-    if (
-        run.most_senders > 0 and method.searches
-    ):  # R of two models per candidate, and of the two that the search starts from
+    graph = run.most_senders > 0
+    if graph and method.searches:  # R of two models per candidate, and of the two that the search starts from
         return 2 * (n - 1) + 2, 2 * run.most_senders + 2
-    return (n - 1 if run.most_senders > 0 and method.asks_all else 0), 0
+    return (n - 1) * (graph and method.asks_all), 0
 
 
 def in_native_kernels(job: Job, source: Source, ensemble: Any) -> bool:
@@ -186,11 +184,6 @@ def in_native_kernels(job: Job, source: Source, ensemble: Any) -> bool:
     except UserError:
         return False
     return True
-
-
-def written(clients: int, classes: int) -> int:
-    """Return the bytes that root holds of all clients' confusion matrices when it writes them: int64 as they come and in order, and int32."""
-    return clients * classes**2 * (8 + 8 + 4)
 
 
 def image_bytes(source: Source, ensemble: Any) -> int:
@@ -221,6 +214,11 @@ def refuse(job: Job, needs: Needs) -> None:
             raise UserError(f"{what} need {sizes}: {advice}")
 
 
+def written(clients: int, classes: int) -> int:
+    """Return the bytes that root holds of all clients' confusion matrices when it writes them: int64 as they come and in order, and int32."""
+    return clients * classes**2 * (8 + 8 + 4)
+
+
 def refuse_classes(clients: int, classes: int) -> None:
     """Raise `UserError` where root could not write every client's confusion matrix at the end: it grows with the square of the classes."""
     need, (limit, name) = written(clients, classes), node_memory(shared=False)
@@ -229,3 +227,82 @@ def refuse_classes(clients: int, classes: int) -> None:
             f"the confusion matrices of {clients} clients and {classes} classes need {need / 2**30:.2f} GiB on rank 0, whose node has "
             f"{limit / 2**30:.2f} GiB ({name}): use fewer --clients, or data with fewer classes"
         )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a short measurement found on this machine, one core; seconds."""
+
+    step: float  # one gradient step on a mini-batch
+    image: float  # one image scored
+    candidate: float  # one candidate of the greedy search, beside the scores of its two averages
+    byte: float  # one byte copied
+
+
+def measure(run: Resolved, job: Job, source: Source, ensemble: Any) -> Cost:
+    """Return what a step, a scored image, a candidate and a copied byte cost here: the quickest of several tries, one thread, about a second."""
+    from dpfl_mpi.numerics.ensemble import Block
+
+    backend, steps = one_client(run, job, source, ensemble)
+    client, one = slice(0, 1), np.ones(1)
+    row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
+    block = Block(ensemble, row, backend.optimiser_rows(1), client)
+    pair, sums = row.repeat(2, 1)[None], row.double()
+    source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
+    return Cost(
+        step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR, None, None), 0.4) / steps,
+        image=quickest(lambda: backend.validation_losses(client, pair)) / (2 * SCORED),
+        candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1) + DECISION,
+        byte=quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24,
+    )
+
+
+def one_client(run: Resolved, job: Job, source: Source, ensemble: Any) -> tuple[Any, int]:
+    """Return what computes a run here, for one client with random samples, and the steps of its epoch."""
+    from dpfl_mpi.numerics.backend import Backend, optimiser
+    from dpfl_mpi.numerics.clients import Clients
+    from dpfl_mpi.numerics.native import form_of
+    from dpfl_mpi.numerics.native_backend import NativeBackend
+
+    steps, rng = max(1, HELD // run.batch_size), np.random.default_rng(0)
+    n = steps * run.batch_size
+    images = rng.integers(0, source.vocabulary or 256, (n + SCORED, *source.shape)).astype(source.dtype)
+    labels = rng.integers(0, source.classes, n + SCORED)
+    parts = {"train": [np.arange(n)], "val": [np.arange(n, n + SCORED)], "test": [np.arange(0)]}
+    partition = assemble(parts, np.zeros((1, source.classes), np.int64), np.ones(1), False)
+    made: Any = SimpleNamespace(
+        shape=source.shape,
+        classes=source.classes,
+        labels={"train": labels, "test": labels},
+        images=lambda part, rows: images[rows],
+    )
+    clients, sgd = Clients(made, partition, np.zeros(1, np.int64), run.seed, run.augment, ensemble), optimiser(run)
+    native = in_native_kernels(job, source, ensemble)
+    backend = (
+        NativeBackend(ensemble, clients, sgd, form_of(job.kernels)) if native else Backend(ensemble, clients, sgd, 1)
+    )
+    return backend, steps
+
+
+def quickest(action: Callable[[], object], seconds: float = 0.3) -> float:
+    """Return the least seconds an action took over a short while, the first two aside: what other programs do here is no part of it."""
+    timer = timeit.Timer(action)
+    timer.timeit(1)
+    return min(timer.repeat(max(3, int(seconds / timer.timeit(1))), 1))
+
+
+def seconds_of(run: Resolved, needs: Needs, cost: Cost) -> dict[str, float]:
+    """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
+    crowd = crowding(needs)
+    wire = needs.wire[0] * (1 + needs.anew) + needs.wire[1] * run.rounds
+    return {
+        "train": float(crowd * needs.steps.max() * cost.step),
+        "evaluate": float(crowd * needs.scored.max() * cost.image),
+        "choose": float(crowd * (needs.judged * cost.image + needs.candidates * cost.candidate).max()),
+        "exchange": 2 * wire * cost.byte / max(1, len(needs.clients)) * crowd,
+    }
+
+
+def crowding(needs: Needs) -> float:
+    """Return how many ranks of a node share one of its cores, at least 1."""
+    return float(max(1.0, np.bincount(needs.node).max() / len(os.sched_getaffinity(0))))

@@ -62,11 +62,7 @@ class Models:
     """The saved models of a run, and the images of its clients."""
 
     def __init__(self, result: Result, data: Path | None):
-        """Deal the data anew.
-
-        Raises:
-            UserError: there are too many clients, no models, or other data.
-        """
+        """Deal the data anew; `UserError`: there are too many clients, no models, or other data."""
         import torch
 
         from dpfl_mpi.federation.limits import flipped
@@ -82,9 +78,8 @@ class Models:
         if not 2 <= self.n <= MOST:
             raise UserError(f"{result.path} has {self.n} clients; all subsets are tried of 2 to {MOST}")
         if run.drift or run.newcomers:
-            raise UserError(
-                f"{result.path} is of a run with --drift or --newcomers, whose models are not all of the same data"
-            )
+            why = "with --drift or --newcomers, whose models are not all of the same data"
+            raise UserError(f"{result.path} is of a run {why}")
         result.state_dict(0)  # says so where no models were saved
         source = source_of(result, data)
         partition = dealt(result, source)
@@ -117,10 +112,8 @@ class Models:
     def rewards(self, k: int) -> np.ndarray:
         """Return R of every subset, float64 `[2^(N - 1)]`."""
         subsets = np.arange(2 ** (self.n - 1))
-        parts = [subsets[i : i + CHUNK] for i in range(0, len(subsets), CHUNK)]
-        return np.concatenate(
-            [-self.backend.validation_losses(slice(k, k + 1), self.averages(k, part)[None])[0] for part in parts]
-        )
+        parts = (self.averages(k, subsets[i : i + CHUNK])[None] for i in range(0, len(subsets), CHUNK))
+        return np.concatenate([-self.backend.validation_losses(slice(k, k + 1), part)[0] for part in parts])
 
     def test_acc(self, k: int, subset: int) -> float:
         """Return the test accuracy of the average with a subset, 0 to 1."""
@@ -194,9 +187,8 @@ def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
 
 def arguments_of(words: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.studies.optimality", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    about = str(__doc__).split("\n\n")[0]
+    parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.optimality", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")
@@ -206,8 +198,7 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, help="CSV file: every order's subset, its gap, its test accuracy")
     args = parser.parse_args(words)
     for name, least in (("orders", 1), ("clients", 1), ("seed", 0)):
-        given = getattr(args, name)
-        if given is not None and given < least:
+        if (given := getattr(args, name)) is not None and given < least:
             raise UserError(f"--{name} is {given}; allowed is a whole number of at least {least}")
     return args
 

@@ -37,11 +37,6 @@ class Chance:
     half: float  # of the 95 % interval of the mean
 
 
-def kind(result: Result) -> str:
-    """Return what repetitions of a Run have in common."""
-    return json.dumps({n: v for n, v in result.key.items() if n not in REPEATED}, sort_keys=True)
-
-
 def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
     """Return for each common partition the differences client by client, points, first Run minus second; and one result of each Run.
 
@@ -53,21 +48,22 @@ def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Resul
     runs: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # by settings, partition and seed
     first: dict[str, Result] = {}
     for r in results:
-        scores = np.where(r.benign, 100 * r["best/test_acc"], np.nan)
+        # what repetitions of a Run have in common
+        kind = json.dumps({n: v for n, v in r.key.items() if n not in REPEATED}, sort_keys=True)
         name = r.fact("data_sha256") + r.fact("partition_sha256")
-        first.setdefault(kind(r), r)
-        runs.setdefault(kind(r), {}).setdefault(name, {})[r.run.seed] = scores
+        first.setdefault(kind, r)
+        scores = np.where(r.benign, 100 * r["best/test_acc"], np.nan)
+        runs.setdefault(kind, {}).setdefault(name, {})[r.run.seed] = scores
     if len(runs) != 2:
         raise UserError(
-            f"these are results of {len(runs)} different Runs; two are compared, each with any number of seeds and partitions"
+            f"these are results of {len(runs)} different Runs; allowed are two, of any seeds and partitions"
         )
-    a, b = runs.values()
+    first_run, second_run = runs.values()
     pairs = []
-    for name in (name for name in a if name in b):
-        common = a[name].keys() & b[name].keys()
-        means = [np.mean([x for s, x in side.items() if s in common or not common], 0) for side in (a[name], b[name])]
-        pairs.append(means[0] - means[1])
-    pairs = [d[np.isfinite(d)] for d in pairs]
+    for a, b in ((first_run[name], second_run[name]) for name in first_run if name in second_run):
+        common = a.keys() & b.keys() or a.keys() | b.keys()
+        one, two = (np.mean([scores for seed, scores in side.items() if seed in common], 0) for side in (a, b))
+        pairs.append((one - two)[np.isfinite(one - two)])
     if not pairs or min(map(len, pairs)) < 2:
         raise UserError("the two Runs have no partition in common on which two clients or more can be compared")
     return pairs, list(first.values())
@@ -89,21 +85,17 @@ def names_of(both: Sequence[Result]) -> list[str]:
 
 def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
     """Return the mean difference and its chance, from the differences per partition (one-way random effects, partitions weigh the same)."""
+    from scipy.special import stdtrit
+
     means = np.array([d.mean() for d in pairs])
     m, sizes = len(pairs), np.array([len(d) for d in pairs])
     within = sum(((d - d.mean()) ** 2).sum() for d in pairs) / (sizes.sum() - m)
     of_mean = within * (1 / sizes).mean()  # what the clients' chance alone gives a partition's mean
-    between = max(means.var(ddof=1) - of_mean, 0.0) if m > 1 else 0.0
-    error = math.sqrt(means.var(ddof=1) / m) if m > 1 else math.sqrt(of_mean)
-    half = quantile(0.975, m - 1 if m > 1 else sizes.sum() - 1) * error
+    between, error, df = 0.0, of_mean, sizes.sum() - 1  # error: the variance of the mean
+    if m > 1:
+        between, error, df = max(means.var(ddof=1) - of_mean, 0.0), means.var(ddof=1) / m, m - 1
+    half = float(stdtrit(df, 0.975)) * math.sqrt(error)
     return Chance(float(means.mean()), math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), half)
-
-
-def quantile(q: float, df: float) -> float:
-    """Return the quantile of Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, q))
 
 
 def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
@@ -111,13 +103,13 @@ def power(chance: Chance, difference: float, partitions: int, clients: float, le
 
     With one partition the test is over its clients, and what the partition itself adds is not seen.
     """
-    from scipy.special import nctdtr
+    from scipy.special import nctdtr, stdtrit
 
     df = partitions - 1 if partitions > 1 else clients - 1
     variance = (chance.between**2 if partitions > 1 else 0.0) + chance.within**2 / clients
     if variance == 0:
         return 1.0
-    shift, limit = abs(difference) / math.sqrt(variance / partitions), quantile(1 - level / 2, df)
+    shift, limit = abs(difference) / math.sqrt(variance / partitions), stdtrit(df, 1 - level / 2)
     missed = nctdtr(df, shift, limit) - nctdtr(df, shift, -limit)
     return 1.0 if math.isnan(missed) else float(1 - missed)  # so far out that the distribution cannot be computed
 
@@ -131,9 +123,9 @@ def needed(chance: Chance, difference: float, clients: float, wanted: float, lev
 
 def report(chance: Chance, names: Sequence[str], difference: float, wanted: float, level: float) -> str:
     """Return the sentences and the table that are printed."""
-    several = chance.partitions > 1
-    over = "partition means" if several else "the clients of one partition"
-    between = f"{chance.between:.2f}" if several else "unknown: one partition, taken as 0"
+    over, between = "partition means", f"{chance.between:.2f}"
+    if chance.partitions == 1:
+        over, between = "the clients of one partition", "unknown: one partition, taken as 0"
     found = 100 * power(chance, difference, chance.partitions, chance.clients, level)
     lines = [
         f"{names[0]} minus {names[1]}: {chance.mean:+.2f} ± {chance.half:.2f} points (95 %, over {over}; {chance.partitions} partitions, "
@@ -154,9 +146,8 @@ def report(chance: Chance, names: Sequence[str], difference: float, wanted: floa
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, print the plan, return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.studies.plan_power", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    about = str(__doc__).split("\n\n")[0]
+    parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.plan_power", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
     add("--difference", type=float, required=True, metavar="X", help="the difference to find, points")
@@ -166,8 +157,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not args.difference or not math.isfinite(args.difference):
         raise UserError(f"--difference is {args.difference:g}; allowed is a number of points other than 0")
     for name in ("power", "level"):
-        if not 0 < getattr(args, name) < 1:
-            raise UserError(f"--{name} is {getattr(args, name):g}; allowed is a probability above 0 and below 1")
+        if not 0 < (given := getattr(args, name)) < 1:
+            raise UserError(f"--{name} is {given:g}; allowed is a probability above 0 and below 1")
     pairs, both = differences([Result(path) for path in args.results])
     print(report(chance_of(pairs), names_of(both), args.difference, args.power, args.level))
 

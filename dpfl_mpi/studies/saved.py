@@ -1,4 +1,7 @@
-"""The models that a run saved (--save_models), and the data that they are scored on: the run's, dealt anew, or others."""
+"""The models that a run saved (--save_models), and the data that they are scored on: the run's, dealt anew, or others.
+
+Every function here raises `UserError` where models, data or code are not those that belong together.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,15 @@ if TYPE_CHECKING:
 
 
 def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
-    """Return the run with its own model and data set as they are `given` here, by kind: a result's own paths are never executed.
-
-    Raises:
-        UserError: one that is needed is not given, or it is other code than the run's.
-    """
+    """Return the run with its own model and data set as they are `given` here, by kind: a result's own paths are never executed."""
     for kind, name in given.items():
         held = run.contents.get(kind, "")
         if name is not None and admit(kind, name) != held:
             of = "other code than the run's" if held else f"the run has the shipped {getattr(run, kind)}"
             raise UserError(f"--{kind} is {name}; {of}")
         if held and name is None and kind == "model":
-            raise UserError(
-                f"the run's model is code of its own; name it with --model ({run.model}), in Python model(k, code=...)"
-            )
+            how = f"name it with --model ({run.model}), in Python model(k, code=...)"
+            raise UserError(f"the run's model is code of its own; {how}")
     named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
     return dataclasses.replace(run, **named)
 
@@ -46,9 +44,8 @@ def source_of(result: Result, data: Path | None) -> Source:
     """Return the data to score on: those of the run, wherever its file now lies, or those of `--data`."""
     if data is None:
         if result.run.contents.get("dataset", "") != admitted("dataset", result.run.dataset):
-            raise UserError(
-                f"the run's data set is code of its own; name it with --dataset ({result.run.dataset}), or other data with --data"
-            )
+            how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
+            raise UserError(f"the run's data set is code of its own; {how}")
         return open_source(result.run)
     name = short(result.run.dataset)
     if is_there(data):
@@ -59,25 +56,18 @@ def source_of(result: Result, data: Path | None) -> Source:
 
 
 def as_trained(result: Result, source: Source) -> Source:
-    """Return other data, normalised as those that the models were trained on.
-
-    Raises:
-        UserError: their classes have other names, so that a label would mean another class.
-    """
+    """Return other data, normalised as those that the models were trained on; their classes must have the same names."""
     names = result.listed("class_names")
     if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
         return source  # the very same, or no fit: `network_of` says so
     for i, (trained, here) in enumerate(zip(names, source.class_names, strict=False)):
         if trained != here:
-            raise UserError(
-                f"--data {source.path}: class {i} is {here}, and {trained} in the run; both must have the same classes"
-            )
+            both = "both must have the same classes"
+            raise UserError(f"--data {source.path}: class {i} is {here}, and {trained} in the run; {both}")
     mean, std = (tuple(result.listed(name)) for name in ("mean", "std"))
     if not len(mean) == len(std) == len(source.mean):  # a result does not list very many
-        print(
-            "note: the result does not say how its images were normalised; these are by their own mean and deviation",
-            file=sys.stderr,
-        )
+        own = "these are by their own mean and deviation"
+        print(f"note: the result does not say how its images were normalised; {own}", file=sys.stderr)
         return source
     return dataclasses.replace(source, mean=mean, std=std)
 
@@ -88,34 +78,23 @@ def one_pool(result: Result, source: Source) -> bool:
 
 
 def dealt(result: Result, source: Source, advice: str = "") -> Partition:
-    """Return the partition of the run, dealt anew; `advice` ends the sentence of an error.
-
-    Raises:
-        UserError: these are other data than the run's.
-    """
+    """Return the partition of the run, dealt anew; `advice` ends the sentence of an error."""
     if source.sha256 != result.fact("data_sha256"):
         raise UserError(f"these are not the data of the run, so no client has samples in them{advice}")
     partition = deal(result.run, source)
     if partition.sha256() != result.fact("partition_sha256"):
-        raise UserError(
-            f"this version of dpfl_mpi deals the data differently from the one that made the result{advice}"
-        )
+        raise UserError(f"this version deals the data differently from the one that made the result{advice}")
     return partition
 
 
 def network_of(result: Result, source: Source) -> RawImages:
-    """Return the network of a run's clients, for raw images of this source; `fill` puts a client's weights into it.
-
-    Raises:
-        UserError: the run saved no models, or they do not fit these data.
-    """
+    """Return the network of a run's clients, for raw images of this source; `fill` puts a client's weights into it."""
     from dpfl_mpi.numerics.raw import RawImages
 
     shapes = {name: values.shape for name, values in result.state_dict(0).items()}
     if result.run.contents.get("model", "") != admitted("model", str(result.run.model)):
-        raise UserError(
-            f"the run's model is code of its own; name the very same, with --model or by admit ({result.run.model})"
-        )
+        how = f"name the very same, with --model or by admit ({result.run.model})"
+        raise UserError(f"the run's model is code of its own; {how}")
     network = make(result.run, source).module
     if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
         raise UserError(f"the saved models do not fit these data (samples of {source.size}, {source.classes} classes)")
@@ -126,8 +105,6 @@ def fill(model: RawImages, result: Result, client: int) -> RawImages:
     """Put the weights of a client's best model into a network of the run, and return it."""
     import torch
 
-    model.network.load_state_dict(
-        {name: torch.from_numpy(values) for name, values in result.state_dict(client).items()},
-        strict=False,  # buffers stay as the model was built with them
-    )
+    weights = {name: torch.from_numpy(values) for name, values in result.state_dict(client).items()}
+    model.network.load_state_dict(weights, strict=False)  # buffers stay as the model was built with them
     return model

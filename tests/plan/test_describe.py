@@ -14,7 +14,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
 from dpfl_mpi.mpi.placement import ids_of, place
-from dpfl_mpi.plan import needs, seconds
+from dpfl_mpi.plan import needs
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
@@ -111,8 +111,8 @@ def test_a_plan_bounds_what_the_run_does(name, tmp_path):
 def test_seconds_by_hand():
     """Of the rank that chooses longest: 100 images of 0.01 s and 2 candidates of 3 s, or 300 and 1."""
     plan = dataclasses.replace(planned(FEW), judged=np.array([100, 300]), candidates=np.array([2, 1]))
-    cost = seconds.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
-    took = seconds.seconds_of(Run(**FEW).resolve(), plan, cost)
+    cost = needs.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
+    took = needs.seconds_of(Run(**FEW).resolve(), plan, cost)
     assert took["choose"] == pytest.approx(7.0) and took["train"] == pytest.approx(0.5 * plan.steps.max())
 
 
