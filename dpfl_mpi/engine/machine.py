@@ -1,5 +1,6 @@
 """What computed the numbers: processor, device, versions, commit; and a warning where a Run goes on with others."""
 
+import contextlib
 import platform
 import subprocess
 import sys
@@ -48,21 +49,16 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
 
 def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Warn where a Run goes on with what may round differently; the native kernels give the same bits on all processors."""
-    old, new = flat(before), flat(now)
     same = ("cpu", "processor") if before.get("portable") and now.get("portable") else ()
-    both = [name for name in old if name in new and name.split()[0] not in same]
-    changed = [f"{name} {old[name]} -> {new[name]}" for name in both if old[name] != new[name]]
+    changed = []
+    for name in (name for name in ROUNDING if name in before and name in now and name not in same):
+        # several facts of one name: "processor stepping", "versions torch"
+        old, new = (facts if isinstance(facts, dict) else {"": facts} for facts in (before[name], now[name]))
+        differ = (fact for fact in old if fact in new and old[fact] != new[fact])
+        changed += [f"{name} {fact} {old[fact]} -> {new[fact]}".replace("  ", " ") for fact in differ]
     if changed:
         text = f"warning: this start may round differently than the one before ({'; '.join(changed)})"
         print(text, file=sys.stderr, flush=True)
-
-
-def flat(start: dict[str, Any]) -> dict[str, Any]:
-    """Return what the last bits depend on, one name per fact: "device", "processor stepping", "versions torch"."""
-    held = {name: start[name] for name in ROUNDING if name in start}
-    several = {name: facts for name, facts in held.items() if isinstance(facts, dict)}
-    inside = {f"{name} {fact}": value for name, facts in several.items() for fact, value in facts.items()}
-    return {name: value for name, value in held.items() if name not in several} | inside
 
 
 def processor() -> dict[str, str]:
@@ -77,18 +73,17 @@ def processor() -> dict[str, str]:
 
 def cpuinfo() -> dict[str, str]:
     """Return what Linux says of the first processor, by name; nothing elsewhere."""
-    try:
+    first = ""
+    with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def commit() -> str:
     """Return the commit of the source this runs from, or "" where it is no checkout."""
     words = ["git", "describe", "--always", "--dirty"]
-    try:
-        out = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return out.stdout.strip() if out.returncode == 0 else ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            words, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return ""

@@ -61,13 +61,14 @@ def outcome(result: Result) -> dict[str, float]:
 
     The accuracy is that of each client's best model by validation. Models received are a mean over all clients, seconds the sum over rounds.
     """
-    best, last, over = result.scored(), result.scored("last/test_acc"), curves(result)
-    some = len(best) > 0
+    scored = (result.scored(name) for name in ("best/test_acc", "last/test_acc"))
+    best, last = (values if len(values) else np.array([math.nan]) for values in scored)
+    over = curves(result)
     return {
-        "test accuracy, %": best.mean() if some else math.nan,
-        "std over clients": best.std() if some else math.nan,
-        "lowest client, %": best.min() if some else math.nan,
-        "last round, %": last.mean() if len(last) else math.nan,
+        "test accuracy, %": best.mean(),
+        "std over clients": best.std(),
+        "lowest client, %": best.min(),
+        "last round, %": last.mean(),
         "local epochs": epochs(result),
         "edges in Omega": len(result.omega().senders),
         "edges at the end": over["edges"][-1],
@@ -89,15 +90,14 @@ def summary(path: Path) -> str:
         omega = f"{chosen[0]} in Omega, " if chosen[0] else ""
         kept = f"{omega}{chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round"
         before = f", {received[0]:.1f} to build Omega" if chosen[0] or received[0] else ""
+        each = received[1:].sum() / max(len(received) - 1, 1)
         phases = ", ".join(f"{name}{KEPT}{of_rounds.sum():.1f}" for name, of_rounds in seconds(result).items())
         budget = f"B_c = {run.budget}, " if result.method.topology == "graph" else ""
         lines = [
             f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}",
             *accuracy(result.scored(), 100 * over["test_acc"][0]),
             *([entry("edges", kept)] if chosen.any() else []),
-            entry(
-                "models received", f"{received[1:].sum() / max(len(received) - 1, 1):.2f} per client and round{before}"
-            ),
+            entry("models received", f"{each:.2f} per client and round{before}"),
             *controlled(result),
             entry("seconds (slowest)", phases),
             f"  results              {path}",
@@ -109,11 +109,9 @@ def summary(path: Path) -> str:
 
 def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
     """Return a text in lines of the terminal's width, each after `indent`, the first one after `first`."""
-    before = indent if first is None else first
-    lines = textwrap.wrap(
-        text, WIDTH, initial_indent=before, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(lines).replace(KEPT, " ")
+    fold = textwrap.TextWrapper(WIDTH, indent if first is None else first, indent)
+    fold.break_long_words = fold.break_on_hyphens = False
+    return fold.fill(text).replace(KEPT, " ")
 
 
 def entry(name: str, text: str) -> str:
@@ -127,12 +125,9 @@ def accuracy(test: np.ndarray, before: float) -> list[str]:
         none = "no client was scored (flipped labels, liars, newcomers and models that diverged do not count)"
         return [entry("test accuracy", none)]
     start = "" if before != before else f" ({before:.2f} % in round 0)"  # nan: nobody was scored in it
-    return [
-        entry("test accuracy", f"{test.mean():.2f} %, best by validation{start}"),
-        entry(
-            "spread over clients", f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
-        ),
-    ]
+    spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
+    mean = f"{test.mean():.2f} %, best by validation{start}"
+    return [entry("test accuracy", mean), entry("spread over clients", spread)]
 
 
 def controlled(result: Result) -> list[str]:

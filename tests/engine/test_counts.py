@@ -14,6 +14,8 @@ from dpfl_mpi.federation import limits
 from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import backend
+from dpfl_mpi.plan import needs
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.values import nearest, of_clients
@@ -43,9 +45,8 @@ def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
 def test_one_after_the_other_sends_each_model_once(tmp_path):
     """A random graph of B_c - 1 = 3: the average of all at once and that of one after the other receive as many models."""
     for averaging in ("synchronous", "serial"):
-        fields = SMALL | {"method": "random_graph", "averaging": averaging}
-        with Result(run_here(tmp_path / f"{averaging}.h5", fields)) as result:
-            assert (result["traffic/models_received"][1:] == 3).all()
+        path = run_here(tmp_path / f"{averaging}.h5", SMALL | {"method": "random_graph", "averaging": averaging})
+        assert (Result(path)["traffic/models_received"][1:] == 3).all()
 
 
 def test_rewiring_in_parts_draws_what_it_drew_at_once():
@@ -93,17 +94,13 @@ def test_what_a_method_does_not_read_gives_its_run_no_other_name():
 
 
 def test_a_layer_that_is_not_there_is_refused_at_once_by_its_option():
-    with federation(SMALL | {"method": "fedala", "options": {"layers": "foo"}}) as fed:
-        from dpfl_mpi.methods import fedala
-
-        with pytest.raises(UserError, match=r"--options.layers is foo; allowed are head, none, all, or of the layers"):
-            fedala.init(fed)
+    refused = pytest.raises(UserError, match=r"--options.layers is foo; allowed are head, none, all, or of the layers")
+    with federation(SMALL | {"method": "fedala", "options": {"layers": "foo"}}) as fed, refused:
+        find("method", "fedala").init(fed)
 
 
 def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
     """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
-    from dpfl_mpi.plan import needs
-
     monkeypatch.setattr(needs, "node_memory", lambda shared: (18_000, "a test"))
     federation(SMALL).close()
     monkeypatch.setattr(needs, "node_memory", lambda shared: (17_999, "a test"))

@@ -31,8 +31,7 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path):
         fed.members.begin(0)
         fed.members.present[:] = True
         fed.training.momentum.clear()
-        rows = fed.copies(w)
-        accuracy = []
+        rows, accuracy = fed.copies(w), []
         for epochs in (0, 1, 4):
             fed.local_opt(rows, epochs)
             fed.log.begin()
@@ -75,8 +74,7 @@ def test_newcomers_remember_what_the_model_is_that_is_scored(tmp_path):
     one = run_here(tmp_path / "one.h5", fields)
     assert differences(one, run_mpi(4, tmp_path / "four.h5", fields)) == []
     by_block = [run_here(tmp_path / f"{b}.h5", fields, kernels="torch", block=b) for b in (2, 8)]
-    scores = [Result(path)["newcomers/test_acc"] for path in by_block]
-    np.testing.assert_allclose(*scores)
+    np.testing.assert_allclose(*(Result(path)["newcomers/test_acc"] for path in by_block))
 
 
 @pytest.mark.parametrize("method", [m for m in names("method") if m != "replay"])

@@ -78,16 +78,12 @@ def test_several_results_are_named_and_those_of_one_name_by_their_paths(made, tm
 
 def test_several_results_have_a_file_of_their_own_and_what_is_replaced_is_said(tmp_path, capsys):
     paths = [str(tiny_result.make(tmp_path / f"{s}.h5", best=EVEN, seed=s)) for s in (1, 2, 3)]
-    both = tmp_path / "runs.csv"
-    for some, out, said in (
-        (paths[:1], tmp_path / "1.csv", ""),
-        (paths[:2], both, ""),
-        (paths[1:], both, f"{both} was there before; it is replaced\n"),
-    ):
+    one, both = tmp_path / "1.csv", tmp_path / "runs.csv"
+    replaced = f"{both} was there before; it is replaced\n"
+    for some, out, said in ((paths[:1], one, ""), (paths[:2], both, ""), (paths[1:], both, replaced)):
         assert export.main(some) == 0
         assert capsys.readouterr() == (f"{out}\n", said)
-    assert "run" not in rows_of(tmp_path / "1.csv")[0]
-    assert {row["run"] for row in rows_of(both)} == {"2", "3"}
+    assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
 
 
 def test_pfllib_layout_is_weighted_by_samples(tmp_path, said):
@@ -122,12 +118,12 @@ def test_what_is_read_is_never_overwritten(command, made, tmp_path, said):
     before, data = made["dpfl"].read_bytes(), tmp_path / "data.h5"
     data.write_bytes(b"samples")
     if command is export.main:
-        cases = [([], made["dpfl"], "which is read here and would be lost; name another")]
+        more, outs, end = [], [made["dpfl"]], ""
     else:
-        lost = "which is read here and would be lost; name another file"
-        cases = [(["--data", data], out, lost) for out in (made["dpfl"], data)]
-    for more, out, why in cases:
-        assert f"--out is {out}, {why}" in said(command, made["dpfl"], *more, "--out", out, code=2)
+        more, outs, end = ["--data", data], [made["dpfl"], data], " file"
+    for out in outs:
+        why = f"--out is {out}, which is read here and would be lost; name another{end}"
+        assert why in said(command, made["dpfl"], *more, "--out", out, code=2)
     assert made["dpfl"].read_bytes() == before and data.read_bytes() == b"samples"
 
 
@@ -275,8 +271,8 @@ def test_means_are_over_clients_that_are_scored(tmp_path, said):
 
 def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
     """Two rounds behind ten epochs; of the four of tuning none is recorded."""
-    with Result(tiny_result.make(tmp_path / "a.h5", finetune_epochs=4, finished=False)) as result:
-        assert epochs(result) == result["round/epochs"][-1] == outcome(result)["local epochs"]
+    result = Result(tiny_result.make(tmp_path / "a.h5", finetune_epochs=4, finished=False))
+    assert epochs(result) == result["round/epochs"][-1] == outcome(result)["local epochs"]
 
 
 # evaluate ----------------------------------------------------------------------------------------------------------------
