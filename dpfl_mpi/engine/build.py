@@ -53,12 +53,12 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     warn(source.unread, job, world)
     world.each_node(functools.partial(verify, source))
     partition = deal(run, source, world.share)
+    ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
 
     model = make(run, source)
     ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
-    ordered, n_search = search_first(run, source.labels["train"], partition)
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     backend = pick_backend(job, world, ensemble, clients, optimiser(run))

@@ -31,11 +31,11 @@ def open_recorder(
 ) -> Recorder | None:
     """Return the Recorder on root, None elsewhere; arguments and errors are its own, the errors on every rank. Collective."""
     opened: list[Recorder] = []
+    known = {} if snapshot else of_clients(parts)
 
     def create() -> None:
         opened.append(Recorder(path, parts.run, parts.about, start, snapshot, still_ours))
-        if not snapshot:
-            opened[0].write(of_clients(parts))
+        opened[0].write(known)
 
     parts.world.decide(create)
     return opened[0] if opened else None

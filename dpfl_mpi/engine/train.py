@@ -108,11 +108,11 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
 
 def begin(path: Path, parts: Parts, checkpoints: Checkpoints, watch: Watch) -> tuple[State | None, Recorder | None]:
     """Return what this start goes on with: the method's state (None before round 0), and on root the Recorder. Collective."""
+    hosts = parts.world.hosts()
+    start = describe_start(hosts, parts) if parts.world.root else {}
     state = checkpoints.restore(parts)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
-    hosts = parts.world.hosts()
-    start = describe_start(hosts, parts) if parts.world.root else {}
     recorder = record.open_recorder(path, parts, start, checkpoints.results, checkpoints.still_ours)
     if recorder and checkpoints.results:
         warn_of_change(recorder.starts[-1], start)

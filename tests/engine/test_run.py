@@ -1,5 +1,6 @@
 """End to end: the same numbers for any number of ranks, DPFL against Algorithm 1 in plain Python, identities between settings."""
 
+import h5py
 import numpy as np
 import pytest
 import reference
@@ -72,8 +73,15 @@ def test_the_command(tmp_path, digits_file):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [["round", str(t)] for t in range(4)]
-    told = "test accuracy", "spread over clients", "edges", "models received", "seconds", "results", "analysis/"
-    for words in told:
+    for words in (
+        "test accuracy",
+        "spread over clients",
+        "edges",
+        "models received",
+        "seconds",
+        "results",
+        "analysis/",
+    ):
         assert words in done.stdout
     (path,) = tmp_path.glob("*.h5")
     assert path.name.startswith("image_folder-pathological-dpfl-B4-s5-") and str(path) in done.stdout
@@ -109,8 +117,7 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
     twin.run(run.rounds, run.tau_init, run.tau_train)
     with Result(path) as result:
         for t in range(run.rounds + 1):
-            chosen = result.chosen(t)
-            assert [chosen.of(k).tolist() for k in range(6)] == twin.chosen[t], f"round {t}"
+            assert [result.chosen(t).of(k).tolist() for k in range(6)] == twin.chosen[t], f"round {t}"
         assert np.array_equal(result["round/val_acc"], twin.val_acc)
         assert np.array_equal(result["round/test_acc"], twin.test_acc)
         assert result.graph(0).any()
@@ -120,8 +127,6 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
 
 def data_of(fed, k):
     """Client k's data as plain tensors, from the partition and the file."""
-    import h5py
-
     out = {}
     with h5py.File(fed.run.data) as file:
         for part, stored in (("train", "train"), ("val", "train"), ("test", "test")):

@@ -27,13 +27,10 @@ def saved(tmp_path_factory):
 def test_greedy_by_hand():
     """Three others; R by subset 000 to 111. The order 0, 1, 2 takes 0 (gain 2 against 0), then 1 by a coin, and then it is full."""
     rewards = np.array([0.0, 2, 1, 3, 5, 5, 4, 2])
-    order = np.array([0, 1, 2])
-    # 0: a = 2, b = R(110) - R(111) = 2: a coin below 1/2 adds. 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: below 1/4 adds
-    assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 2) == 0b011
+    # 0: a = 2, b = R(110) - R(111) = 2: a coin below 1/2 adds. 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: below 1/4 adds;
     # with a coin of 0.3 not 1; then 2: a = 3, b = 0: added
-    assert optimality.greedy(rewards, order, np.array([0.4, 0.3, 0.9]), 2) == 0b101
-    assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 1) == 0b001
-    assert optimality.greedy(rewards, order, np.array([0.4, 0.2, 0.9]), 0) == 0
+    for coin, most, chosen in ((0.2, 2, 0b011), (0.3, 2, 0b101), (0.2, 1, 0b001), (0.2, 0, 0)):
+        assert optimality.greedy(rewards, np.arange(3), np.array([0.4, coin, 0.9]), most) == chosen
     assert [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)] == [0, 0b100, 0b100, 0b100]
     assert optimality.best_subset(np.array([0.0, 1, 1, 4]), 1) == 1
 
@@ -83,22 +80,19 @@ def test_the_report(saved, tmp_path, capsys):
     assert f"in {found:.1f} % of the orders" in out
 
 
-def test_what_the_run_does_otherwise_is_said(tmp_path, capsys):
-    more = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
-    path = run_here(tmp_path / "a.h5", FIELDS | more, save_models=True)
-    assert optimality.main([str(path), "--orders", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "here a client may choose any other; in the run it reached fewer (--reach)" in out
-    assert "losses are means over images; the run took means over mini-batches (--metric batch)" in out
+NARROW = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
 
 
-def test_mistakes_are_sentences(saved, tmp_path, capsys):
-    bare = run_here(tmp_path / "bare.h5", FIELDS)
-    many = run_here(tmp_path / "many.h5", FIELDS | {"clients": 17, "rounds": 0}, save_models=True)
-    for words, sentence in (
-        ([str(bare)], "holds no models; run with --save_models"),
-        ([str(many)], "has 17 clients; all subsets are tried of 2 to 16"),
-        ([str(saved), "--orders", "0"], "--orders is 0; allowed is a whole number of at least 1"),
-    ):
-        assert optimality.main(words) == 2
-        assert sentence in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("fields", "orders", "code", "sentences"),
+    [
+        ({"rounds": 0}, 0, 2, ["--orders is 0; allowed is a whole number of at least 1"]),
+        ({"rounds": 0, "clients": 17}, 2, 2, ["has 17 clients; all subsets are tried of 2 to 16"]),
+        (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "took means over mini-batches (--metric batch)"]),
+    ],
+)
+def test_mistakes_and_what_the_run_does_otherwise_are_said(fields, orders, code, sentences, tmp_path, capsys):
+    path = run_here(tmp_path / "a.h5", FIELDS | fields, save_models=True)
+    assert optimality.main([str(path), f"--orders={orders}"]) == code
+    said = capsys.readouterr()[code > 0]
+    assert all(sentence in said for sentence in sentences)
