@@ -24,7 +24,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.scores import METRICS, mean
+from dpfl_mpi.results.result import METRICS, mean
 from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, replacing, write_csv
 
 SETS = ("train", "val", "test")

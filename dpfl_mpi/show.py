@@ -10,8 +10,8 @@ from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.scores import METRICS
 from dpfl_mpi.results.summary import KEPT, curves, folded, outcome, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields

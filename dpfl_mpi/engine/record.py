@@ -20,8 +20,8 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
+from dpfl_mpi.results.result import mean
 from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.results.scores import mean
 
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 

@@ -15,7 +15,7 @@ from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.tables import latex, markdown, number, printed
-from dpfl_mpi.results.scores import METRICS
+from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.settings import Run
 
 SETTINGS = (

@@ -30,9 +30,8 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.declared import Declared
+from dpfl_mpi.results.result import METRICS, Declared
 from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.results.scores import METRICS
 from dpfl_mpi.results.summary import epochs
 
 WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins

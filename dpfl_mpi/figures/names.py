@@ -16,7 +16,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
 from dpfl_mpi.plugins import CODE, find, shipped, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.declared import declared
+from dpfl_mpi.results.result import declared
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.methods import Method
-from dpfl_mpi.results.declared import Declared
+from dpfl_mpi.results.result import Declared
 
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,38 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import schema
-from dpfl_mpi.results.declared import Declared, declared
 from dpfl_mpi.results.schema import ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
-from dpfl_mpi.results.scores import METRICS, mean, score
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
 
+METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
 STATES = {"running": "running, round {}", "stopped": "stopped after round {}", "finished": "finished"}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a method's file declares, as far as readers ask, none of whom imports it: see the fields of these names of `methods.Method`."""
+
+    title: str = ""
+    colour: str = ""
+    line: str = "-"
+    marker: str = "o"
+    citation: str = ""
+    topology: str = "graph"
+    searches: bool = True
+    finetunes: bool = True
+    models: int = 1
+    unread: list[str] = field(default_factory=list)
+
+
+def declared(run: Any) -> Declared:
+    """Return what the method of a resolved Run declares; `ValueError`: it is what no method can declare."""
+    told = run.declared["method"]
+    facts = {name: told[name] for name in vars(Declared())}
+    typed = all(type(facts[name]) is type(value) for name, value in vars(Declared()).items())
+    if not (typed and 1 <= facts["models"] <= 1000 and all(isinstance(name, str) for name in facts["unread"])):
+        raise ValueError(f"the method declares {facts}")
+    return Declared(**facts)
 
 
 class Result:
@@ -229,3 +255,29 @@ def check_ours(path: Path) -> None:
     if not ours:
         only = "--fresh replaces nothing else; remove it, or choose another --out"
         raise UserError(f"{path} is not a result of dpfl_mpi, and {only}")
+
+
+# scores --------------------------------------------------------------------------------------------------------------
+def score(confusion: np.ndarray, metric: str) -> np.ndarray:
+    """Return a score of `METRICS` from 0 to 1 for each matrix of counts `[..., C, C]`, nan where it has no image.
+
+    `confusion[..., i, j]` counts the images of class i that were taken for class j.
+    """
+    counts = np.asarray(confusion, np.float64)
+    right = np.diagonal(counts, axis1=-2, axis2=-1)
+    true, taken = counts.sum(-1), counts.sum(-2)  # images of a class; taken for it
+    if metric == "accuracy":
+        return share(right.sum(-1), true.sum(-1))
+    # over the classes of the client's images; for F1 those that it was taken for, too
+    return mean(share(right, true) if metric == "balanced_accuracy" else share(2 * right, true + taken))
+
+
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole, nan where whole is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=whole > 0)
+
+
+def mean(values: np.ndarray, weights: np.ndarray | float = 1) -> np.ndarray:
+    """Return the weighted mean of the finite values over the last axis, nan where there is none."""
+    finite = np.isfinite(values)
+    return share((np.where(finite, values, 0) * weights).sum(-1), (finite * weights).sum(-1))

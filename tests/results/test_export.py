@@ -117,12 +117,9 @@ def test_several_results_in_pfllibs_layout(made, tmp_path, said):
 def test_what_is_read_is_never_overwritten(command, made, tmp_path, said):
     before, data = made["dpfl"].read_bytes(), tmp_path / "data.h5"
     data.write_bytes(b"samples")
-    if command is export.main:
-        more, outs, end = [], [made["dpfl"]], ""
-    else:
-        more, outs, end = ["--data", data], [made["dpfl"], data], " file"
+    more, outs = ([], [made["dpfl"]]) if command is export.main else (["--data", data], [made["dpfl"], data])
     for out in outs:
-        why = f"--out is {out}, which is read here and would be lost; name another{end}"
+        why = f"--out is {out}, which is read here and would be lost; name another file"
         assert why in said(command, made["dpfl"], *more, "--out", out, code=2)
     assert made["dpfl"].read_bytes() == before and data.read_bytes() == b"samples"
 

@@ -20,7 +20,7 @@ from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.results.scores import METRICS, score
+from dpfl_mpi.results.result import METRICS, score
 from dpfl_mpi.settings import Run
 
 N, C, T = 6, 10, 3
