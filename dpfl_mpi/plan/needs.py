@@ -96,8 +96,12 @@ def needs_of(
     method = run.found("method")
     slots, window, passes = windows(run, job, method, k_r, row)
     received, wire = traffic(run, method, k_r, slots, row)
-    first, later = scored_to_choose(run, method, n)
-    anew = int(run.rounds // run.omega_period) if run.most_senders > 0 else 0
+    graph = run.most_senders > 0
+    # models that a client scores at most to choose, in preprocessing and in a round, without repeats
+    first, later = (n - 1) * (graph and method.asks_all), 0
+    if graph and method.searches:  # R of two models per candidate, and of the two that the search starts from
+        first, later = 2 * (n - 1) + 2, 2 * run.most_senders + 2
+    anew = int(run.rounds // run.omega_period) if graph else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
@@ -163,14 +167,6 @@ def traffic(
     everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
     wire = asked * row + averaged + summed * (not server), averaged + summed * server + everywhere
     return received, wire
-
-
-def scored_to_choose(run: Resolved, method: Any, n: int) -> tuple[int, int]:
-    """Return how many models a client scores at most to choose collaborators, in preprocessing and in a round, without repeats."""
-    graph = run.most_senders > 0
-    if graph and method.searches:  # R of two models per candidate, and of the two that the search starts from
-        return 2 * (n - 1) + 2, 2 * run.most_senders + 2
-    return (n - 1) * (graph and method.asks_all), 0
 
 
 def in_native_kernels(job: Job, source: Source, ensemble: Any) -> bool:

@@ -185,8 +185,9 @@ def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
             yield f.client, i - 1, members, *map(repr, numbers)
 
 
-def arguments_of(words: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
+@in_a_sentence
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, search, print, return the exit code."""
     about = str(__doc__).split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.optimality", description=about, allow_abbrev=False)
     add = parser.add_argument
@@ -196,17 +197,10 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
     add("--clients", type=int, metavar="N", help="only the first N clients (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of orders and coins (0)")
     add("--out", type=Path, help="CSV file: every order's subset, its gap, its test accuracy")
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     for name, least in (("orders", 1), ("clients", 1), ("seed", 0)):
         if (given := getattr(args, name)) is not None and given < least:
             raise UserError(f"--{name} is {given}; allowed is a whole number of at least {least}")
-    return args
-
-
-@in_a_sentence
-def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, search, print, return the exit code."""
-    args = arguments_of(arguments)
     check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
         models, run = Models(result, args.data), result.run
