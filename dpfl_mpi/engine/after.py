@@ -1,13 +1,7 @@
-"""What comes after the rounds: +FT and newcomers.
+"""What comes after the rounds: --finetune_epochs (docs/methods.md) and --newcomers (docs/controls.md).
 
-+FT (--finetune_epochs): every client trains on from its own best-validation model, with fresh momentum (the paper's FedAvg+FT and
-FedProx+FT, 2 tau_train epochs). The models come from the base Run's file (the same Run with --finetune_epochs 0) where that is there with
-its models, else the rounds are computed first: the numbers are the same.
-
---newcomers: clients that come when the models of all others are frozen. A newcomer trains E = 0, 1 and 5 epochs of its own, and is scored
-after each. With a graph it does lines 1 to 4 of Algorithm 1 with E in place of tau_init: it trains the common initial row, runs BGGC over
-the best models of the others, and averages with those that it chose. With a server it starts from what the server has, in the method's own
-way (`newcomer` of its file). Alone it starts from the initial row.
+The tuned models come from the base Run's file (the same Run with --finetune_epochs 0) where that is there with its models, else the rounds
+are computed first: the numbers are the same. A newcomer with a graph does lines 1 to 4 of Algorithm 1 with E of `EPOCHS` in place of tau_init.
 
 Axes: N clients in all, K on this rank, W row width.
 """

@@ -28,15 +28,14 @@ VECTORS = ("avx", "fma", "amx", "asimd", "sve")  # how the names of the extensio
 
 def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
     """Return what computed the numbers: time, hosts, ranks, device, root's processor, versions, commit."""
+    native = parts.backend.name == "native"
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "ranks": parts.world.size,
         "hosts": sorted(set(hosts)),
         "device": torch.cuda.get_device_name() if parts.backend.ensemble.device.type == "cuda" else "cpu",
         "kernels": parts.backend.name,
-        "portable": parts.backend.name == "native"
-        and parts.run.found("method").elementwise
-        and parts.run.optimizer == "sgd",
+        "portable": native and parts.run.found("method").elementwise and parts.run.optimizer == "sgd",
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),
