@@ -25,19 +25,16 @@ def check_own(parts: Parts, state: State, drawn: tuple[Any, ...]) -> None:
     name, world, shared = short(parts.run.method), parts.world, state["shared"]
     who = f"{'round' if parts.round else 'init'} of the method {name}"
     if global_generators() != drawn:
-        raise UserError(
-            f"{who} draws from the global generator of torch, numpy or random, which differs with the number of ranks; draw by fed.shuffle "
-            "or dpfl_mpi.streams.stream(seed, purpose, client, round)"
-        )
+        how = "draw by fed.shuffle or dpfl_mpi.streams.stream(seed, purpose, client, round)"
+        why = "the global generator of torch, numpy or random, which differs with the number of ranks"
+        raise UserError(f"{who} draws from {why}; {how}")
     if parts.round > 1:
         return
     if world.unlike({"names": sorted(shared)}):
         raise UserError(f'state["shared"] after {who} has other names on some ranks; it must be the same on every rank')
     if unlike := world.unlike({key: as_text(shared[key]) for key in sorted(shared)}):
-        raise UserError(
-            f'state["shared"]["{unlike[0]}"] after {who} is not the same on every rank; what belongs to clients is in state["client"], '
-            "and fed.collect makes one graph of what each rank chose"
-        )
+        how = 'what belongs to clients is in state["client"], and fed.collect makes one graph of what each rank chose'
+        raise UserError(f'state["shared"]["{unlike[0]}"] after {who} is not the same on every rank; {how}')
     uncounted = parts.log.every_row and len(parts.ids) and not parts.log.notes["models_received"].any()
     if parts.round == 1 and world.root and uncounted:
         warning = f"{who} calls fed.every_row and counts no models received; say how many by fed.note_received"

@@ -63,10 +63,8 @@ class Result:
             raise UserError(f"{self.path}: there is no such result file")
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file
-        with (
-            contextlib.ExitStack() as unless_read,
-            refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged"),
-        ):
+        damaged = refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged")
+        with contextlib.ExitStack() as unless_read, damaged:
             unless_read.callback(self.close)
             version = int(self.file.attrs["schema"])
             if version > SCHEMA:
@@ -111,7 +109,7 @@ class Result:
         return name in self.hdf5
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name in the table; all of `part`."""
+        """Return an array by its name in the table; errors as in `part`."""
         return self.part(name)
 
     def part(self, name: str, rows: slice | None = None) -> np.ndarray:

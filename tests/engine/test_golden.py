@@ -1,11 +1,9 @@
 """A golden curve: a small run whose accuracies, losses and graphs are kept as text.
 
-A change that is no change of numbers leaves the files alone. A change that means to alter numbers raises `config.NUMERICS`, says so in
-CHANGELOG.md, and writes the files anew: `PYTHONPATH=. python tests/engine/test_golden.py`.
+A change that means to alter numbers writes the files anew: `PYTHONPATH=. python tests/engine/test_golden.py` (see CONTRIBUTING.md).
 
 The native kernels give the bits of one file, digits-native.txt, in every form and on every processor. PyTorch's numbers are the same to
-the bit where all that the second line of a file names is the same: the processor's vendor, family, model and stepping, the vector
-extensions that torch uses, and torch. Elsewhere the accuracies must agree to 1e-6 and the losses to 1e-4.
+the bit where all that the second line of a file names is the same. Elsewhere the accuracies must agree to 1e-6 and the losses to 1e-4.
 """
 
 import sys
@@ -17,6 +15,7 @@ from launch import run_here
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.native import forms
+from dpfl_mpi.results import Result
 
 FOLDER = Path(__file__).parent / "golden"
 NATIVE = FOLDER / "digits-native.txt"
@@ -29,13 +28,10 @@ HEAD = (
 
 def compute(path: Path, kernels: str) -> tuple[dict, list[str]]:
     """Return the start that computed the curve, and a line per round: accuracies of all clients, mean losses, edges."""
-    from dpfl_mpi.results import Result
-
     with Result(run_here(path, FIELDS, kernels=kernels)) as result:
-        lines = []
+        lines, means = [], ("val_acc", "test_acc", "train_loss", "val_loss", "test_loss")
         for t in range(FIELDS["rounds"] + 1):
-            columns = [f"{result['round/val_acc'][t].mean():.17g}", f"{result['round/test_acc'][t].mean():.17g}"]
-            columns += [f"{result[f'round/{name}'][t].mean():.17g}" for name in ("train_loss", "val_loss", "test_loss")]
+            columns = [f"{result[f'round/{name}'][t].mean():.17g}" for name in means]
             edges = ";".join(",".join(map(str, result.chosen(t).of(k))) for k in range(FIELDS["clients"]))
             lines.append(" ".join([str(t), *columns, edges]))
         return result.starts()[0], lines
