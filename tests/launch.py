@@ -97,6 +97,12 @@ def federation(fields: dict[str, object], **job: object):
     return parts.fed
 
 
+def training_rows(fed, k: int) -> slice:
+    """Return where client k's training samples are among those of its rank."""
+    i = int(fed.row_of[k])
+    return slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
+
+
 def validation(fed, k: int):
     """Return client k's validation images of the digits, normalised, channels first, and their labels."""
     first = int(fed.clients.scored[fed.row_of[k]])

@@ -225,10 +225,7 @@ class Federation:
         return Proximal(self._parts.backend, towards, mu)
 
     def columns(self, layers: str, option: str = "head") -> Tensor:
-        """Return which columns of a row hold these layers, bool `[W]`: "head" (the model's last), "none", "all", "normalisation", or names with commas.
-
-        A layer that the model lacks is a `UserError` about the method's `option`.
-        """
+        """Return which columns hold these layers, bool `[W]`: "head" (the last), "none", "all", "normalisation", or names with commas, as `option` has."""
         head = self._head() if "head" in layers.split(",") else ""
         return self._parts.backend.ensemble.columns(layers, head, option)
 

@@ -94,10 +94,7 @@ class Attack:
 
 
 def backdoor_success(scoring: Scoring) -> np.ndarray:
-    """Return for each client of this rank how often its best model takes a marked test image of another class for class 0, float64 `[K]`.
-
-    nan where a client has no image of another class. Only the model is scored, also by a method that scores by more (kNN-Per, APFL).
-    """
+    """Return how often each client's best model takes a marked test image of another class for class 0, float64 `[K]`; nan where it has none."""
     backend, clients = scoring.backend, scoring.backend.clients
     held = clients.score_x.clone()
     mark(clients.score_x)

@@ -26,9 +26,9 @@ class Limits:
     most_senders: np.ndarray  # int64 [N]: B_c - 1, with how many other clients' models a client may average
     reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
-    flipped: np.ndarray  # bool [N]: who holds flipped labels
     participation: float  # share of those available that takes part in a round
     seed: int
+    flipped: np.ndarray  # bool [N]: who holds flipped labels
     liars: np.ndarray  # bool [N]: who attacks
     newcomers: np.ndarray  # bool [N]: who comes after the last round
 
@@ -63,16 +63,9 @@ def limits_of(run: Resolved, world: World) -> Limits:
         return {"most_senders": most_senders(run), "available": available} | reach
 
     told = world.share(held)
-    return Limits(
-        most_senders=told["most_senders"],
-        reach=CollaborationGraph(told["indptr"], told["senders"]) if "indptr" in told else None,
-        available=told["available"],
-        flipped=flipped(run),
-        participation=run.participation,
-        seed=run.seed,
-        liars=liars(run),
-        newcomers=drawn(run, streams.NEWCOMERS, run.newcomers),
-    )
+    reach = CollaborationGraph(told["indptr"], told["senders"]) if "indptr" in told else None
+    who = {"flipped": flipped(run), "liars": liars(run), "newcomers": drawn(run, streams.NEWCOMERS, run.newcomers)}
+    return Limits(told["most_senders"], reach, told["available"], run.participation, run.seed, **who)
 
 
 def most_senders(run: Resolved) -> np.ndarray:

@@ -52,8 +52,7 @@ class MailRoom:
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part, and return what arrives (Algorithm 1, line 9). Collective.
 
-        It is here until rows are sent again; to use it after that is a `UserError`. Where the graph is wider than the window nothing is sent
-        yet: `Received.passes` sends it pass by pass.
+        It is here until rows are sent again. Where the graph is wider than the window, `Received.passes` sends it pass by pass.
         """
         members = self.members
         members.exclude_diverged(w_KW)
@@ -206,8 +205,7 @@ class Received:
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
         """Yield, pass by pass, the models here and which of them each local client uses, in its given order. Collective.
 
-        One pass where everything is here already; else the orders are cut into passes of the window's width. After a later sending this is
-        a `UserError` on every rank.
+        One pass where everything is here already; else the orders are cut into passes of the window's width.
         """
         self.mail.check(self.number)
         if self.here is not None:

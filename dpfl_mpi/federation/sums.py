@@ -49,13 +49,10 @@ class Sums:
     def _average_serially(
         self, w_KW: Tensor, graph: CollaborationGraph, received: Received, order: np.ndarray
     ) -> Tensor:
-        """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`, as the authors' code does.
-
-        Clients that do not wait for one another go at the same time: a client's turn is one after the last of its senders that come before it.
-        """
+        """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`, as in the authors' code."""
         members, comes_later = self.members, later(graph, order)
         early, late = graph.only(~comes_later), graph.only(comes_later)
-        turn = np.zeros(members.n, np.int64)
+        turn = np.zeros(members.n, np.int64)  # one after the last of its senders that come before it
         for k in order:
             turn[k] = 1 + max(turn[early.of(k)], default=-1)
         total, local = self._own_terms(w_KW), [graph.of(k) for k in members.ids]

@@ -96,12 +96,9 @@ class Training:
         self.backend.step(block, loss, self.lr, trained)
 
     def _blocks(self, rows_KW: dict[str, Tensor], moves: bool) -> Iterator[list[Block]]:
-        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them.
-
-        `moves` is false for a probe, whose rows are thrown away: what some liars send depends on how far training has moved their rows.
-        """
+        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them."""
         backend, active = self.backend, self.members.awake[self.members.ids]
-        if moves:
+        if moves:  # not a probe, whose rows are thrown away
             self.attack.note_start(rows_KW)
         for name in rows_KW:
             self.momentum.setdefault(name, backend.optimiser_rows(len(active)))

@@ -73,6 +73,6 @@ def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> l
 
 
 def neighbours(fed: Federation, k: int, liked: np.ndarray) -> np.ndarray:
-    """Return client k's neighbours in its random order of this round, B_c - 1 at most: `liked` `[N]`, or all it can reach where none of them is."""
+    """Return client k's neighbours in its random order of this round, B_c - 1 at most: of `liked` `[N]`, or of all it can reach where it likes none."""
     near = fed.reachable(k)
     return fed.shuffle(k, near[liked[near]] if liked[near].any() else near)[: fed.most_senders[k]]

@@ -30,10 +30,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def draw(fed: Federation, t: int) -> CollaborationGraph:
-    """Return the graph of round t: for each client the first B_c - 1 of its reachable clients in its keyed order.
-
-    With --graphs it is the first so many as the client had in round t of that result, in the order of round 0 (`redraw`: of round t).
-    """
+    """Return the graph of round t: each client's first B_c - 1 reachable clients in its keyed order, with --graphs as many as it had there."""
     if not fed.graphs:
         return fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
     counts = np.minimum(fed.graphs[t].degrees(), fed.most_senders)

@@ -29,8 +29,7 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    state = fedavg.init(fed)
-    x = state["shared"]["w"]
+    x = fedavg.init(fed)["shared"]["w"]
     return {"client": {"c": fed.copies(x * 0)}, "shared": {"w": x, "c": x * 0}}
 
 

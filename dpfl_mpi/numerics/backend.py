@@ -78,10 +78,7 @@ class Adam(SGD):
         return 2 * width + 1
 
     def step(self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None) -> None:
-        """Step as `torch.optim.Adam` or `AdamW`. Frozen columns count steps as well.
-
-        `m` `[k, 2 W + 1]` holds the mean gradient, the mean squared gradient and the number of steps (float32: exact up to 2^24).
-        """
+        """Step as `torch.optim.Adam` or `AdamW`. `m` `[k, 2 W + 1]`: mean gradient, mean squared gradient, steps (float32: exact up to 2^24)."""
         width, betas = w.shape[1], self.betas
         mean, square, steps = m[:, :width], m[:, width : 2 * width], m[:, 2 * width :]
         decayed = w if trained is None else w * trained
@@ -127,10 +124,7 @@ class Backend:
     def train_epochs(
         self, block: Block, epochs: int, first: np.ndarray, lr: float, gradient: Gradient | None, trained: Tensor | None
     ) -> None:
-        """Train the block's rows by `epochs` local epochs, in place, and add up `block.loss` and `block.steps`.
-
-        `first` `[K]` counts the epochs that each client has behind it. `gradient` replaces the plain one. Columns not `trained` are frozen.
-        """
+        """Train the block's rows in place by `epochs` local epochs from each client's `first` `[K]` on; columns not `trained` are frozen."""
         for batch in self.batches(block.rows, epochs, first):
             block = block.first(batch.k)
             self.step(block, (gradient or self.gradient)(block, batch), lr, trained)

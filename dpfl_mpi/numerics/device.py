@@ -31,8 +31,7 @@ def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
 
 def why_hidden() -> str:
     """Return why PyTorch sees none of the GPUs that this node has; "" where it has none."""
-    there = len(installed_gpus())
-    if not there:
+    if not (there := len(installed_gpus())):
         return ""
     if not visible_gpus():
         why = f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES'] or 'empty'}"

@@ -42,10 +42,7 @@ DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # the layers whose weight and bias
 
 
 class Block:
-    """k rows in training, their gradient and momentum, split into layers once: views, no copies.
-
-    `rows` says which rows of this rank they are; `loss` and `steps` `[k]` add up what the training steps did.
-    """
+    """k rows in training, their gradient and momentum, split into layers once: views. `loss` and `steps` `[k]` add up what the steps did."""
 
     def __init__(self, ensemble: Ensemble, w_kW: Tensor, m_kW: Tensor | None = None, rows: Rows = slice(None)):
         self.ensemble, self.w, self.g, self.rows = ensemble, w_kW, torch.zeros_like(w_kW), rows
@@ -119,10 +116,7 @@ class Ensemble:
         return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
 
     def columns(self, layers: str, head: str, option: str = "head") -> Tensor:
-        """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", or names with commas.
-
-        "normalisation" is all layers of that kind; none where the model has none. A layer that it lacks is a `UserError` about `option`.
-        """
+        """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", "normalisation", or names."""
         if layers == "normalisation":
             norm = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
             weighed = [n for n in norm if any(name.startswith(f"{n}.") for name in self.names)]  # not all have weights

@@ -20,10 +20,7 @@ def scaling(mean: Sequence[float], std: Sequence[float], dtype: str) -> tuple[Te
 
 
 class RawImages(nn.Module):
-    """A network that takes samples as data files hold them and returns what the network inside returns, logits `[S, classes]`.
-
-    Samples are images uint8 or float32 `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]`.
-    """
+    """A network that takes samples as data files hold them, images `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]`; its logits `[S, classes]`."""
 
     scale: Tensor
     shift: Tensor

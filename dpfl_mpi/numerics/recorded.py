@@ -24,10 +24,7 @@ WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate i
 
 
 def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
-    """Return at most `most` block sizes, ascending, that cost the fewest row-steps for clients of `steps` `[k]`, descending.
-
-    A step with n clients left costs the smallest size >= n.
-    """
+    """Return at most `most` block sizes, ascending: with the fewest row-steps, where a step with n clients left costs the smallest size >= n."""
     k = len(steps)
     ending = steps - np.append(steps[1:], 0)  # steps taken with exactly n = 1..k clients left
     sizes = [n for n in range(1, k + 1) if ending[n - 1] or n == k]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, run_here
+from launch import differences, federation, run_here, training_rows
 
 from dpfl_mpi.data.source import Source, check_images
 from dpfl_mpi.errors import UserError
@@ -127,8 +127,8 @@ def test_a_backdoor_needs_images_of_bytes(shape, dtype, have):
 def test_a_backdoor_is_a_mark_on_every_second_image():
     with federation(SMALL) as honest, federation(SMALL | {"attack": "backdoor:0.3"}) as fed:
         liars = fed.members.limits.liars
-        for i, k in enumerate(fed.ids):
-            rows = slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
+        for k in fed.ids:
+            rows = training_rows(fed, k)
             x, y = honest.clients.x[rows].clone(), honest.clients.y[rows].clone()
             if liars[k]:
                 x[::2, 5:7, 5:7], y[::2] = 255, TARGET  # 8x8 images: a square of 2 pixels, one from the border

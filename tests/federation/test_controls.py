@@ -190,9 +190,8 @@ def test_who_stops_early(tmp_path, method):
         served = 0
         for k in range(N):
             until = stopped[k] if stopped[k] >= 0 else last
-            rises = [t for t in range(1, until + 1) if val[t, k] > val[:t, k].max()]
-            assert rises[: until - 1] == list(range(1, until))  # it rose until the round before the last
-            assert stopped[k] < 0 or until not in rises
+            rises = [bool(val[t, k] > val[:t, k].max()) for t in range(1, until + 1)]
+            assert all(rises[:-1]) and rises[-1] == (stopped[k] < 0)  # it rose until the round before the last
             assert np.isnan(val[until + 1 :, k]).all() and (received[until + 1 :, k] == 0).all()
             assert all(len(result.chosen(t).of(k)) == 0 for t in range(until + 1, last + 1))
             served += sum(k in result.chosen(t).senders for t in range(until + 1, last + 1))
@@ -200,24 +199,16 @@ def test_who_stops_early(tmp_path, method):
         assert np.isfinite(result["best/test_acc"]).all() and result["client/epochs"][0] <= 12 + 1
 
 
-@pytest.mark.parametrize(
-    ("method", "more", "stop"),
-    [
-        ("dpfl", {"patience": 1, "drift": "0.5:4"}, 5),
-        ("fedavg", {"patience": 1, "drift": "0.5:4"}, 5),
-        ("fedavg", {"patience": 2, "finetune_epochs": 1}, 2),
-    ],
-)
-def test_a_run_in_which_nothing_is_learned_ends(tmp_path, method, more, stop):
+@pytest.mark.parametrize("method", ["dpfl", "fedavg"])
+def test_a_run_in_which_nothing_is_learned_ends(tmp_path, method):
     """When all have stopped, who are still tuned; but nobody stops before a drift, which nobody would see otherwise."""
-    with Result(run_here(tmp_path / "a.h5", SMALL | {"method": method, "lr": 1e-12, "rounds": 9} | more)) as result:
-        stopped = result["client/stopped_round"]
+    nothing = SMALL | {"method": method, "lr": 1e-12, "rounds": 9}
+    with Result(run_here(tmp_path / "a.h5", nothing | {"patience": 1, "drift": "0.5:4"})) as result:
         assert result.finished and result.last_round < 9
-        if "drift" in more:
-            assert (stopped >= stop).all() and result["client/drifted"].sum() == 3
-        else:
-            assert (stopped == stop).all() and result.last_round == stop == len(result["round/number"]) - 1
-            assert np.isfinite(result["finetune/val_acc"]).all()
+        assert (result["client/stopped_round"] >= 5).all() and result["client/drifted"].sum() == 3
+    with Result(run_here(tmp_path / "b.h5", nothing | {"patience": 2, "finetune_epochs": 1})) as result:
+        assert result.finished and result.last_round == 2 == len(result["round/number"]) - 1
+        assert (result["client/stopped_round"] == 2).all() and np.isfinite(result["finetune/val_acc"]).all()
 
 
 def test_a_round_without_clients_changes_nothing(tmp_path):

@@ -1,7 +1,6 @@
 """What a method of one's own receives is what was sent, on whichever ranks the clients are; or one sentence says that it is gone."""
 
-import itertools
-
+import numpy as np
 import pytest
 import torch
 from launch import differences, federation, mpirun, run_here, run_many
@@ -58,7 +57,7 @@ def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
     """The same bits on one rank, on two, on more than there are clients, and in passes of a narrow window."""
     fields = FIELDS | {"method": method(TRAINED_ON)}
     few, narrow = {"ranks": 2}, {"ranks": 2, "window_gb": 3.7e-5}
-    out = run_many(7, tmp_path, dict.fromkeys(["few", "narrow", "seven"], fields), few=few, narrow=narrow)
+    out = run_many(6, tmp_path, dict.fromkeys(["few", "narrow", "six"], fields), few=few, narrow=narrow)
     alone = run_here(tmp_path / "alone.h5", fields)
     assert [differences(alone, path) for path in out.values()] == [[], [], []]
     bytes_put = {name: int(Result(path)["traffic/bytes_rma"].sum()) for name, path in out.items()}
@@ -66,9 +65,10 @@ def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
     assert bytes_put["narrow"] > bytes_put["few"]
 
 
-def test_what_is_averaged_is_what_was_sent():
+@pytest.mark.parametrize("block", [1, 3])
+def test_what_is_averaged_is_what_was_sent(block):
     """The sum of equation 4 written out: the senders as they were at the exchange, oneself as now."""
-    with federation(FIELDS) as fed:
+    with federation(FIELDS, block=block) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         graph = CollaborationGraph.from_lists([[1, 2], [0], [], [0, 1, 2], [3]])
         before, received = w.clone(), fed.exchange(w, graph)
@@ -79,22 +79,21 @@ def test_what_is_averaged_is_what_was_sent():
             rows = [after[fed.row_of[k]], *(before[fed.row_of[j]] for j in senders)]
             p = torch.from_numpy(fed.p[[k, *senders]])
             expected = (torch.stack(rows).double() * p[:, None]).sum(0) / p.sum()
-            assert torch.allclose(mean[fed.row_of[k]], expected.float(), rtol=1e-6, atol=1e-7)
+            np.testing.assert_array_max_ulp(mean[fed.row_of[k]].numpy(), expected.float().numpy(), 1)
+            assert senders or torch.equal(mean[fed.row_of[k]], rows[0])  # nobody sends: the row is untouched
 
 
 @pytest.mark.parametrize("what", GONE)
 def test_what_is_no_longer_here_is_refused(method, tmp_path, what):
     fields = FIELDS | {"method": method(GONE[what])}
-    with pytest.raises(
-        UserError, match=r"^the models that a fed.exchange or fed.every_row received are used after the"
-    ):
+    with pytest.raises(UserError, match=r"^the models that a fed.exchange or fed.every_row received are used after"):
         run_here(tmp_path / "run.h5", fields)
 
 
-@pytest.mark.parametrize(("what", "ranks"), [("every_row", 7), ("inside", 2)])
-def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path, what, ranks):
-    flags = [f"--{name}={value}" for name, value in (FIELDS | {"method": method(GONE[what])}).items()]
-    done = mpirun(ranks, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
+def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path):
+    """A rank without clients, too."""
+    flags = [f"--{name}={value}" for name, value in (FIELDS | {"method": method(GONE["every_row"])}).items()]
+    done = mpirun(6, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "only those of the last sending are here" in lines[0]
@@ -142,7 +141,5 @@ def test_kept_rows_are_copies():
         w = fed.local_opt(fed.common_row(), 1)
         before = w[fed.row_of].clone()
         kept = [row for _, row in fed.every_row(w)]
-        w.zero_()
-        assert all(torch.equal(a, b) for a, b in itertools.zip_longest(kept, before))
-        fed.exchange(w, CollaborationGraph.empty(5))
-        assert all(torch.equal(a, b) for a, b in itertools.zip_longest(kept, before))
+        fed.exchange(w.zero_(), CollaborationGraph.empty(5))
+        assert torch.equal(torch.stack(kept), before)

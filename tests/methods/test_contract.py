@@ -57,11 +57,6 @@ def test_what_the_methods_declare():
     graphs = {"dpfl", "random_graph", "oracle", "pairwise", "replay"}
     assert {n for n, m in found.items() if m.topology == "graph"} == {"pens", *graphs}
     assert {n for n, m in found.items() if m.preprocesses} == graphs
-    assert [n for n, m in found.items() if m.topology == "none"] == ["local"]
-    assert [n for n, m in found.items() if not m.finetunes] == ["knnper"]
-    assert [n for n, m in found.items() if m.finetune_gradient] == ["fedprox"]
-    assert [n for n, m in found.items() if m.optimizers != ("sgd", "adam", "adamw")] == ["pfedme"]
-    assert {n for n, m in found.items() if m.newcomer} == {"ditto", "fedrep", "knnper"}
     assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
     assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
 
@@ -109,16 +104,11 @@ def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
 
 def fed(number=1, **notes):
     """Return what `check_state` looks at: two local clients of four, in round `number`."""
-    members = SimpleNamespace(most_senders=np.array([3, 1, 1, 1]), active=np.ones(4, bool))
-    members.check_graph = lambda graph, what: Members.check_graph(members, graph, what)
-    members.check_budget = lambda graph, what: Members.check_budget(members, graph, what)
-    return SimpleNamespace(
-        n=4,
-        round=number,
-        ids=np.array([1, 3]),
-        members=members,
-        log=SimpleNamespace(notes={"val_acc": np.ones(2)} | notes),
-    )
+    members = Members.__new__(Members)  # the present and the living of a run of four
+    members.alive = members.present = np.ones(4, bool)
+    members.most_senders = np.array([3, 1, 1, 1])
+    log = SimpleNamespace(notes={"val_acc": np.ones(2)} | notes)
+    return SimpleNamespace(n=4, round=number, ids=np.array([1, 3]), members=members, log=log)
 
 
 W = torch.zeros(2, 5)
