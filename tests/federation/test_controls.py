@@ -19,7 +19,6 @@ N, T = 7, 4
 SMALL = {"clients": N, "rounds": T, "tau_init": 1, "tau_train": 1, "budget": 4}
 
 
-# validation images of the search ----------------------------------------------------------------------------------------
 def test_a_split_is_stratified():
     labels = np.repeat([0, 1, 5], [4, 8, 2])
     rng = np.random.default_rng(0)
@@ -66,7 +65,6 @@ def test_a_single_validation_image_cannot_be_shared():
     assert search_first(Run().resolve(), labels, partition)[0] is partition
 
 
-# the world moves --------------------------------------------------------------------------------------------------------
 def test_omega_is_searched_anew():
     with federation(SMALL | {"omega_period": 2}) as fed:
         state = dpfl.init(fed)
@@ -161,7 +159,6 @@ def test_who_is_not_scored_after_a_drift_has_no_accuracy(tmp_path):
         assert result.test_acc == result["best/test_acc"][~absent].mean()
 
 
-# patience ---------------------------------------------------------------------------------------------------------------
 def test_patience_counts_rounds_that_are_no_better():
     with federation(SMALL | {"patience": 2, "method": "local"}) as fed:
         stale = []
@@ -231,7 +228,6 @@ def test_a_round_without_clients_changes_nothing(tmp_path):
         assert np.isfinite(result["round/test_acc"][2][~new]).all()
 
 
-# counts, and clients that are gone --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_repeated_search_receives_its_phases_again_and_the_sum_once(repeats):
     """Lines 1-7 of Algorithm 3 do not depend on the order of the candidates."""
@@ -284,7 +280,6 @@ def test_the_window_has_no_place_for_who_has_diverged(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ranks and checkpoints --------------------------------------------------------------------------------------------------
 EVERYTHING = {"search_share": 0.5, "omega_period": 2, "drift": "0.5:3", "patience": 2, "participation": 0.8}
 COMBINED = [
     {"method": "dpfl", "attack": "stale:0.3"},

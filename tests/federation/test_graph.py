@@ -119,10 +119,7 @@ def test_ggc_is_algorithm_2(fed, most, seed, repeats):
     spread=st.sampled_from([1e-6, 1e-3, 1.0]),
 )
 def test_theorem_1(fed, seed, number, most, twins, shares, spread):
-    """GGC with all models at hand and BGGC in batches choose the same set: any budget, client, order, weights.
-
-    Clients with equal models (`twins`) make gains that are exactly or nearly zero, where one rounding would decide.
-    """
+    """GGC with all models and BGGC in batches choose the same; equal models (`twins`) make gains of nearly 0, where one rounding would decide."""
     fed.p[:] = np.array(shares) / sum(shares)
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]

@@ -36,7 +36,6 @@ def limits_of(resolved):
     return limits.limits_of(resolved, World(MPI.COMM_SELF))
 
 
-# names and sentences ----------------------------------------------------------------------------------------------------
 NOTHING = {
     "finetune_epochs": 0, "reach": None, "participation": 1.0, "available": None, "flip_share": 0.0, "flipped_run_ggc": True,
     "search_share": 1.0, "omega_period": "inf", "graphs": None, "drift": "0:2", "patience": 0, "attack": "noise:0", "newcomers": 0.0,
@@ -83,7 +82,6 @@ def test_what_limits_nothing_changes_no_bit(tmp_path):
         assert differences(out, default) == more
 
 
-# budgets and reach ------------------------------------------------------------------------------------------------------
 def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
     path = write(tmp_path / "b", [[1], [2], [3], ["inf"], [100], [4], [5], [6], [7]])
     assert limits.most_senders(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
@@ -161,7 +159,6 @@ def test_theorem_1_with_reach_and_budgets(seed):
         assert np.array_equal(together.matrix(), batched.matrix()) and batched.degrees().any()
 
 
-# participation ----------------------------------------------------------------------------------------------------------
 def test_who_takes_part_by_share_and_by_file(tmp_path):
     half = run(participation=0.5, rounds=50)
     rounds = [limits_of(half).present(t) for t in range(51)]
@@ -225,7 +222,6 @@ def test_blocks_with_absent_clients_train_as_single_ones():
     assert torch.allclose(rows[0], rows[1], rtol=0, atol=1e-5)
 
 
-# label flip -------------------------------------------------------------------------------------------------------------
 def test_flipped_labels():
     with federation(SMALL) as honest, federation(SMALL | {"flip_share": 0.4}) as fed:
         assert fed.members.limits.flipped.sum() == 3  # floor(0.4 * 9)
@@ -257,7 +253,6 @@ def test_flipped_clients_that_do_not_choose_still_serve(tmp_path, monkeypatch):
         assert result.file.attrs["test_acc"] == result["best/test_acc"][~flipped].mean()
 
 
-# the motivating example, ablations --------------------------------------------------------------------------------------
 def test_motivation_has_the_papers_counts(tmp_path):
     rng = np.random.default_rng(0)
     labels = {part: rng.permutation(np.repeat(np.arange(10), n)) for part, n in (("train", 700), ("test", 100))}

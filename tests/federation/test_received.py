@@ -123,10 +123,7 @@ mail.MailRoom.__init__ = separate
     ("ranks", "most", "more", "slots"), [(3, 2, "", ["2 2 3 "] * 3), (2, 256, AS_ON_A_GPU, ["3 3 2 ", "4 4 3 "])]
 )
 def test_every_row_comes_in_passes_of_one_window(method, ranks, most, more, slots, tmp_path):
-    """At most MOST_ROWS rows at a time, through a window that each run makes once; order and numbers are those of one pass.
-
-    On a GPU the rows for local receivers and those for other ranks, put from the host, are two tensors: here two of the CPU.
-    """
+    """At most MOST_ROWS rows at a time, through a window that each run makes once, also where what is sent is a tensor of its own."""
     runs = {name: {"clients": 7, "rounds": 2, "tau_train": 1, "method": name} for name in ("pfedgraph", "cobo")}
     runs["mine"] = FIELDS | {"method": method(TRAINED_ON)}
     out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most) + more)

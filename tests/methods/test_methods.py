@@ -103,7 +103,6 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
         assert (fed.notes["models_received"][away] == 0).all() and (fed.notes["models_received"][here] > 0).all()
 
 
-# ranks ------------------------------------------------------------------------------------------------------------------
 # replay needs a result, fedbn a normalisation
 BASELINES = [m for m in names("method") if m not in ("dpfl", "fedbn", "replay")]
 SEVEN = {"clients": 7, "rounds": 2, "tau_train": 2, "tau_init": 1, "budget": 3}
@@ -138,7 +137,6 @@ def test_more_ranks_than_clients_and_several_passes(tmp_path, several):
     assert differences(run_here(tmp_path / "one.h5", FEW, kernels="auto"), several["few"]) == []
 
 
-# options ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("method", "fields", "sentence"),
     [
@@ -152,7 +150,6 @@ def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence
         play(method, **fields)
 
 
-# optimisers and schedules ------------------------------------------------------------------------------------------------
 BETAS, EPS, DECAY = (0.8, 0.95), 1e-6, 0.1
 
 

@@ -109,7 +109,6 @@ def test_pfedgraph_weights_are_a_solvers():
             np.testing.assert_allclose(x, quadratic(d, p, alpha), atol=1e-6)
 
 
-# FedBN: a model with GroupNorm ------------------------------------------------------------------------------------------
 NORMED = """
 from collections import OrderedDict
 from torch import nn

@@ -1,8 +1,4 @@
-"""Slow twins of the methods: a loop over four ragged clients in plain PyTorch.
-
-A twin takes from the package only the data, the initial row and the recipe of the keyed draws; models are modules, steps are
-torch.optim's, sums are Python's.
-"""
+"""Slow twins of the methods in plain PyTorch, of four ragged clients: from the package are data, initial row and the recipe of the draws alone."""
 
 import importlib
 

@@ -138,9 +138,8 @@ def rows_train(ensemble, w, x_kSHWC, y, batches, at_once, clip):
 def test_fifty_steps_of_sgd(kind, clip):
     """Ragged clients, 50 steps each as torch.optim.SGD after clip_grad_norm_ does them.
 
-    In float64 every client agrees to 1e-9. In float32 the last bit decides where two of a pool's four values
-    nearly tie, and from there two exact programs part by up to 0.1 (PyTorch in float32 from PyTorch in float64 as well, for about
-    one client in six of cifar). So most clients must agree to 1e-6 (blocks: 1e-5) with PyTorch in float32 or float64.
+    In float64 every client agrees to 1e-9. In float32 the last bit decides where two values of a pool nearly tie, and from there two exact
+    programs part by up to 0.1, PyTorch's float32 from its float64 too. So most clients must agree to 1e-6 (blocks: 1e-5) with either.
     """
     ensemble, modules, w, shape, classes = setup(kind, len(SIZES))
     rng = np.random.default_rng(4)
