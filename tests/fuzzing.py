@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.survival import shm
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
 from dpfl_mpi.sweep.known import Known, recall
@@ -231,13 +229,11 @@ def lock(folder: Path) -> Reader:
 
 def notes(folder: Path) -> Reader:
     def read(where: Path) -> None:
-        shm.remove_left(where)
         Checkpoints(where / "r.h5", run, Job(), world).note_start()
 
     world = federation(small()).world
     run = Run(**small()).resolve()
-    files = {f"shm.{socket.gethostname()}.0": b"/dev/shm/mpich_shm_gone", "r.h5.checkpoint/begun_from": b"3\n"}
-    return Reader("notes", files, read, few=10)
+    return Reader("notes", {"r.h5.checkpoint/begun_from": b"3\n"}, read, few=10)
 
 
 def jobs(folder: Path) -> Reader:

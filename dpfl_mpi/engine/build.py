@@ -36,11 +36,8 @@ from dpfl_mpi.plan.needs import refuse_classes
 from dpfl_mpi.settings import Job, Resolved
 
 
-def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] | None = None) -> Parts:
+def build(run: Resolved, job: Job, world: World) -> Parts:
     """Return what this rank's share of a resolved Run is made of. Collective.
-
-    Args:
-        on_window: called after this rank's RMA window was made, or made anew.
 
     Raises:
         UserError: on every rank, for what only the user can mend.
@@ -51,7 +48,7 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     warn_of_device(job, world, device)
     source = open_source(run, lambda load: on_root(load, world))
     warn(source.unread, job, world)
-    world.each_node(functools.partial(verify, source))
+    world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
     partition = deal(run, source, world.share)
     ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
@@ -67,7 +64,7 @@ def build(run: Resolved, job: Job, world: World, on_window: Callable[[], None] |
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
     scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
-    mail = MailRoom(log, attack, job.window_gb, on_window)
+    mail = MailRoom(log, attack, job.window_gb)
     sums = Sums(mail, backend.blocks, run)
     greedy = Greedy(scoring, sums, run)
     lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}

@@ -14,10 +14,10 @@ from dpfl_mpi.methods import Method, State, check_state
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.settings import Job, Resolved, Run
+from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.lock import Lock
-from dpfl_mpi.survival.shm import Segments, remove_left
+from dpfl_mpi.survival.shm import remove_left
 from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch, again_text
 
 
@@ -38,7 +38,9 @@ def train(run: Run, job: Job, world: World) -> Path:
             done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
         if not done_at:
             with Watch(job, world, lock.release) as watch:
-                parts = make_parts(resolved, job, world, checkpoints.folder)
+                if world.local_rank == 0:
+                    remove_left()
+                parts = build(resolved, job, world)
                 rounds(path, parts, job, checkpoints, watch)
         elif world.root and not job.quiet:
             print(f"found, not computed (since {done_at}); --fresh runs anew", flush=True)
@@ -46,20 +48,6 @@ def train(run: Run, job: Job, world: World) -> Path:
     finally:
         lock.release()
     return path
-
-
-def make_parts(run: Resolved, job: Job, world: World, folder: Path) -> Parts:
-    """Return the parts of the Federation; the segments of their window are noted in the checkpoints' folder. Collective."""
-    if world.local_rank == 0:
-        remove_left(folder)
-    world.agree(False)  # a barrier: no rank notes its segments before the old notes are gone
-    segments = Segments(folder, world.rank)
-    segments.note()
-    try:
-        return build(run, job, world, on_window=segments.note)
-    except UserError:
-        segments.forget()
-        raise
 
 
 def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch) -> None:

@@ -24,10 +24,10 @@ from dpfl_mpi.mpi.window import Inbox, Route, route
 class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
-    def __init__(self, log: Log, attack: Attack, window_gb: float, on_window: Callable[[], None] | None):
-        """Keep the window within `window_gb` GiB; `on_window` is called after one was made."""
+    def __init__(self, log: Log, attack: Attack, window_gb: float):
+        """Keep the window within `window_gb` GiB."""
         self.members, self.log, self.ensemble, self.attack = attack.members, log, attack.ensemble, attack
-        self.window_gb, self.on_window = window_gb, on_window
+        self.window_gb = window_gb
         k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
         self.staging = torch.zeros(k, self.ensemble.width, pin_memory=pinned)  # the rows that are put
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
@@ -160,8 +160,6 @@ class MailRoom:
         bytes_put = self.bytes_put
         self.close()
         self.inbox = Inbox(self.members.world, self.staging.numpy(), slots)
-        if self.on_window:
-            self.on_window()
         self.inbox.bytes_put = bytes_put
         return self.inbox
 

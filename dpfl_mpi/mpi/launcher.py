@@ -14,7 +14,8 @@ from pathlib import Path
 
 from dpfl_mpi.errors import UserError
 
-TRY = "import os, dpfl_mpi.mpi.world as comm; os.write(1, b'world of %d\\n' % comm.world_size())"  # in one piece: lines of ranks mix
+# in one piece: lines of ranks mix
+TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
 SECONDS = 60  # a mismatched pair may wait for ever
 OPEN_MPI = {  # what Open MPI must be told on a single machine to start as MPICH does, which ignores it
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -54,15 +55,14 @@ def output(command: list[str]) -> str:
 
 
 def find_line() -> list[str]:
-    """Return the launch line for this place; outside a Slurm job mpirun is taken at its word. Without one there is a `UserError`."""
+    """Return the launch line for this place; outside a Slurm job mpirun is taken at its word. Raise `UserError` where none works."""
     lines = candidates()
     if os.environ.get("SLURM_JOB_ID"):
         tasks = min(2, int(os.environ.get("SLURM_NTASKS", "1") or 1))
         lines = [line for line in lines if works(line, tasks)][:1] if tasks > 1 else lines[:1]
     if not lines:
         raise UserError(
-            "neither srun nor mpirun starts one MPI world of two tasks; load the MPI module that mpi4py was built with, "
-            "or install one with pip install -e '.[mpich]'"
+            "neither srun nor mpirun starts one MPI world of two tasks; load the MPI module of mpi4py's MPI"
         )
     return lines[0]
 

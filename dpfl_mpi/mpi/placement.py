@@ -72,10 +72,8 @@ def rows_per_pass(limit: np.ndarray, clients: np.ndarray, most: int) -> int:
 
 def too_narrow(window_gb: float, row: int, clients: np.ndarray) -> UserError:
     """Return the error for a window that cannot hold one row of `row` bytes per client of a rank."""
-    return UserError(
-        f"--window_gb is {window_gb:g}; a pass needs one row of {row} bytes per client, "
-        f"{clients.max() * row / 2**30:.3g} GiB per rank"
-    )
+    need = f"one row of {row} bytes per client, {clients.max() * row / 2**30:.3g} GiB per rank"
+    return UserError(f"--window_gb is {window_gb:g}; a pass needs {need}")
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
@@ -84,11 +82,9 @@ def node_memory(shared: bool = True) -> tuple[int, str]:
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")
         limits.append((shm.f_bavail * shm.f_frsize, "/dev/shm"))
-    try:
-        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-        limits.append((int(free.split()[1]) * 1024, "available memory"))
-    except (OSError, StopIteration):
-        pass
+    with contextlib.suppress(OSError):
+        free = re.findall(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        limits += [(int(kb) * 1024, "available memory") for kb in free]
     limits += [(room, "the cgroup's limit") for room in cgroup_rooms()]
     return min(limits, default=(2**62, "no limit known"))
 
@@ -98,17 +94,13 @@ def cgroup_rooms(root: str = "/") -> list[int]:
 
     A job's limit is that of a cgroup far below the topmost, such as `job_17/step_0`. Files that were read and can be dropped count as room.
     """
-    try:
-        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = {kinds: path for _, kinds, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
-    v1 = next((path for kinds, path in named.items() if "memory" in kinds.split(",")), "/")
-    rooms = []
-    for mount, path, (top, used, cache) in (
-        ("sys/fs/cgroup", named.get("", "/"), ("memory.max", "memory.current", "inactive_file")),
-        ("sys/fs/cgroup/memory", v1, ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    file, rooms = Path(root, "proc/self/cgroup"), []
+    named = re.findall(r"^\d+:(.*?):(.*)$", file.read_text() if file.exists() else "", re.MULTILINE)
+    for mount, kind, top, used, cache in (
+        ("sys/fs/cgroup", "", "memory.max", "memory.current", "inactive_file"),
+        ("sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
+        path = next((path for kinds, path in named if kind in kinds.split(",")), "/")
         own = Path(os.path.normpath(f"/{path}"))  # of a container it may be the host's: then only the topmost is there
         for group in (own, *own.parents):
             folder = Path(root, mount, str(group).lstrip("/"))

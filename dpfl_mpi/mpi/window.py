@@ -40,7 +40,7 @@ def route(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: i
 class Inbox:
     """One RMA window of `slots` rows that other ranks Put models into, and the staging rows that this rank Puts from.
 
-    A graph that needs more slots than the window has cannot be sent. Use with `with`: closing frees the window on all ranks.
+    A graph that needs more slots than the window has cannot be sent.
     """
 
     def __init__(self, world: World, staging: np.ndarray, slots: int):
@@ -50,10 +50,7 @@ class Inbox:
         self.bytes_put = 0
         world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
         self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
-        memory: Any = self.window.tomemory()
-        self.view: np.ndarray | None = np.empty((0, staging.shape[1]), np.float32)
-        if slots:
-            self.view = np.frombuffer(memory, np.float32).reshape(slots, -1)
+        self.view = np.ndarray((slots, staging.shape[1]), np.float32, self.window.tomemory())
 
     def exchange(self, route: Route, wait: Callable[[], Any] = lambda: None) -> None:
         """Put the staged rows along the route: Fence, one Put per row and rank, Fence. Collective.
@@ -74,20 +71,12 @@ class Inbox:
 
     def take(self, slot: int) -> np.ndarray:
         """Return a copy of the row in a slot, float32 `[W]`."""
-        assert self.view is not None
         return self.view[slot].copy()
 
     def close(self) -> None:
-        """Free the window on all ranks; reading a freed view would be a segmentation fault, so the view goes first."""
+        """Free the window on all ranks, and the view before it: reading that of a freed window is a segmentation fault."""
         if self.window is not None:
-            self.view = None
+            del self.view
             self.window.Fence()
             self.window.Free()
             self.window = None
-
-    def __enter__(self) -> Inbox:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error == (None, None, None):
-            self.close()  # after an exception the ranks are no longer in step: abort ends them

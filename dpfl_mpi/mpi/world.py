@@ -35,16 +35,12 @@ class World:
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.root = comm.rank == 0  # writes files and messages
         self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.farewell = comm.Dup()  # for `all_stop` alone: other ranks may be in the middle of a collective of `comm`
         self.local_rank = self.node.rank
         self.bytes_collective = 0
         self.before_abort: Callable[[int], None] = lambda code: None  # called on the rank that aborts
-
-    @property
-    def root(self) -> bool:
-        """Whether this rank writes files and messages."""
-        return self.rank == 0
 
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Return on every rank what `choose` returns on root, as JSON carries it: a tuple arrives as a list, on root as well. Collective.
@@ -53,27 +49,22 @@ class World:
             UserError: on every rank; `choose` raised it on root.
             RootFailed: on the other ranks, where `choose` raised anything else on root, which root raises again.
         """
-        text, failed, bug = b"", 0, None
+        text, bug = "", None
         if self.root:
             try:
-                value = choose()
-                text = b"" if value is None else json.dumps(value).encode()
+                text = json.dumps({"value": choose()})
             except UserError as mistake:
-                text, failed = str(mistake).encode("utf-8", "replace"), 1
+                text = json.dumps({"mistake": str(mistake)})
             except BaseException as error:
-                failed, bug = 2, error
-        head = np.array([failed, len(text)], np.int64)
-        self.comm.Bcast(head, root=0)
+                text, bug = "{}", error
+        answer = json.loads(self.first(text))
         if bug:
             raise bug
-        if head[0] == 2:
+        if not answer:
             raise RootFailed
-        data = np.frombuffer(text, np.uint8).copy() if self.root else np.empty(head[1], np.uint8)
-        if len(data):
-            self.comm.Bcast(data, root=0)
-        if head[0]:
-            raise UserError(data.tobytes().decode())
-        return json.loads(data.tobytes()) if len(data) else None
+        if "mistake" in answer:
+            raise UserError(answer["mistake"])
+        return answer["value"]
 
     def each_rank(self, check: Callable[[], object]) -> None:
         """Call `check` on every rank. Where it raises `UserError` on any, every rank has the sentence of the first. Collective."""
@@ -84,10 +75,6 @@ class World:
             mistake = str(error) if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: {error}"
         if said := self.first(mistake):
             raise UserError(said)
-
-    def each_node(self, check: Callable[[], object]) -> None:
-        """Call `check` on one rank per node, as `each_rank`. Collective."""
-        self.each_rank(check if self.local_rank == 0 else lambda: None)
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""
@@ -105,25 +92,25 @@ class World:
                 self.comm.Bcast(data[start : start + PIECE], root=0)
         return made
 
+    def texts(self, mine: str, comm: MPI.Intracomm | None = None) -> list[str]:
+        """Return the text of every rank, of this node where `comm` is `self.node`. Collective."""
+        comm = comm or self.comm
+        data = np.frombuffer(mine.encode("utf-8", "replace"), np.uint8)
+        lengths = np.empty(comm.size, np.int64)
+        comm.Allgather(np.array([len(data)], np.int64), lengths)
+        out = np.empty(lengths.sum(), np.uint8)
+        comm.Allgatherv(data, [out, lengths, MPI.BYTE])
+        return [part.tobytes().decode() for part in np.split(out, np.cumsum(lengths)[:-1])]
+
     def first(self, text: str) -> str:
         """Return on every rank the text of the lowest rank that has one, "" where none has. Collective."""
-        mine = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
-        lengths = np.empty(self.size, np.int64)
-        self.comm.Allgather(np.array([len(mine)], np.int64), lengths)
-        if not lengths.any():
-            return ""
-        speaker = int(np.argmax(lengths > 0))
-        data = mine.copy() if self.rank == speaker else np.empty(lengths[speaker], np.uint8)
-        self.comm.Bcast(data, root=speaker)
-        return data.tobytes().decode()
+        return next(filter(None, self.texts(text)), "")
 
     def unlike(self, settings: Mapping[str, Any]) -> list[str]:
         """Return the names of those settings that are not the same on every rank, by the hash of each; the names are. Collective."""
-        digests = [hashlib.sha256(repr(value).encode()).digest()[:8] for value in settings.values()]
-        mine = np.frombuffer(b"".join(digests), np.int64).copy()
-        theirs = np.empty((self.size, len(mine)), np.int64)
-        self.comm.Allgather(mine, theirs)
-        return [name for name, same in zip(settings, (theirs == mine).all(0), strict=True) if not same]
+        digests = [hashlib.sha256(repr(value).encode()).hexdigest() for value in settings.values()]
+        theirs = zip(*(text.split() for text in self.texts(" ".join(digests))), strict=True)
+        return [name for name, values in zip(settings, theirs, strict=True) if len(set(values)) > 1]
 
     def meet(self, place: str) -> None:
         """Return once every rank is at this place; where some is at another, all have a `UserError` that names both. Collective."""
@@ -184,17 +171,12 @@ class World:
         return np.stack([out[0], out[1] / self.size, out[2]], -1)
 
     def hosts(self) -> list[str]:
-        """Return the host name of every rank, on root; elsewhere an empty list."""
-        name = MPI.Get_processor_name().encode()[:64].ljust(64, b"\0")
-        names = self.gather(np.frombuffer(name, np.uint8)[None], np.arange(self.size))
-        return [] if names is None else [row.tobytes().rstrip(b"\0").decode() for row in names]
+        """Return the host name of every rank. Collective."""
+        return self.texts(MPI.Get_processor_name())
 
     def most_alike(self, text: str) -> int:
         """Return the largest number of ranks of one node that give the same text; "" does not count. Collective."""
-        mine = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.int64).copy()
-        theirs = np.empty(self.node.size, np.int64)
-        self.node.Allgather(mine, theirs)
-        alike = np.count_nonzero(theirs == mine) if text else 0
+        alike = self.texts(text, self.node).count(text) * bool(text)
         return int(self.spread(np.array([float(alike)]))[0, 2])
 
     def check_memory(self, need: int, advice: str) -> None:
@@ -256,8 +238,3 @@ def until_read(stream: IO[str], seconds: float = PATIENCE) -> None:
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """Return the bytes of a contiguous array, as a view."""
     return array.view(np.uint8).reshape(-1)
-
-
-def world_size() -> int:
-    """Return how many ranks MPI sees, for `dpfl_mpi.mpi.launcher` to try a launch line with."""
-    return int(MPI.COMM_WORLD.size)

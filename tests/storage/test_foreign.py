@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import struct
 import tarfile
 import zipfile
@@ -29,7 +28,6 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import foreign
-from dpfl_mpi.survival import shm
 from dpfl_mpi.sweep.known import Known, recall
 
 
@@ -41,26 +39,6 @@ def refused(words: str, call, *arguments, **named) -> None:
 
 
 # what is deleted and replaced -------------------------------------------------------------------------------------------
-def test_a_note_deletes_only_what_a_run_can_have_left(tmp_path):
-    """Not by `..`, not through a link, not in a folder below; and what is no note of ours says nothing."""
-    mine, name = Path("/dev/shm") / f"mpich_shm_test_{os.getpid()}", f"shm.{socket.gethostname()}"
-    victim, linked = tmp_path / "victim", Path(f"{mine}.link")
-    victim.write_text("kept")
-    try:
-        mine.touch()
-        linked.symlink_to(victim)
-        (tmp_path / f"{name}.0").write_text(f"/dev/shm/../..{victim}\n{victim}\n{linked}\n/dev/shm/..\n{mine}\n")
-        (tmp_path / f"{name}.1").symlink_to(victim)
-        os.mkfifo(tmp_path / f"{name}.2")
-        (tmp_path / f"{name}.3").write_bytes(b"\xff\0")
-        shm.remove_left(tmp_path)
-        assert victim.read_text() == "kept" and linked.is_symlink() and not mine.exists()
-        assert [p.name for p in tmp_path.iterdir()] == ["victim"]
-    finally:
-        mine.unlink(missing_ok=True)
-        linked.unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("kind", ["text", "link", "device", "folder"])
 def test_fresh_replaces_only_a_result(tmp_path, kind):
     out = tmp_path / "notes.h5"
@@ -81,12 +59,9 @@ def test_fresh_replaces_only_a_result(tmp_path, kind):
 
 
 def test_nothing_is_written_through_a_link(tmp_path):
-    result, victim, segments = tiny_result.make(tmp_path / "r.h5"), tmp_path / "victim", shm.Segments(tmp_path, 0)
+    result, victim = tiny_result.make(tmp_path / "r.h5"), tmp_path / "victim"
     victim.write_text("kept")
-    for path in (tmp_path / "r.csv", segments.path):
-        path.symlink_to(victim)
-    segments.noted = {"/dev/shm/none"}  # so that there is something to write
-    segments.note()
+    (tmp_path / "r.csv").symlink_to(victim)
     assert export.main([str(result)]) == 2 and victim.read_text() == "kept"
 
 

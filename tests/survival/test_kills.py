@@ -80,16 +80,18 @@ def test_kills_at_random_moments_change_nothing(tmp_path):
 
 
 def test_only_what_nobody_uses_is_removed(tmp_path):
-    """Of MPICH's segments in /dev/shm: an old one goes, one just made or mapped by a process stays."""
-    names = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{i}") for i in range(3)]
+    """Of what is named as MPICH's in /dev/shm: an old file goes; one just made or mapped by a process, a link and what it leads to stay."""
+    names = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{i}") for i in range(4)]
+    victim = tmp_path / "victim"
     try:
-        for path in names:
+        for path in (*names[:3], victim):
             path.write_bytes(bytes(4096))
-        for path in names[:2]:
-            os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2)
+        names[3].symlink_to(victim)
+        for path in (*names[:2], names[3], victim):
+            os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2, follow_symlinks=False)
         with names[1].open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ):
-            remove_left(tmp_path)
-        assert [path.exists() for path in names] == [False, True, True]
+            remove_left()
+        assert [path.exists() for path in (*names, victim)] == [False, True, True, True, True]
     finally:
         for path in names:
             path.unlink(missing_ok=True)
