@@ -50,7 +50,8 @@ class Inbox:
         self.bytes_put = 0
         world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
         self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
-        self.view = np.ndarray((slots, staging.shape[1]), np.float32, self.window.tomemory())
+        memory: Any = self.window.tomemory()
+        self.view: np.ndarray = np.ndarray((slots, staging.shape[1]), np.float32, memory)
 
     def exchange(self, route: Route, wait: Callable[[], Any] = lambda: None) -> None:
         """Put the staged rows along the route: Fence, one Put per row and rank, Fence. Collective.

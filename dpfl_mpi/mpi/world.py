@@ -92,9 +92,9 @@ class World:
                 self.comm.Bcast(data[start : start + PIECE], root=0)
         return made
 
-    def texts(self, mine: str, comm: MPI.Intracomm | None = None) -> list[str]:
+    def texts(self, mine: str, comm: MPI.Comm | None = None) -> list[str]:
         """Return the text of every rank, of this node where `comm` is `self.node`. Collective."""
-        comm = comm or self.comm
+        comm = self.comm if comm is None else comm
         data = np.frombuffer(mine.encode("utf-8", "replace"), np.uint8)
         lengths = np.empty(comm.size, np.int64)
         comm.Allgather(np.array([len(data)], np.int64), lengths)

@@ -43,7 +43,6 @@ from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.storage.files import explained, reason, replacing
 from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
-from dpfl_mpi.survival import values
 from dpfl_mpi.survival.signals import again_text
 
 KEEP = 2  # generations
@@ -110,7 +109,7 @@ class Checkpoints:
         shared = flat(state=state["shared"], federation=same)
         with self._all_or_nobody():
             if len(parts.ids):
-                name = shard_name(stem, self.world.rank)
+                name = f"{stem}.{self.world.rank:05d}.shard.h5"
                 write(self.folder / name, image(clients, shard=name))
         with self._all_or_nobody():
             if recorder:
@@ -127,7 +126,7 @@ class Checkpoints:
             shared | {"client/shard": parts.members.owner, "client/row": parts.members.row_of},
             key=json.dumps(self._key(parts.about)),
             round=parts.round,
-            schema=json.dumps({name: values.row_layout(value) for name, value in clients.items()}),
+            schema=json.dumps({name: row_layout(value) for name, value in clients.items()}),
             results_sha256=sha256(results),
         )
         self.still_ours()
@@ -229,14 +228,13 @@ class Checkpoints:
             return False
         different = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
         if fields := [name for name in different if name not in DATA]:
-            raise UserError(
-                f"{self.folder} holds a checkpoint of another run (different: {', '.join(fields)}); choose another --out, or start over with "
-                "--fresh"
-            )
+            said, mend = f"another run (different: {', '.join(fields)})", "choose"
+        else:
+            names = ", ".join(DATA[name] for name in different)
+            said, mend = f"a run on other data (different: {names})", "bring back the data that it began with, choose"
         if different:
             raise UserError(
-                f"{self.folder} holds a checkpoint of a run on other data (different: {', '.join(DATA[name] for name in different)}); bring back "
-                "the data that it began with, choose another --out, or start over with --fresh"
+                f"{self.folder} holds a checkpoint of {said}; {mend} another --out, or start over with --fresh"
             )
         return whole
 
@@ -251,15 +249,15 @@ class Checkpoints:
         with file.reading("its schema"):
             arrays = {name: np.empty((len(parts.ids), *s["shape"]), s["dtype"]) for name, s in schema.items()}
         for number in np.unique(shard):
-            path = self.folder / shard_name(stem_of(file.path), number)
+            path = self.folder / f"{stem_of(file.path)}.{number:05d}.shard.h5"
             with Hdf5(path, "a shard of a checkpoint") as part:
                 if part.attribute("shard", str) != path.name:
                     raise part.damaged("it", f"is not the shard {path.name}, but another one under its name")
                 for name, array in arrays.items():
-                    stored = part.dataset(name, array.dtype.kind, (None, *array.shape[1:]))
+                    rows = part.dataset(name, array.dtype.kind, (None, *array.shape[1:]))
                     with part.reading(name):
                         for i in np.flatnonzero(shard == number):
-                            array[i] = stored[row[i]]
+                            array[i] = rows[row[i]]
         out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {"round": file.attribute("round", int)}}
         for name, array in arrays.items():
             group, _, short = name.partition("/")
@@ -270,12 +268,8 @@ class Checkpoints:
         for group, into in (("state", "shared"), ("federation", "federation")):
             with file.reading(group):
                 for short in file.file.get(group, {}):
-                    out[into][short] = values.read(file.file[group][short], device)
+                    out[into][short] = stored(file.file[group][short], device)
         return out
-
-
-def shard_name(stem: str, rank: int) -> str:
-    return f"{stem}.{rank:05d}.shard.h5"
 
 
 def stem_of(path: Path) -> str:
@@ -293,7 +287,7 @@ def image(named: Named, **attributes: Any) -> bytes:
     with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
         file.attrs.update(attributes)
         for name, value in named.items():
-            values.write(file, name, value)
+            store(file, name, value)
     return buffer.getvalue()
 
 
@@ -305,3 +299,46 @@ def write(path: Path, data: bytes) -> None:
 def flat(**groups: Mapping[str, Any]) -> Named:
     """Return values by GROUP/NAME."""
     return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
+
+
+# what a checkpoint can hold, and how it lies in HDF5 -------------------------------------------------------------------------
+def numpy_of(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def row_layout(value: Any) -> dict[str, Any]:
+    """Return what a rank without clients must know of a client array: kind, type and shape of a row."""
+    array = numpy_of(value)
+    kind = "tensor" if isinstance(value, torch.Tensor) else "array"
+    return {"kind": kind, "dtype": array.dtype.str, "shape": array.shape[1:]}
+
+
+def store(file: h5py.File, name: str, value: Any) -> None:
+    """Write a tensor, array, graph or scalar, one row as one checksummed chunk; raise `TypeError` for any other value."""
+    if isinstance(value, CollaborationGraph):
+        file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
+        file[name].attrs["kind"] = "graph"
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        array = numpy_of(value)
+        rows = (1, *array.shape[1:]) if array.ndim > 1 else array.shape
+        checked = {"chunks": rows, "fletcher32": True} if rows and array.size else {}  # a number alone is no chunk
+        file.create_dataset(name, data=array, **checked)
+        file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else "array"
+    elif value is None or isinstance(value, bool | int | float | str | np.generic):
+        group = file.create_group(name)
+        group.attrs["kind"] = "scalar"
+        group.attrs["json"] = json.dumps(value.item() if isinstance(value, np.generic) else value)
+    else:
+        kind = type(value).__name__
+        raise TypeError(f"a checkpoint cannot hold {name}: it is a {kind}, not a tensor, array, graph or scalar")
+
+
+def stored(item: Any, device: torch.device) -> Any:
+    """Return what `store` wrote."""
+    kind = item.attrs["kind"]
+    if kind == "graph":
+        return CollaborationGraph(item["indptr"][()], item["senders"][()])
+    if kind == "scalar":
+        return json.loads(item.attrs["json"])
+    array = np.asarray(item[()])  # h5py gives an array of no axes as a number
+    return torch.from_numpy(array).to(device) if kind == "tensor" else array

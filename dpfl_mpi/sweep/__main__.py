@@ -21,12 +21,10 @@ from dpfl_mpi.settings.command_line import given, run_and_job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
-from dpfl_mpi.sweep.flags import parser
-from dpfl_mpi.sweep.interrupt import ended_as_by_ctrl_c
 from dpfl_mpi.sweep.jobs import minutes, sbatch_text, submit
-from dpfl_mpi.sweep.known import ASK_S, Known, Queue, follow, recall
-from dpfl_mpi.sweep.table import Live
-from dpfl_mpi.sweep.wanted import choose, grid, only, runs_of, trials
+from dpfl_mpi.sweep.known import ASK_S, Known, Queue, recall
+from dpfl_mpi.sweep.table import Live, ended_as_by_ctrl_c, follow
+from dpfl_mpi.sweep.wanted import choose, grid, only, parser, runs_of, trials
 
 
 def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
@@ -96,7 +94,7 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
     if args.cluster == "slurm" and args.runs_per_gpu > 1:
         raise UserError(
-            "--runs_per_gpu is for Runs of this machine; Slurm shares a GPU between jobs by its own means, such as --sbatch gres=shard:1"
+            "--runs_per_gpu is for Runs of this machine; jobs on Slurm share a GPU by --sbatch gres=shard:1"
         )
     if args.time:
         minutes(args.time)

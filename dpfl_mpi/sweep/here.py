@@ -19,8 +19,8 @@ from dpfl_mpi.storage.files import explained
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.survival.signals import REQUEUE
 from dpfl_mpi.sweep.jobs import flags_of, minutes, new_folder
-from dpfl_mpi.sweep.known import Known, Queue, Submission, follow, recall
-from dpfl_mpi.sweep.table import Live
+from dpfl_mpi.sweep.known import Known, Queue, Submission, recall
+from dpfl_mpi.sweep.table import Live, follow
 from dpfl_mpi.sweep.wanted import bases
 
 LOOK_S = 0.5  # between two looks at the Runs of this machine
@@ -31,21 +31,15 @@ def gpu_groups(args: argparse.Namespace, job: Job) -> list[str]:
     """Return the values of CUDA_VISIBLE_DEVICES that Runs of this machine take turns in, --gpus GPUs in each; [] where GPUs are no matter."""
     gpus = [] if job.device == "cpu" else visible_gpus()
     if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
-        raise UserError(
-            f"--gpus is {args.gpus}; a Run can have 1 or more of the GPUs that are visible here ({len(gpus)})"
-        )
+        raise UserError(f"--gpus is {args.gpus}; allowed is 1 up to the number of GPUs visible here, {len(gpus)}")
     each = args.gpus or 1
     if gpus and args.cluster == "local":
-        print(
-            f"GPUs visible here: {len(gpus)}; per Run {each}, Runs on each {args.runs_per_gpu}; --device cpu uses the cores",
-            flush=True,
-        )
+        shares = f"per Run {each}, Runs on each {args.runs_per_gpu}"
+        print(f"GPUs visible here: {len(gpus)}; {shares}; --device cpu uses the cores", flush=True)
     # a daemon of CUDA's Multi-Process Service: kernels of several processes then run side by side
     mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"
     if gpus and args.runs_per_gpu > 1 and not mps.exists():
-        print(
-            "warning: Runs that share a GPU take turns on it; CUDA's MPS does not run here", file=sys.stderr, flush=True
-        )
+        print("warning: Runs that share a GPU take turns: CUDA's MPS does not run here", file=sys.stderr, flush=True)
     return [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)]
 
 

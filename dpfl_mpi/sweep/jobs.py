@@ -22,9 +22,8 @@ from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.survival.signals import REQUEUE, slurm_job
-from dpfl_mpi.sweep.flags import MINUTES
 from dpfl_mpi.sweep.known import Known, Submission, recall
-from dpfl_mpi.sweep.wanted import bases
+from dpfl_mpi.sweep.wanted import MINUTES, bases
 
 SLURM_S = 60  # that squeue and scontrol have for an answer
 ROOT_S = 15.0  # that the other ranks leave root to requeue the job before all are aborted: nothing runs after that
@@ -176,9 +175,7 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Seq
     Such a job waits until its base has ended well. Slurm cancels it where the base fails.
     """
     if "%" in str(Path(job.results).resolve()):
-        raise UserError(
-            f"--results is {job.results}; Slurm replaces % in the names of logs, so its whole path must have none on a cluster"
-        )
+        raise UserError(f"--results is {job.results}; Slurm replaces % in the names of logs: its path must have none")
     base_of = bases(known)
     needed = {base.path for base in base_of.values()}
     awaited = {name for name, base in base_of.items() if base in todo or (base.on_slurm and base.alive(queue))}

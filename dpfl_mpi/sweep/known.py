@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
@@ -23,8 +23,6 @@ from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.survival.signals import STALLED_TEXT
-from dpfl_mpi.sweep import interrupt
-from dpfl_mpi.sweep.table import Live, Row
 
 LOG_LINES = 6
 ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
@@ -81,6 +79,22 @@ def recall(known: Sequence[Known], sweeps: Path) -> None:
                 k.folder, k.submission = folder, submission
 
 
+@dataclass(frozen=True)
+class Row:
+    """What is known of a Run: `round` of `rounds` is the last one recorded (-1: none), `accuracy` its mean test accuracy (nan: none)."""
+
+    name: str
+    state: str  # one word
+    round: int
+    rounds: int
+    accuracy: float
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return what the table shows."""
+        done = f"{self.round}/{self.rounds}" if self.round >= 0 else "-"
+        return self.name, self.state, done, "-" if math.isnan(self.accuracy) else f"{100 * self.accuracy:.2f}"
+
+
 @dataclass
 class Known:
     """A Run, its result file, and the newest submission of it with the folder of the logs."""
@@ -112,12 +126,12 @@ class Known:
         begun = not self.on_slurm or row.state in ("running", "unreadable")  # here nothing queues
         alive = self.alive(queue)
         if Lock(self.path).taken() or (alive and begun):
-            return row.now("running")
+            return replace(row, state="running")
         if alive:
-            return row.now("waiting")
+            return replace(row, state="waiting")
         if self.submission and self.path.name not in self.submission.stopped:
-            return row.now("failed")
-        return row.now("stopped") if row.state == "running" else row  # its process is gone
+            return replace(row, state="failed")
+        return replace(row, state="stopped") if row.state == "running" else row  # its process is gone
 
     def _read(self) -> Row:
         """Return what the result file says, which is read where it may have been written to since."""
@@ -133,7 +147,7 @@ class Known:
                     state = result.state.split()[0].rstrip(",")
                     self.recorded, self.seen = Row(name, state, result.last_round, rounds, result.test_acc), seen
             except UserError:
-                return (self.recorded or Row(name, "", -1, rounds, math.nan)).now("unreadable")
+                return replace(self.recorded or Row(name, "", -1, rounds, math.nan), state="unreadable")
         return self.recorded
 
     def alive(self, queue: set[str]) -> bool:
@@ -186,9 +200,7 @@ class Queue:
         except (OSError, subprocess.TimeoutExpired) as error:
             reason = str(error)
         if not self.answered:
-            raise UserError(
-                f"squeue does not say which of the submitted jobs are alive ({reason}); try again when it answers"
-            )
+            raise UserError(f"squeue does not say which jobs are alive ({reason}); try again when it answers")
 
     def pause(self, seconds: float) -> None:
         """Let this time pass, and ask again where the answer is old."""
@@ -196,17 +208,3 @@ class Queue:
         self.unasked += seconds
         if self.unasked >= ASK_S:
             self.ask()
-
-
-def follow(
-    known: Sequence[Known], live: Live, queue: Queue, pause: float, busy: Callable[[], bool] | None = None
-) -> None:
-    """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
-    while True:
-        interrupt.check()
-        going = busy() if busy else None
-        rows = [k.look(queue.jobs) for k in known]
-        live.show(rows)
-        if not (any(row.state in ("waiting", "running") for row in rows) if going is None else going):
-            return
-        queue.pause(pause)

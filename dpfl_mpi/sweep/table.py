@@ -1,38 +1,25 @@
-"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line per change, and all at the end."""
+"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line per change, and all at the end.
+
+And how a sweep is ended early: the Runs of this machine keep a checkpoint each.
+"""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import shutil
+import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, TextIO
+
+from dpfl_mpi.sweep.known import Known, Queue, Row
 
 HEADER = ("run", "state", "round", "test %")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_arrived: list[int] = []
 NARROWEST = 12  # columns that a name keeps, however narrow the terminal
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is known of a Run: `round` of `rounds` is the last one recorded (-1: none), `accuracy` its mean test accuracy (nan: none)."""
-
-    name: str
-    state: str  # one word
-    round: int
-    rounds: int
-    accuracy: float
-
-    def now(self, state: str) -> Row:
-        """Return the same in another state."""
-        return replace(self, state=state)
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Return what the table shows."""
-        done = f"{self.round}/{self.rounds}" if self.round >= 0 else "-"
-        return self.name, self.state, done, "-" if math.isnan(self.accuracy) else f"{100 * self.accuracy:.2f}"
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -100,3 +87,38 @@ class Live:
             self.out.write(up + "".join(f"\x1b[2K{line}\n" for line in text) + "\x1b[J")
             self.out.flush()
             self.drawn = text
+
+
+@contextlib.contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt on Ctrl-C, TERM and the end of the terminal alike; a signal that is ignored (nohup) stays so.
+
+    One may arrive while Python runs a destructor, which drops every exception: it is noted too, and `follow` raises it again.
+    """
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        _arrived.append(number)
+        raise KeyboardInterrupt
+
+    _arrived.clear()
+    before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def follow(
+    known: Sequence[Known], live: Live, queue: Queue, pause: float, busy: Callable[[], bool] | None = None
+) -> None:
+    """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
+    while True:
+        if _arrived:
+            raise KeyboardInterrupt
+        going = busy() if busy else None
+        rows = [k.look(queue.jobs) for k in known]
+        live.show(rows)
+        if not (any(row.state in ("waiting", "running") for row in rows) if going is None else going):
+            return
+        queue.pause(pause)

@@ -27,7 +27,7 @@ from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.values import Every
-from dpfl_mpi.survival import checkpoint, values
+from dpfl_mpi.survival import checkpoint
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
 
@@ -252,7 +252,7 @@ def test_every_kind_of_state_comes_back(tmp_path):
 
 def same_bits(a: object, b: object) -> None:
     """Check that two arrays or tensors have the same type and bits."""
-    one, two = values.numpy_of(a), values.numpy_of(b)
+    one, two = checkpoint.numpy_of(a), checkpoint.numpy_of(b)
     assert one.dtype == two.dtype and one.tobytes() == two.tobytes()
 
 

@@ -175,9 +175,9 @@ def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
 
 def test_gpus_that_cannot_be(smi, tmp_path, capsys):
     for text, words, said in (
-        ("", ["--gpus", "1"], "--gpus is 1; a Run can have 1 or more of the GPUs that are visible here (0)"),
-        (FOUR, ["--gpus", "5"], "--gpus is 5; a Run can have 1 or more of the GPUs that are visible here (4)"),
-        (FOUR, ["--gpus", "0"], "--gpus is 0; a Run can have 1 or more"),
+        ("", ["--gpus", "1"], "--gpus is 1; allowed is 1 up to the number of GPUs visible here, 0"),
+        (FOUR, ["--gpus", "5"], "--gpus is 5; allowed is 1 up to the number of GPUs visible here, 4"),
+        (FOUR, ["--gpus", "0"], "--gpus is 0; allowed is 1 up to"),
     ):
         smi(text)
         assert sweep.main(["--methods", "local", *starts.of_sweep(tmp_path), *words]) == 2

@@ -22,8 +22,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival.lock import Lock, born
-from dpfl_mpi.sweep import here, interrupt, jobs, known
-from dpfl_mpi.sweep.table import Live
+from dpfl_mpi.sweep import here, jobs, known, table
 
 
 def start_sweep(*words: str) -> subprocess.Popen[str]:
@@ -123,11 +122,11 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, numbe
             # no real one: runs of this process would hear it, too
             signal.getsignal(number)(number, None)
 
-    with pytest.raises(KeyboardInterrupt), interrupt.ended_as_by_ctrl_c():
-        interrupt.check()  # a second sweep of the process starts without the first one's signal
+    with pytest.raises(KeyboardInterrupt), table.ended_as_by_ctrl_c():
+        assert not table._arrived  # a second sweep of the process starts without the first one's signal
         Caught()
         assert dropped == [KeyboardInterrupt]
-        known.follow([], Live(sys.stdout), known.Queue([]), 0.0, lambda: True)
+        table.follow([], table.Live(sys.stdout), known.Queue([]), 0.0, lambda: True)
 
 
 def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):

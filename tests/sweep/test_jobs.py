@@ -139,7 +139,7 @@ def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, swept, fake
     assert not (fakes / "script").exists()
     (fakes / "broken").touch()
     silent = swept(*words, "--retry")
-    assert silent.code == 2 and "error: squeue does not say which of the submitted jobs are alive" in silent.err
+    assert silent.code == 2 and "error: squeue does not say which jobs are alive" in silent.err
     (fakes / "broken").unlink()
     (fakes / "queue").write_text("")
     (folder,) = tmp_path.glob("sweeps/*")

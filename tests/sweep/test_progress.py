@@ -3,7 +3,8 @@
 import io
 import re
 
-from dpfl_mpi.sweep.table import Live, Row, lines, screen, summary
+from dpfl_mpi.sweep.known import Row
+from dpfl_mpi.sweep.table import Live, lines, screen, summary
 
 NONE = float("nan")
 LONG = "image_folder-pathological-random_graph-Buniform:2:20-s{}-300df09d"
