@@ -19,7 +19,6 @@ import pytest
 from launch import ROOT, environment, run_here
 from making import labelled
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -51,6 +50,32 @@ def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list
     """Return the command line of one rank that computes a Run into `out`."""
     flags = to_flags({"out": out} | (small() if fields is None else fields) | job)
     return [sys.executable, "-m", "dpfl_mpi", *flags]
+
+
+HELD = """
+import os, sys, time
+from dpfl_mpi import __main__
+from dpfl_mpi.methods import dpfl
+from dpfl_mpi.survival import lock
+from dpfl_mpi.survival.signals import Heard
+whole = dpfl.round
+def round(fed, state, t):
+    if t == {t}:
+        open({reached!r}, "a").close()  # no rank leaves after the round before any more
+    while t == {t} and {condition}:
+        time.sleep(0.02)
+    return whole(fed, state, t)
+dpfl.round = round
+{before}
+__main__.main(sys.argv[1:])
+"""
+UNHEARD = "not Heard.at"  # a condition for `held`: until a signal comes
+
+
+def held(condition: str, out: Path, t: int = 3, before: str = "", **more: Any) -> list[str]:
+    """Return the command line of a run whose round t waits as long as a condition holds; once it has begun there is a file `<out>.held`."""
+    program = HELD.format(t=t, condition=f"({condition})", before=before, reached=f"{out}.held")
+    return [sys.executable, "-c", program, *command(out, **more)[3:]]
 
 
 def of_sweep(results: Path, **changes: object) -> list[str]:
@@ -153,7 +178,7 @@ def checkpoint_rounds(out: Path) -> list[int]:
 
 def recorded(out: Path) -> int:
     """Return the last round that a running results file holds, -1 before there is one or while it is written."""
-    with contextlib.suppress(UserError, OSError, KeyError, RuntimeError), Result(out) as result:
+    with contextlib.suppress(Exception), Result(out) as result:  # of half a file HDF5 says this and that
         return result.last_round
     return -1
 

@@ -188,6 +188,8 @@ def collectives(world):
     for value in (None, True, 7, 0.1, "größer", [1, "a", None], {"a": [2]}):
         assert world.decide(lambda value=value: value if world.root else "never asked") == value
     assert world.decide(lambda: (1, 2)) == [1, 2]  # the same on all ranks
+    few = [world.most_alike(text) for text in ("GPU", str(world.rank), "", "GPU" if world.rank < 2 else "")]
+    assert few == [world.size, 1, 0, min(world.size, 2)]
     assert world.hosts() == [MPI.Get_processor_name()] * world.size
 
 

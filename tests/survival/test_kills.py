@@ -19,34 +19,30 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
-RANKS, KILLS = 2, 6
+KILLS = (
+    ("rank", "start"),
+    ("root", "writing"),
+    ("mpirun", "round"),
+    ("rank", "writing"),
+)  # who, and while it does what
 
 
-def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segments: set[str]) -> bool:
+def kill_once(out: Path, fields: dict, target: str, moment: str, rng: random.Random, segments: set[str]) -> bool:
     """Start (or continue) the run and kill something of it at a random moment; return whether it was killed before its end."""
-    process = starts.start(RANKS, starts.command(out, fields, checkpoint_every=1, quiet=True))
-    lock = Path(f"{out}.lock")
-    end = time.monotonic() + 120
-    while not lock.exists() and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.005)
+    process = starts.start(2, starts.command(out, fields, checkpoint_every=1, quiet=True))
+    starts.wait_for(lambda: Path(f"{out}.lock").exists() or process.poll() is not None)
     victims = starts.ranks_of(process.pid)
-    target = rng.choice(["rank", "root", "mpirun"])
-    if rng.random() < 0.2:  # while it starts
-        time.sleep(rng.random() * whole_s / 2)
-    else:  # some rounds further, half of the time while files are being written
-        goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)
-        while process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
-            time.sleep(0.002)
-        writing = rng.random() < 0.5
-        while writing and process.poll() is None and not starts.being_written(out):
-            pass
-        time.sleep(rng.random() * 0.01 if writing else rng.random() * 0.3)
-    pid = {"rank": rng.choice(victims or [process.pid]), "root": (victims or [process.pid])[0], "mpirun": process.pid}
+    goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)
+    while moment != "start" and process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
+        time.sleep(0.002)
+    while moment == "writing" and process.poll() is None and not starts.being_written(out):
+        pass
+    time.sleep(rng.random() * {"start": 2, "round": 0.3, "writing": 0.01}[moment])
     for victim in victims:
         segments.update(mapped(str(victim)))
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid[target], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill({"rank": victims[-1:], "root": victims[:1], "mpirun": [process.pid]}[target][0], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     # ranks follow a killed mpirun by themselves
     starts.wait_for(lambda: not any(starts.alive(p) for p in victims), timeout=60)
@@ -56,24 +52,19 @@ def kill_once(out: Path, fields: dict, rng: random.Random, whole_s: float, segme
 
 @pytest.mark.timeout(900)
 def test_kills_at_random_moments_change_nothing(tmp_path):
-    fields = starts.small(rounds=25)
-    start = time.monotonic()
-    whole = starts.here(tmp_path / "whole.h5", fields, checkpoint_every="1")
-    whole_s = time.monotonic() - start
-    rng, killed, segments, out = random.Random(KILLS), 0, set(), tmp_path / "run.h5"
-    while killed < KILLS:
-        if not kill_once(out, fields, rng, whole_s, segments):
+    fields, rng, segments, out = starts.small(rounds=25), random.Random(6), set(), tmp_path / "run.h5"
+    whole = starts.here(tmp_path / "whole.h5", fields)
+    for target, moment in KILLS:
+        while not kill_once(out, fields, target, moment, rng, segments):
             assert starts.same(out, whole)
             out.unlink()
-            continue
-        killed += 1
         if out.exists():
             with Result(out) as result:  # it opens, whatever happened
                 assert result.state.startswith(("running", "stopped", "finished"))
     made = [os.stat(name).st_mtime for name in segments if os.path.exists(name)]
-    # what was killed inside MPI's start counts as abandoned only by its age
+    # what was killed counts as abandoned only by its age
     time.sleep(max(0.0, max(made, default=0.0) + ABANDONED_S + 0.1 - time.time()))
-    starts.complete(RANKS, out, fields, quiet=True)
+    starts.complete(2, out, fields, quiet=True)
     assert starts.same(out, whole)
     assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
@@ -109,32 +100,25 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def fill(folder: Path) -> Path:
-    """Fill a disk while others write to it, and return the file that does."""
-    path = folder / "filler"
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_disk, undisturbed):
+    """Full from round 3 on; with room again the run goes on."""
+    out, filler = small_disk / "run.h5", small_disk / "filler"
+    process = starts.start(
+        2, starts.held("not os.path.exists('full')", out, before=f"os.chdir({str(small_disk)!r})", checkpoint_every=1)
+    )
+    starts.wait_for(lambda: 2 in starts.checkpoint_rounds(out), process)
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
-    return path
-
-
-def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_disk, tmp_path):
-    out, fields = small_disk / "run.h5", starts.small(rounds=300)
-    process = starts.start(2, starts.command(out, fields, checkpoint_every=1))
-    starts.wait_for(lambda: max(starts.checkpoint_rounds(out), default=0) >= 2, process)
-    filler = fill(small_disk)
+    (small_disk / "full").touch()
     message = starts.finish(process, 2)
-    assert "cannot be written: No space left on device" in message
-    assert len([line for line in message.splitlines() if line]) == 1
-    rounds = starts.checkpoint_rounds(out)
-    assert len(rounds) >= 1
+    assert "cannot be written: No space left on device" in message and message.count("\n") == 1
+    assert 2 in starts.checkpoint_rounds(out)
     with Result(out) as result:
-        assert result.last_round >= rounds[-1]
+        assert result.last_round >= 2
     filler.unlink()
-    process = starts.start(2, starts.command(out, fields, checkpoint_every=1))
-    starts.wait_for(lambda: max(starts.checkpoint_rounds(out), default=0) > rounds[-1], process)
-    process.send_signal(signal.SIGUSR1)
-    assert "damaged" not in starts.finish(process, 75)
+    starts.here(out)
+    assert starts.same(out, undisturbed)
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, client: int, t: int) -> None:

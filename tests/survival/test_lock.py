@@ -153,27 +153,13 @@ def test_a_run_is_told_once_that_another_has_its_lock(held):
     assert mine.path.exists() and mine.check()  # another's is not ours to remove, and what is not held cannot be lost
 
 
-WAITING = """
-import sys, time
-from dpfl_mpi import __main__
-from dpfl_mpi.methods import dpfl
-from dpfl_mpi.survival import lock
-whole, lock.BEAT = dpfl.round, {beat}
-def round(fed, state, t):
-    while t == 3 and ({beat} < 1 or fed._parts.world.root and str(lock.os.getpid()) in open({path!r}).read()):
-        time.sleep(0.02)
-    return whole(fed, state, t)
-dpfl.round = round
-__main__.main(sys.argv[1:])
-"""
-
-
 @pytest.mark.parametrize("beat", [0.2, 600], ids=["by the thread", "before a checkpoint"])
 def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path, beat):
     """Under two ranks, in round 3 (which never ends where the thread is to notice), when the checkpoints are those of rounds 1 and 2."""
     out = tmp_path / "run.h5"
-    program = WAITING.format(beat=beat, path=f"{out}.lock")
-    process = starts.start(2, [sys.executable, "-c", program, *starts.command(out, checkpoint_every=1)[3:]])
+    mine = f"fed._parts.world.root and str(os.getpid()) in open({str(out)!r} + '.lock').read()"
+    words = starts.held("True" if beat < 1 else mine, out, before=f"lock.BEAT = {beat}", checkpoint_every=1)
+    process = starts.start(2, words)
     starts.wait_for(lambda: starts.checkpoint_rounds(out) == [1, 2], process)
     theirs = Path(f"{out}.checkpoint") / "000003.0123456789ab.00000.shard.h5"
     theirs.write_text("of the other run")

@@ -13,19 +13,6 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 from dpfl_mpi.survival import signals
 
-SLOW = """
-import sys, time
-from dpfl_mpi import __main__
-from dpfl_mpi.methods import dpfl
-whole, slow = dpfl.round, {slow}
-def round(fed, state, t):
-    if t == 3 and fed._parts.world.rank in slow:
-        time.sleep(600)
-    return whole(fed, state, t)
-dpfl.round = round
-__main__.main(sys.argv[1:])
-"""
-
 
 class World:
     """A world of one, without MPI."""
@@ -54,52 +41,46 @@ def ended(monkeypatch) -> list[int]:
     return codes
 
 
-def hanging(out: Path, ranks: tuple[int, ...], **job: object) -> list[str]:
-    """Return the command line of a run whose round 3 never ends on these ranks."""
-    return [sys.executable, "-c", SLOW.format(slow=ranks), *starts.command(out, checkpoint_every=1, **job)[3:]]
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
-    out, fields = tmp_path / "run.h5", starts.small(rounds=500)
-    process = starts.start(2, starts.command(out, fields, checkpoint_every="5min"))
-    starts.wait_for(out.exists, process)
+    out = tmp_path / "run.h5"
+    process = starts.start(2, starts.held(starts.UNHEARD, out, checkpoint_every="5min"))
+    starts.wait_for(Path(f"{out}.held").exists, process)
     starts.tell(process, number)
     process.send_signal(signal.SIGCONT)  # Slurm does: the flag stays up
     message = starts.finish(process, signals.REQUEUE)
-    assert f"({number.name}); the same command goes on from there" in message
-    assert len(starts.checkpoint_rounds(out)) == 1
-    assert not out.with_name("run.h5.lock").exists()
+    assert f"stopped after round 3 of 4 ({number.name}); the same command goes on from there" in message
+    assert starts.checkpoint_rounds(out) == [3] and not out.with_name("run.h5.lock").exists()
     with Result(out) as result:
-        assert result.state == f"stopped after round {starts.checkpoint_rounds(out)[0]}"
+        assert result.state == "stopped after round 3"
 
 
-def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path):
+def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
     if starts.open_mpi():
         pytest.skip("Open MPI's mpirun ends its ranks within a second of Ctrl-C, whatever they do: as after kill -9")
-    out, fields = tmp_path / "run.h5", starts.small(rounds=40)
-    process, user = starts.start_in_terminal(2, starts.command(out, fields, checkpoint_every="5min", quiet=True))
-    starts.wait_for(lambda: starts.recorded(out) >= 2, process)
+    out = tmp_path / "run.h5"
+    process, user = starts.start_in_terminal(2, starts.held(starts.UNHEARD, out, checkpoint_every="5min", quiet=True))
+    starts.wait_for(Path(f"{out}.held").exists, process)
     os.write(user, b"\x03")  # the terminal sends INT to its whole foreground group, mpirun included
     assert process.wait(timeout=280) == signals.REQUEUE
-    (t,) = starts.checkpoint_rounds(out)
-    assert f"stopped after round {t} of 40 (SIGINT); the same command goes on from there" in starts.shown(user)
-    starts.here(out, fields)
-    assert starts.times_started(out) == 2
-    assert starts.same(out, starts.here(tmp_path / "whole.h5", fields))
+    assert starts.checkpoint_rounds(out) == [3]
+    assert "stopped after round 3 of 4 (SIGINT); the same command goes on from there" in starts.shown(user)
+    starts.here(out)
+    assert starts.times_started(out) == 2 and starts.same(out, undisturbed)
 
 
-def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, undisturbed):
-    """The first start keeps round 2; after two that keep nothing more the same command would do no better."""
+def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, monkeypatch, undisturbed):
+    """Round 2 is kept; after two starts from there that keep nothing the same command would do no better."""
     out, messages = tmp_path / "run.h5", []
-    for number, code in enumerate((signals.REQUEUE, signals.REQUEUE, signals.STALLED), 1):
-        process = starts.start(2, hanging(out, (0, 1), grace=1))
-        starts.wait_for(lambda n=number: 2 in starts.checkpoint_rounds(out) and starts.times_started(out) == n, process)
+    starts.cut_after(monkeypatch, 3, out)
+    for number, code in ((2, signals.REQUEUE), (3, signals.STALLED)):
+        process = starts.start(2, starts.held("True", out, checkpoint_every=1, grace=1))
+        starts.wait_for(lambda n=number: starts.times_started(out) == n, process)
         process.send_signal(signal.SIGUSR1)
         messages.append(starts.finish(process, code))
         assert not Path(f"{out}.lock").exists()  # it may go on elsewhere at once
     assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in messages[0]
-    assert "two starts in a row kept no new checkpoint" in messages[2]
+    assert "two starts in a row kept no new checkpoint" in messages[1]
     starts.here(out)
     assert starts.same(out, undisturbed)
 
@@ -143,10 +124,10 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
 
 def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    process = starts.start(2, hanging(out, (1,), watchdog=10))
-    message = starts.finish(process, 1)
+    hanging = starts.held("fed._parts.world.rank == 1", out, checkpoint_every=1, watchdog=5)
+    message = starts.finish(starts.start(2, hanging), 1)
     for rank in range(2):
-        assert f"rank {rank} of 2 has not finished round 3 in 10 s" in message
+        assert f"rank {rank} of 2 has not finished round 3 in 5 s" in message
     assert "time.sleep" in message or "in round" in message
     assert starts.checkpoint_rounds(out) == [1, 2]
 

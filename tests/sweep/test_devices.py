@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 import starts
 import torch
-from launch import mpirun
 from starts import script
 
-from dpfl_mpi.engine.build import pick_backend
+from dpfl_mpi.engine import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
@@ -86,18 +85,18 @@ def test_a_gpu_computes_with_recorded_steps():
     """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
     ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
     for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
-        backend = pick_backend(job, ALONE, ensemble, range(3), sgd)
+        backend = build.pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
     with pytest.raises(UserError, match="--kernels is native; the native kernels compute in float32 on a CPU"):
-        pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+        build.pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
     """Nodes may differ under --device auto: no rank may wait for the others' word on the native kernels, which GPUs do not ask for."""
     ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bf16=False, module=MLP(64, 10)), []
     world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
-    backend = pick_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
+    backend = build.pick_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
     assert type(backend) is Backend and asked == [False]
 
 
@@ -128,36 +127,17 @@ def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
         assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
-SHARING = """
-import torch
-from types import SimpleNamespace
-from mpi4py import MPI
-from dpfl_mpi.settings import Job
-from dpfl_mpi.engine import build
-from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.device import pick_device
-
-world = World(MPI.COMM_WORLD)
-torch.cuda.is_available = lambda: True
-torch.cuda.set_device = lambda device: None
-# bound: each rank sees one GPU, number 0, as under --gpu-bind
-for gpus, bound in ((1, False), (2, False), (2, True), (3, True)):
-    uuid = lambda d: SimpleNamespace(uuid=f"GPU-{world.local_rank % gpus if bound else d.index}")
-    torch.cuda.device_count, torch.cuda.get_device_properties = lambda: 1 if bound else gpus, uuid
-    build.warn_of_device(Job(), world, pick_device("auto", "float32", world.local_rank))
-build.why_hidden = lambda: "GPUs are hidden"
-build.warn_of_device(Job(), world, torch.device("cpu"))
-"""
-
-
-def test_ranks_that_share_a_gpu_are_counted(tmp_path):
+def test_ranks_that_share_a_gpu_are_counted(monkeypatch, capsys):
     """And all of them say in one line that GPUs are hidden from them."""
-    (tmp_path / "sharing.py").write_text(SHARING)
-    done = mpirun(3, tmp_path / "sharing.py")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    for index, alike in ((0, {"GPU-0": 3}), (1, {"GPU-1": 2}), (2, {})):
+        world = SimpleNamespace(root=True, agree=bool, most_alike=lambda name, alike=alike: alike.get(name, 1))
+        build.warn_of_device(Job(), world, torch.device("cuda", index))
+    monkeypatch.setattr(build, "why_hidden", lambda: "GPUs are hidden")
+    build.warn_of_device(Job(), world, torch.device("cpu"))
     shared = "warning: up to {} ranks share one GPU; they take turns on it, unless CUDA's MPS runs".format
     hidden = "warning: --device auto takes the CPU: GPUs are hidden"
-    assert done.stderr.splitlines() == [shared(3), shared(2), shared(2), hidden]
+    assert capsys.readouterr().err.splitlines() == [shared(3), shared(2), hidden]
 
 
 # sweeps ------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,26 @@ from dpfl_mpi.settings import Run
 from dpfl_mpi.survival.lock import Lock, born
 from dpfl_mpi.sweep import here, jobs, known, table
 
+HELD = """
+import os, time
+from dpfl_mpi.methods import Method
+from dpfl_mpi.survival.signals import Heard
+
+METHOD = Method(title="Held", topology="none", citation="@misc{{held, title = {{Held}}}}")
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {{"client": {{"w": w}}, "shared": {{}}}}
+
+def round(fed, state, t):
+    while t == 3 and os.path.exists({hold!r}) and not Heard.at:
+        open({hold!r} + ".reached", "w").close()
+        time.sleep(0.02)
+    fed.evaluate(state["client"]["w"])
+    return state
+"""
+
 
 def start_sweep(*words: str) -> subprocess.Popen[str]:
     """Start a sweep in the background, in a process group of its own."""
@@ -55,11 +75,12 @@ def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
     assert len(list(tmp_path.glob("sweeps/*"))) == 1
 
 
-def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, swept):
-    done = swept(base_and_tuned(tmp_path / "table.py"), rounds=1, lr=1e15)
+def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, swept, fakes):
+    script(fakes / "mpirun", 'echo "error: client 2 diverged in round 1" >&2; exit 2')
+    done = swept(base_and_tuned(tmp_path / "table.py"))
     assert done.code == 1
     assert "which it goes on from, failed" in done.out and "1 failed, 1 missing of 2" in done.out
-    assert re.search(r"error: client \d diverged in round 1", done.out)  # of the log
+    assert "error: client 2 diverged in round 1\n" in done.out  # of the log
 
 
 def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path, swept):
@@ -76,22 +97,25 @@ def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path
 
 
 def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
-    """One line, a checkpoint, and the same command goes on to the same numbers."""
-    words = ["--seeds", "1,2", "--max_parallel", "1"]
-    process = start_sweep(*words, *starts.of_sweep(tmp_path, rounds=25))
-    starts.wait_for(lambda: [p for p in tmp_path.glob("*.h5") if starts.recorded(p) >= 1], process)
+    """One line, a checkpoint, and the same command goes on. Round 3 waits for the signal, as long as there is a file `hold`."""
+    method = tmp_path / "held.py"
+    method.write_text(HELD.format(hold=str(tmp_path / "hold")))
+    (tmp_path / "hold").touch()
+    words = {"method": str(method), "clients": 4, "budget": 1}
+    process = start_sweep("--seeds=1,2", "--max_parallel=1", *starts.of_sweep(tmp_path, **words))
+    starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
     assert starts.finish(process, 130) == (
         "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
     )
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
-    (t,) = starts.checkpoint_rounds(out)
+    assert starts.checkpoint_rounds(out) == [3] and not out.with_name(f"{out.name}.lock").exists()
     with Result(out) as result:
-        assert result.state == f"stopped after round {t}"
-    assert not out.with_name(f"{out.name}.lock").exists()
-    listed = swept(*words, "--list", rounds=25)
+        assert result.state == "stopped after round 3"
+    listed = swept("--seeds", "1,2", "--list", **words)
     assert listed.code == 0 and "1 missing, 1 stopped of 2" in listed.out
-    done = swept(*words, rounds=25)
+    (tmp_path / "hold").unlink()
+    done = swept("--seeds", "1,2", **words)
     assert done.code == 0 and "2 finished of 2" in done.out, done.err
     assert starts.times_started(out) == 2
 
