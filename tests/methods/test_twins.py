@@ -109,25 +109,13 @@ def test_pfedgraph_weights_are_a_solvers():
             np.testing.assert_allclose(x, quadratic(d, p, alpha), atol=1e-6)
 
 
-# FedBN: a model with GroupNorm ------------------------------------------------------------------------------------------
 NORMED = """
+from collections import OrderedDict
 from torch import nn
-
 HEAD = "head"
-
-
-class Net(nn.Module):
-    def __init__(self, c, classes):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(c, 4, 3), nn.GroupNorm(2, 4)
-        self.head = nn.Linear(4 * 36, classes)
-
-    def forward(self, x):
-        return self.head(self.norm(self.conv(x)).relu().flatten(1))
-
-
 def build(shape, classes):
-    return Net(shape[2], classes)
+    layers = {"conv": nn.Conv2d(shape[2], 4, 3), "norm": nn.GroupNorm(2, 4), "relu": nn.ReLU(), "flat": nn.Flatten()}
+    return nn.Sequential(OrderedDict(layers, head=nn.Linear(4 * 36, classes)))
 """
 
 

@@ -1,14 +1,11 @@
-"""Slow twins of the methods: a loop over four ragged clients in plain PyTorch.
-
-A twin takes from the package only the data, the initial row and the recipe of the keyed draws; models are modules, steps are
-torch.optim's, sums are Python's.
-"""
+"""Slow twins of the methods in plain PyTorch, of four ragged clients: from the package are data, initial row and the recipe of the draws alone."""
 
 import importlib
 
 import numpy as np
 import torch
-from launch import federation, validation
+from launch import federation, training_rows, validation
+from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
@@ -59,8 +56,7 @@ class Twin:
         self.start = fed.initial_row()[: fed.ensemble.size].clone()
         self.data, self.val = [], []
         for k in range(N):
-            i = int(fed.row_of[k])
-            rows = slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
+            rows = training_rows(fed, k)
             self.data.append((self.image(fed.clients.x[rows]), fed.clients.y[rows]))
             self.val.append(validation(fed, k))
         assert len({len(y) for _, y in self.data}) > 1, "ragged"
@@ -72,10 +68,8 @@ class Twin:
     def batches(self, k, first_epoch, epochs):
         x, y = self.data[k]
         for epoch in range(first_epoch, first_epoch + epochs):
-            for rows in torch.from_numpy(keyed(self.run.seed, 2, k, epoch).permutation(len(y))).split(
-                self.run.batch_size
-            ):
-                yield x[rows], y[rows]
+            order = torch.from_numpy(keyed(self.run.seed, 2, k, epoch).permutation(len(y)))
+            yield from ((x[rows], y[rows]) for rows in order.split(self.run.batch_size))
 
     def model(self, w):
         vector_to_parameters(w.clone(), self.module.parameters())
@@ -94,14 +88,10 @@ class Twin:
         columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns
         if (k, name) not in self.optimisers:
             leaf, run = torch.nn.Parameter(w[columns].clone()), self.run
-            how = {"lr": run.lr, "weight_decay": run.weight_decay}
+            kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[run.optimizer]
             adam = {"betas": (run.beta1, run.beta2), "eps": run.adam_eps}
-            made = {
-                "sgd": lambda: torch.optim.SGD([leaf], momentum=run.momentum, **how),
-                "adam": lambda: torch.optim.Adam([leaf], **how, **adam),
-                "adamw": lambda: torch.optim.AdamW([leaf], **how, **adam),
-            }
-            self.optimisers[k, name] = leaf, made[run.optimizer]()
+            more = {"momentum": run.momentum} if run.optimizer == "sgd" else adam
+            self.optimisers[k, name] = leaf, kind([leaf], run.lr, weight_decay=run.weight_decay, **more)
         leaf, optimiser = self.optimisers[k, name]
         leaf.data, leaf.grad = w[columns].clone(), g[columns].clone()
         clip_grad_norm_([leaf], self.run.clip_norm)
@@ -203,17 +193,13 @@ def twin_fedrep(tw, o):
 
 
 def twin_pfedgraph(tw, o):
-    w, u = [tw.start] * N, None
+    w = u = [tw.start] * N
     yield w
     for t in range(ROUNDS):
         if t:
             yield w
-            w = [
-                tw.local(k, w[k], t * TAU, extra=lambda v, k=k: o["lam"] * (u[k] @ v) / v.norm())  # noqa: B023
-                for k in range(N)
-            ]
-        else:
-            w = [tw.local(k, w[k], t * TAU) for k in range(N)]
+        terms = [(lambda v, u_k=u_k: o["lam"] * (u_k @ v) / v.norm()) if t else None for u_k in u]
+        w = [tw.local(k, w[k], t * TAU, extra=terms[k]) for k in range(N)]
         yield w
         delta = [(row - tw.start).double() for row in w]
         new, u = [], []
@@ -354,16 +340,9 @@ def twin_cobo(tw, o):
 
 def quadratic(d, p, alpha):
     """argmin alpha ||x||^2 + (d - 2 alpha p) x over the simplex, by a general solver."""
-    from scipy.optimize import minimize
-
-    found = minimize(
-        lambda x: alpha * x @ x + (d - 2 * alpha * p) @ x,
-        p,
-        jac=lambda x: 2 * alpha * x + d - 2 * alpha * p,
-        bounds=[(0, None)] * len(p),
-        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(len(x))},
-        method="SLSQP",
-        options={"ftol": 1e-12, "maxiter": 500},
-    )
+    slope = d - 2 * alpha * p
+    simplex = {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(len(x))}
+    how = {"bounds": [(0, None)] * len(p), "constraints": simplex, "options": {"ftol": 1e-12, "maxiter": 500}}
+    found = minimize(lambda x: alpha * x @ x + slope @ x, p, jac=lambda x: 2 * alpha * x + slope, method="SLSQP", **how)
     assert found.success
     return found.x

@@ -1,12 +1,14 @@
 """Rows against plain PyTorch: one nn.Module and one torch.optim.SGD per client."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import cnn, mlp
@@ -17,30 +19,18 @@ CPU = torch.device("cpu")
 SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: both pools floor
 
 
-class Plain(nn.Module):
-    """A user's module: no stacked kernels, layers in an order of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.norm = nn.GroupNorm(2, 4)
-        self.head = nn.Linear(4 * 6 * 6, 5)
-
-    def forward(self, x):
-        return self.head(self.norm(self.conv(x)).tanh().flatten(1))
-
-
 def build(kind):
-    if kind == "plain":
-        return Plain(), (8, 8, 3), 5
+    if kind == "plain":  # a user's module: no stacked kernels
+        layers = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5)
+        return nn.Sequential(*layers), (8, 8, 3), 5
     if kind == "mlp":
         return mlp.build((8, 8, 1), 10), (8, 8, 1), 10
     return cnn.build(SHAPES[kind], 10), SHAPES[kind], 10
 
 
 def row_from(tensors, width):
-    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
-    return torch.nn.functional.pad(flat, (0, width - len(flat)))
+    flat = parameters_to_vector(tensors).detach()
+    return nn.functional.pad(flat, (0, width - len(flat)))
 
 
 def row_from_grads(module, width):
@@ -53,9 +43,8 @@ def setup(kind, k, seed=0):
     module, shape, classes = build(kind)
     ensemble = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU)
     modules = [copy.deepcopy(module) for _ in range(k)]
-    for m in modules:
-        for p in m.parameters():
-            nn.init.uniform_(p, -0.15, 0.15)
+    for p in itertools.chain.from_iterable(m.parameters() for m in modules):
+        nn.init.uniform_(p, -0.15, 0.15)
     w = torch.stack([row_from(m.parameters(), ensemble.width) for m in modules])
     return ensemble, modules, w, shape, classes
 
@@ -123,7 +112,7 @@ def torch_trains(module, x_SHWC, y, batches, clip, dtype):
         nn.functional.cross_entropy(m(x_SHWC[b].permute(0, 3, 1, 2).to(dtype)), y[b]).backward()
         nn.utils.clip_grad_norm_(m.parameters(), clip)
         optimiser.step()
-    return torch.cat([p.detach().reshape(-1) for p in m.parameters()]).double()
+    return parameters_to_vector(m.parameters()).detach().double()
 
 
 def rows_train(ensemble, w, x_kSHWC, y, batches, at_once, clip):
@@ -149,9 +138,8 @@ def rows_train(ensemble, w, x_kSHWC, y, batches, at_once, clip):
 def test_fifty_steps_of_sgd(kind, clip):
     """Ragged clients, 50 steps each as torch.optim.SGD after clip_grad_norm_ does them.
 
-    In float64 every client agrees to 1e-9. In float32 the last bit decides where two of a pool's four values
-    nearly tie, and from there two exact programs part by up to 0.1 (PyTorch in float32 from PyTorch in float64 as well, for about
-    one client in six of cifar). So most clients must agree to 1e-6 (blocks: 1e-5) with PyTorch in float32 or float64.
+    In float64 every client agrees to 1e-9. In float32 the last bit decides where two values of a pool nearly tie, and from there two exact
+    programs part by up to 0.1, PyTorch's float32 from its float64 too. So most clients must agree to 1e-6 (blocks: 1e-5) with either.
     """
     ensemble, modules, w, shape, classes = setup(kind, len(SIZES))
     rng = np.random.default_rng(4)
@@ -178,20 +166,6 @@ def test_fifty_steps_of_sgd(kind, clip):
         assert bool((w[:, size:] == 0).all()), "the padding of a row must stay zero"
 
 
-def test_sgd_step_by_hand():
-    """Clip to norm 1, then decay, momentum and step, on numbers a person can follow."""
-    w, g, m = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2, 2)
-    SGD(1, momentum=0.5, weight_decay=0.1, clip_norm=1.0).step(w, g, m, 0.5)
-    # row 0: norm 5, so g = (0.6, 0.8); + 0.1 w = (0.7, 1.0); m = 0.5 + g = (1.2, 1.5); w - 0.5 m = (0.4, 1.25)
-    # row 1: norm 0.5, not clipped: m = (0.8, 0.9), w = (-0.4, -0.45)
-    torch.testing.assert_close(w, torch.tensor([[0.4, 1.25], [-0.4, -0.45]]), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(m, torch.tensor([[1.2, 1.5], [0.8, 0.9]]), rtol=1e-6, atol=1e-6)
-    # a norm of 0 clips nothing
-    w, g, m = torch.zeros(1, 2), torch.tensor([[3e3, 4e3]]), torch.zeros(1, 2)
-    SGD(1, momentum=0.0, weight_decay=0.0, clip_norm=0.0).step(w, g, m, 1.0)
-    assert w.tolist() == [[-3e3, -4e3]]
-
-
 @pytest.mark.parametrize("kind", ["cifar", "mlp"])
 @pytest.mark.parametrize(("init", "numerator"), [("kaiming", 6), ("torch", 1)])
 def test_initial_row(kind, init, numerator):
@@ -208,8 +182,7 @@ def test_initial_row(kind, init, numerator):
             continue
         assert float(values.abs().max()) <= bound
         if values.numel() > 200:
-            assert float(values.max()) > 0.97 * bound
-            assert float(values.min()) < -0.97 * bound
+            assert float(values.max()) > 0.97 * bound and float(values.min()) < -0.97 * bound
             assert abs(float(values.mean())) < 5 * bound / math.sqrt(3 * values.numel())
 
 
