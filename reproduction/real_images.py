@@ -49,7 +49,8 @@ def files(clone: Path, commit: str, folder: str) -> Iterator[tuple[str, bytes]]:
     """Yield path and content of every client's file in a commit; those that the clone lacks, or larger than `LARGEST`, are left out."""
 
     def git(*arguments: str) -> bytes:
-        return subprocess.run(["git", "-C", str(clone), *arguments], stdout=-1, stderr=-3, check=False).stdout
+        command = ["git", "-C", str(clone), *arguments]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
 
     for path in sorted(git("ls-tree", "-r", "--name-only", commit, f"{folder}/").decode().splitlines()):
         if path.endswith(".npz") and 0 < len(data := git("cat-file", "blob", f"{commit}:{path}")) <= LARGEST:
