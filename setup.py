@@ -1,4 +1,4 @@
-"""Builds dpfl_mpi/models/_lanes.so, the CPU kernels, with whatever C compiler there is; without one PyTorch computes instead.
+"""Builds dpfl_mpi/numerics/lanes/_lanes.so, the CPU kernels, with whatever C compiler there is; without one PyTorch computes instead.
 
 It is a plain shared library: no Python headers, and one wheel for all versions of Python.
 """
@@ -37,18 +37,25 @@ def compilers() -> list[list[str]]:
     return [*named, *found, [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]]
 
 
+def digest_of(source: Path) -> str:
+    """Return what tells lanes.c and the files that it includes from other versions of them."""
+    files = sorted([*source.parent.glob("*.h"), *source.parent.glob("*.c")], key=lambda file: file.name)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def compile_lanes(compiler: list[str], source: Path, target: Path, extra: list[str] | None = None) -> None:
     """Compile every form of lanes.c and link them into `target`.
 
     Raises:
         subprocess.CalledProcessError, OSError: the compiler failed, or is not there.
     """
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory() as folder:
         # zig keeps a cache, by default in the home directory
         env = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         command = [*compiler, *FLAGS, *(extra or [])]
-        jobs = [(0, [f'-DSOURCE="{digest}"'])] + [(form, [f"-DFORM={form}", *flags]) for form, flags in FORMS.items()]
+        jobs = [(0, [f'-DSOURCE="{digest_of(source)}"'])] + [
+            (form, [f"-DFORM={form}", *flags]) for form, flags in FORMS.items()
+        ]
         objects = [f"{folder}/{form}.o" for form, _ in jobs]
         for (_, flags), out in zip(jobs, objects, strict=True):
             subprocess.run([*command, *flags, "-c", str(source), "-o", out], check=True, env=env, capture_output=True)
@@ -91,6 +98,6 @@ class PlatformWheel(bdist_wheel):
 
 if __name__ == "__main__":
     setup(
-        ext_modules=[Extension("dpfl_mpi.models._lanes", ["dpfl_mpi/models/lanes.c"], optional=True)],
+        ext_modules=[Extension("dpfl_mpi.numerics.lanes._lanes", ["dpfl_mpi/numerics/lanes/lanes.c"], optional=True)],
         cmdclass={"build_ext": BuildLanes, "bdist_wheel": PlatformWheel},
     )

@@ -33,7 +33,7 @@ from dpfl_mpi.models.cnn import build
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.native import FORMS, describe, forms
+from dpfl_mpi.numerics.native import FORMS, forms
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
 SHAPE = (32, 32, 3)
@@ -67,12 +67,14 @@ def one_client(n: int) -> tuple[Ensemble, Clients]:
 
 def multiply_adds(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """Return the multiply-adds of a model's forward half on one image: convolutions where the pool looks, and dense layers."""
-    convolutions, layers = describe(module)
     (h, w, _), total = shape, 0
-    for c in convolutions:
-        h, w = (h - 4) // 2, (w - 4) // 2
-        total += 4 * h * w * c.weight.numel()
-    return total + sum(layer.weight.numel() for layer in layers)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            h, w = (h - 4) // 2, (w - 4) // 2
+            total += 4 * h * w * layer.weight.numel()
+        elif isinstance(layer, nn.Linear):
+            total += layer.weight.numel()
+    return total
 
 
 def rate(form: str, seconds: float = 1.0) -> float | None:

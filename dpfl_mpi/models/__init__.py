@@ -10,8 +10,8 @@ What the file of a model holds:
 `shape` is that of one sample: (H, W, C) of images, (F,) of vectors, (L,) of tokens. forward takes float32 [S, C, H, W], float32 [S, F], or
 int64 [S, L]. A build for tokens has a parameter `vocabulary`: tokens are 0 to vocabulary - 1, and 0 fills up short texts.
 
-What is refused, and in which words, is in `numerics/fitness.py`. Two methods of a module's own class are for speed alone: `stacked()`,
-kernels that compute many clients' models at once (without them `Ensemble` uses `torch.func`), and `lanes()`, what lanes.c computes it from.
+What is refused, and in which words, is in `numerics/fitness.py`. A method `stacked()` of a module's own class is for speed alone: kernels that
+compute many clients' models at once (without them `Ensemble` uses `torch.func`).
 """
 
 import dataclasses

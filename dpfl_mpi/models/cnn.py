@@ -32,10 +32,6 @@ class CNN(nn.Module):
         x = self.fc2(x).relu()
         return self.head(x)
 
-    def lanes(self) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
-        """Return what lanes.c computes this model from."""
-        return [self.conv1, self.conv2], [self.fc1, self.fc2, self.head]
-
     def stacked(self, bf16: bool):
         """Return kernels that compute many rows of this model at once."""
         from dpfl_mpi.models._cnn_stacked import StackedCNN

@@ -18,10 +18,6 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.fc1(x.flatten(1)).relu())
 
-    def lanes(self) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
-        """Return what lanes.c computes this model from."""
-        return [], [self.fc1, self.head]
-
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the perceptron for images of `shape` = (H, W, C) or vectors of `shape` = (F,)."""

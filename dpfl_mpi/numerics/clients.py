@@ -114,7 +114,7 @@ class Clients:
             weight[j, s, place] = 1
         weight /= np.maximum(weight.sum(2, keepdims=True), 1)
         w = torch.from_numpy(weight).to(self.x.device)
-        keys = self._keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
+        keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
         at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
             k = int((steps > first).sum())
@@ -139,7 +139,7 @@ class Clients:
                 crops[2, e] = rng.integers(0, 2, n)
         return order, crops
 
-    def _keys(self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int) -> Tensor:
+    def keys(self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int) -> Tensor:
         """Return the key of dropout in each step of these rows, int64 `[k, steps]`: drawn by client, epoch and step, 0 behind its last."""
         steps = -(-self.n_train[rows] // batch_size)
         out = np.zeros((len(rows), epochs * int(steps.max(initial=0))), np.int64)

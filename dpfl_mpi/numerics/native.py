@@ -1,4 +1,4 @@
-"""The CPU kernels: SGD and scores of this package's models in C, the mini-batch as the vector (models/lanes.c, which see).
+"""The CPU kernels: SGD and scores of models in C, the mini-batch as the vector (lanes/lanes.c, which see).
 
 A `Native` describes one architecture to the library and calls it on rows of float32, whose memory it reads and writes in place, and on
 uint8 images. Each call computes what `Ensemble` and `SGD.step` do, without entering Python between the steps of a client.
@@ -9,6 +9,8 @@ Axes: W row width, r rows, M images, H W C image, n images of a call, F what the
 import ctypes
 import functools
 import hashlib
+import math
+import platform
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.lanes.layers import HANDLERS
+from dpfl_mpi.numerics.lanes.plan import CNet, Plan, plan
+from dpfl_mpi.numerics.lanes.trace import Unknown, trace
 
-LIBRARY = Path(__file__).parents[1] / "models" / "_lanes.so"
+LANES = Path(__file__).parent / "lanes"  # the sources
+LIBRARY = LANES / "_lanes.so"
 FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same bits of results
-MOST = 4  # stages, and dense layers, that the library has room for
 Array = Tensor | np.ndarray
-
-
-class _Net(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("height", "width", "channels", "stages")),
-        *(("filters", c_int32 * MOST), ("layers", c_int32), ("units", c_int32 * MOST)),
-        *((name, c_void_p) for name in ("scale", "shift")),
-    ]
 
 
 class _Images(ctypes.Structure):
@@ -40,6 +37,7 @@ class _Images(ctypes.Structure):
         *((name, c_void_p) for name in ("pixels", "labels", "order", "crop")),
         ("stride", c_int64),
         *((name, c_int32) for name in ("rows", "columns", "corner")),
+        ("keys", c_void_p),
     ]
 
 
@@ -50,7 +48,7 @@ class _Sgd(ctypes.Structure):
     ]
 
 
-_NET, _IMAGES, _SGD = POINTER(_Net), POINTER(_Images), POINTER(_Sgd)
+_NET, _IMAGES, _SGD = POINTER(CNet), POINTER(_Images), POINTER(_Sgd)
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "space": (c_int64, [_NET]),
     "gradient": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int32, c_void_p]),
@@ -72,16 +70,26 @@ def load(path: Path = LIBRARY) -> Any:
     except OSError as error:
         raise UserError(f"the CPU kernels cannot be loaded ({error}); {mend}") from error
     library.source.restype = c_char_p
-    source = LIBRARY.with_name("lanes.c")
-    if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest() != library.source().decode():
-        raise UserError(f"the CPU kernels are of another version of lanes.c; {mend}")
+    if LANES.is_dir() and digest() != library.source().decode():
+        raise UserError(f"the CPU kernels are of another version of their sources; {mend}")
     return library
+
+
+def digest() -> str:
+    """Return what tells these sources from other versions of them."""
+    files = sorted([*LANES.glob("*.h"), *LANES.glob("*.c")], key=lambda file: file.name)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def forms(path: Path = LIBRARY) -> list[str]:
     """Return the forms that this processor can run and the library has, the fastest first."""
     library = load(path)
     return [name for name, bits in FORMS.items() if bits <= library.widest() and hasattr(library, f"train_{bits}")]
+
+
+def without_fma() -> bool:
+    """Return whether this is an x86 processor whose products would go through the C library: there PyTorch is faster."""
+    return platform.machine() in ("x86_64", "AMD64") and load().widest() == FORMS["portable"]
 
 
 def form_of(kernels: str) -> str:
@@ -132,45 +140,62 @@ class Native:
         shift: Tensor,
         form: str = "",
         path: Path = LIBRARY,
+        dtype: str = "uint8",
     ):
-        """Describe a model for images of `shape` (H, W, C), of which a byte b enters as b * scale + shift, float32 `[C]`.
+        """Describe a model for samples of `shape` and dtype, of which a number n enters as n * scale + shift, float32 `[C]`.
 
         A library that cannot be used, computes no such model, or has no such form here is a `UserError`.
         """
-        convolutions, layers = describe(module)
         available = forms(path)
         self.form = form or available[0]
         if self.form not in available:
             raise UserError(f"--kernels is {form}; this processor and library have {', '.join(available)}")
+        self._plan, self.classes = describe(module, shape, dtype)
         library, bits = load(path), FORMS[self.form]
         self._call = SimpleNamespace()
         for name, (result, arguments) in _CALLS.items():
             call = getattr(library, f"{name}_{bits}")
             call.restype, call.argtypes = result, arguments
             setattr(self._call, name, call)
-        self.shape, self.classes, self.features = shape, layers[-1].out_features, layers[-1].in_features
+        self.shape, self.dtype, self._net = shape, dtype, self._plan.net
         self.width = -(-sum(p.numel() for p in module.parameters()) // 16) * 16
         self._constants = scale.cpu().contiguous(), shift.cpu().contiguous()
-        self._net = _Net(
-            *shape,
-            len(convolutions),
-            (c_int32 * MOST)(*(c.out_channels for c in convolutions)),
-            len(layers),
-            (c_int32 * MOST)(*(f.out_features for f in layers)),
-            *(_address(t, "float32", (shape[2],)) for t in self._constants),
-        )
+        if dtype != "int32":
+            self._net.scale, self._net.shift = (_address(t, "float32", (shape[-1],)) for t in self._constants)
+        self._net.width = self.width
+        if self._plan.features:
+            self.read_by(max(self._plan.features))
         self._memory = np.zeros(self._call.space(self._net) + 64, np.uint8)
         self._work = -(-self._memory.ctypes.data // 64) * 64
 
+    def read_by(self, column: int) -> None:
+        """Let `features` of scores be what the dense layer reads whose weight starts at a column of the row."""
+        if column not in self._plan.features:
+            raise UserError("the CPU kernels do not show what the model's head reads; --kernels torch does")
+        self._net.features = self._plan.features[column]
+
+    @property
+    def features(self) -> int:
+        """How many numbers the last layer reads."""
+        return self._plan.values[self._net.features].units
+
     def images(self, pixels: Array, labels: Array) -> Images:
-        """Return images, uint8 `[M, H + 2 b, W + 2 b, C]` with a border of b >= 0, and labels, int64 `[M]`, for the calls below."""
-        m, rows = pixels.shape[:2]
-        _address(pixels, "uint8", (m, rows, self.shape[1] + rows - self.shape[0], self.shape[2]))
+        """Return samples `[M, *shape]`, images with a border of b >= 0 `[M, H + 2 b, W + 2 b, C]`, and labels, int64 `[M]`, for the calls below."""
+        m, border = pixels.shape[0], pixels.shape[1] - self.shape[0] if len(self.shape) == 3 else 0
+        height, *others = self.shape
+        stored = (height + border, others[0] + border, *others[1:]) if len(self.shape) == 3 else self.shape
+        _address(pixels, self.dtype, (m, *stored))
         _address(labels, "int64", (m,))
-        if rows < self.shape[0]:
-            raise ValueError(f"images of {rows} rows; the model reads {self.shape[0]}")
+        if border < 0:
+            raise ValueError(f"images of {height + border} rows; the model reads {height}")
         if m and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
             raise ValueError(f"a label that is not among the {self.classes} classes")
+        if (
+            m
+            and self.dtype == "int32"
+            and (int(pixels.min()) < 0 or int(pixels.max()) >= (self._plan.vocabulary or 2**31))
+        ):
+            raise ValueError(f"a token that is not below {self._plan.vocabulary or 2**31}")
         return Images(pixels, labels)
 
     def train(
@@ -182,24 +207,34 @@ class Native:
         crop: np.ndarray | None,
         batch_size: int,
         sgd: Sgd,
+        keys: np.ndarray | None = None,
     ) -> float:
         """Train row w with momentum m, `[W]` both, in place, and return the sum of the mini-batches' mean losses.
 
         `order`, int32 `[epochs, n]`, says which images each epoch sees; its last mini-batch may be smaller. `crop`, uint8
-        `[3, epochs, n]`: where each image's window starts in y and x, and whether it is mirrored.
+        `[3, epochs, n]`: where each image's window starts in y and x, and whether it is mirrored. `keys`, int64 `[steps]`: of each mini-batch's
+        dropout; without them nothing is dropped.
         """
         epochs, n = order.shape
         # held until the call ends: with gaps they are copied, and the library knows no more than where they lie
         order, crop = order.reshape(-1), None if crop is None else crop.reshape(3, -1)
-        chosen = self._chosen(images, order, crop)
+        if keys is not None and len(keys) < epochs * -(-n // batch_size):
+            raise ValueError(f"{len(keys)} keys; a mini-batch each needs {epochs * -(-n // batch_size)}")
+        chosen = self._chosen(images, order, crop, keys)
         rows = self._row(w), self._row(m)
         return float(self._call.train(self._net, *rows, chosen, n, epochs, batch_size, self._sgd(sgd), self._work))
 
     def gradient(
-        self, w: Tensor, g: Tensor, images: Images, order: np.ndarray, crop: np.ndarray | None = None
+        self,
+        w: Tensor,
+        g: Tensor,
+        images: Images,
+        order: np.ndarray,
+        crop: np.ndarray | None = None,
+        keys: np.ndarray | None = None,
     ) -> float:
-        """Write into g `[W]` the gradient at row w of the mean loss of the images `order` `[n]`, and return that loss."""
-        chosen = self._chosen(images, order, crop)
+        """Write into g `[W]` the gradient at row w of the mean loss of the images `order` `[n]`, and return that loss; `keys` is one key."""
+        chosen = self._chosen(images, order, crop, keys)
         return float(self._call.gradient(self._net, self._row(w), self._row(g), chosen, len(order), self._work))
 
     def step(self, w: Tensor, m: Tensor, g: Tensor, sgd: Sgd) -> None:
@@ -237,10 +272,13 @@ class Native:
         trained = None if sgd.trained is None else _address(sgd.trained, "bool", (self.width,))
         return _Sgd(sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.mu, towards, trained)
 
-    def _chosen(self, images: Images, order: np.ndarray, crop: np.ndarray | None = None) -> _Images:
+    def _chosen(
+        self, images: Images, order: np.ndarray, crop: np.ndarray | None = None, keys: np.ndarray | None = None
+    ) -> _Images:
         """Return the images of a call; numbers that would lead out of the arrays are refused here."""
-        m, rows, columns, _ = images.pixels.shape
-        border = rows - self.shape[0]
+        m = len(images.pixels)
+        rows, columns = images.pixels.shape[1:3] if len(self.shape) == 3 else (1, self._net.wide)
+        border = rows - self._net.height
         if order.min(initial=0) < 0 or order.max(initial=0) >= m:
             raise ValueError(f"an image that is not among the {m} there are")
         if crop is not None and (crop.shape != (3, len(order)) or crop.strides[1] != 1 or crop.dtype != np.uint8):
@@ -248,28 +286,21 @@ class Native:
         if crop is not None and crop[:2].max(initial=0) > border:
             raise ValueError(f"a crop beyond the border of {border}")
         stored = (array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data for array in images)
+        drawn = None if keys is None else _address(keys, "int64", (len(keys),))
         window = (None, 0) if crop is None else (crop.ctypes.data, crop.strides[0])
-        return _Images(*stored, _address(order, "int32", (len(order),)), *window, rows, columns, border // 2)
+        return _Images(*stored, _address(order, "int32", (len(order),)), *window, rows, columns, border // 2, drawn)
 
 
-def computes(module: nn.Module) -> bool:
-    """Return whether lanes.c was written for this model, built or not: its own class, not one that it inherits from, has a method `lanes`."""
-    return "lanes" in vars(type(module))
-
-
-def describe(module: nn.Module) -> tuple[list[nn.Conv2d], list[nn.Linear]]:
-    """Return the convolutions and the dense layers of a model that the library computes; any other is a `UserError`."""
-    if not computes(module):
-        raise UserError(f"--kernels native computes the models cnn and mlp, not {type(module).__name__}")
-    convolutions, layers = module.lanes()  # type: ignore[operator]
-    size = sum(p.numel() for part in (*convolutions, *layers) for p in part.parameters())
-    plain = all((c.kernel_size, c.stride, c.padding) == ((5, 5), (1, 1), (0, 0)) for c in convolutions)
-    if not plain or size != sum(p.numel() for p in module.parameters()) or max(len(convolutions), len(layers)) > MOST:
-        raise UserError(
-            f"--kernels native: what {type(module).__name__}.lanes names must be all of the model: up to {MOST} convolutions of 5x5, "
-            f"stride 1, without padding, and up to {MOST} dense layers"
-        )
-    return convolutions, layers
+def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:
+    """Return the plan of a model for samples of a shape and dtype, and its classes; one that the library cannot compute is a `UserError`."""
+    try:
+        learns, scores = (trace(module, shape, dtype, HANDLERS, training) for training in (True, False))
+        if [op.kind for op in learns.ops if op.kind != "drop"] != [op.kind for op in scores.ops]:
+            raise Unknown("a forward that does other things in training than in scoring")
+        classes = math.prod(learns.logits.shape)
+        return plan(learns, shape, dtype, classes), classes
+    except Unknown as error:
+        raise UserError(f"the CPU kernels have no layer for {error}") from error
 
 
 def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:

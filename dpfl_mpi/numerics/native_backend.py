@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
@@ -26,6 +25,7 @@ class NativeBatch:
     step: int
     order: np.ndarray  # int32 [S]
     crop: np.ndarray | None  # uint8 [3, S]
+    keys: np.ndarray | None  # int64 [1], of dropout
 
 
 class NativeBackend(Backend):
@@ -34,11 +34,7 @@ class NativeBackend(Backend):
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, form: str = ""):
         """Compute in the widest form that this processor can run, or in the one that is named; what cannot be had is a `UserError`."""
         super().__init__(ensemble, clients, sgd, at_once=1)
-        if ensemble.dtype != "uint8":
-            raise UserError(
-                "--kernels: the native kernels compute images of uint8; these samples are numbers or tokens"
-            )
-        self.native = Native(ensemble.module, clients.shape, ensemble.scale, ensemble.shift, form)
+        self.native = Native(ensemble.module, clients.shape, ensemble.scale, ensemble.shift, form, dtype=ensemble.dtype)
         self.name = "native"
         self._train = self.native.images(clients.x, clients.y)
         self._scored = self.native.images(clients.score_x, clients.score_y)
@@ -55,20 +51,23 @@ class NativeBackend(Backend):
         size, sgd = self.sgd.batch_size, self._sgd(lr, trained)
         if isinstance(gradient, Proximal):
             sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
-        block.loss += self.native.train(block.w[0], block.momentum[0], self._train, order, crop, size, sgd)
+        rows, keys = (block.w[0], block.momentum[0]), self._keys(i, epochs, first_epoch)
+        block.loss += self.native.train(*rows, self._train, order, crop, size, sgd, keys)
         block.steps += epochs * -(-order.shape[1] // size)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
-        order, crop = self._schedule(self._client(rows), epochs, first_epoch)
-        size, step = self.sgd.batch_size, 0
+        i = self._client(rows)
+        order, crop = self._schedule(i, epochs, first_epoch)
+        size, step, keys = self.sgd.batch_size, 0, self._keys(i, epochs, first_epoch)
         for epoch in range(epochs):
             for at in range(0, order.shape[1], size):
                 now = slice(at, at + size)
-                yield NativeBatch(1, step, order[epoch, now], None if crop is None else crop[:, epoch, now])
+                key = None if keys is None else keys[step : step + 1]
+                yield NativeBatch(1, step, order[epoch, now], None if crop is None else crop[:, epoch, now], key)
                 step += 1
 
     def gradient(self, block: Block, batch: NativeBatch) -> Tensor:  # type: ignore[override]
-        loss = self.native.gradient(block.w[0], block.g[0], self._train, batch.order, batch.crop)
+        loss = self.native.gradient(block.w[0], block.g[0], self._train, batch.order, batch.crop, batch.keys)
         return torch.tensor([loss], dtype=torch.float32)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
@@ -96,6 +95,7 @@ class NativeBackend(Backend):
         return losses.numpy().astype(np.float64), logits.argmax(2).numpy(), labels
 
     def outputs(self, w_kW: Tensor, images: np.ndarray, head: str) -> tuple[Tensor, Tensor]:
+        self._read_by(head)
         scores = self.native.score(w_kW, self._scored, images, logits=True, features=True)
         return torch.from_numpy(scores.logits), torch.from_numpy(scores.features)
 
@@ -103,6 +103,7 @@ class NativeBackend(Backend):
         clients = self.clients
         n = min(int(clients.n_train[i]), most)
         order = np.arange(clients.start[i], clients.start[i] + n, dtype=np.int32)
+        self._read_by(head)
         scores = self.native.score(w_1W, self._train, order, features=True)
         return torch.from_numpy(scores.features)[0], clients.y[order[0] : order[-1] + 1]
 
@@ -130,6 +131,16 @@ class NativeBackend(Backend):
     def _schedule(self, i: int, epochs: int, first_epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         order, crop = self.clients.schedule(i, epochs, int(first_epoch[i]))
         return order, crop if self.clients.augment else None
+
+    def _keys(self, i: int, epochs: int, first_epoch: np.ndarray) -> np.ndarray | None:
+        if not self.ensemble.draws.layers:
+            return None
+        return self.clients.keys(np.array([i]), epochs, first_epoch, self.sgd.batch_size)[0].numpy()
+
+    def _read_by(self, head: str) -> None:
+        names = self.ensemble.names
+        before = names[: names.index(f"{head}.weight")]
+        self.native.read_by(sum(math.prod(self.ensemble.shapes[name]) for name in before))
 
     def _order(self, i: int) -> np.ndarray:  # validation images, then test images
         return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)

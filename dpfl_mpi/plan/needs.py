@@ -171,15 +171,15 @@ def traffic(
 
 def in_native_kernels(job: Job, source: Source, ensemble: Any) -> bool:
     """Return whether this machine's CPU would compute in the native kernels, else in PyTorch."""
-    from dpfl_mpi.numerics.native import Native, form_of
+    from dpfl_mpi.numerics.native import Native, form_of, without_fma
 
-    if ensemble.bf16 or job.block > 1 or job.kernels == "torch" or source.dtype != "uint8":
+    if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
         return False
     try:
-        Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels))
+        Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels), dtype=source.dtype)
+        return job.kernels != "auto" or not without_fma()
     except UserError:
         return False
-    return True
 
 
 def image_bytes(source: Source, ensemble: Any) -> int:

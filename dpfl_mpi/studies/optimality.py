@@ -70,7 +70,6 @@ class Models:
         from dpfl_mpi.numerics.backend import Backend, optimiser
         from dpfl_mpi.numerics.clients import Clients
         from dpfl_mpi.numerics.ensemble import Ensemble
-        from dpfl_mpi.numerics.native import computes
         from dpfl_mpi.numerics.native_backend import NativeBackend
 
         run = result.run
@@ -89,11 +88,10 @@ class Models:
         ids = np.arange(self.n)
         clients = Clients(source, ordered, ids, run.seed, run.augment, ensemble, flipped(run), n_search)
         self.backend: Any = Backend(ensemble, clients, optimiser(run), 1)
-        if computes(module) and source.dtype == "uint8":
-            try:
-                self.backend = NativeBackend(ensemble, clients, optimiser(run))
-            except UserError as error:
-                print(f"warning: PyTorch computes, several times slower: {error}", file=sys.stderr)
+        try:
+            self.backend = NativeBackend(ensemble, clients, optimiser(run))
+        except UserError as error:
+            print(f"warning: PyTorch computes, several times slower: {error}", file=sys.stderr)
         self.rows = ensemble.zeros(self.n)
         self.rows[:, : ensemble.size] = torch.from_numpy(result["model/best"])
 

@@ -1,5 +1,6 @@
-/* Calls every entry of lanes.c on nets and mini-batches of awkward sizes, and prints losses to the last bit: run by
- * tests/numerics/test_lanes_library.py under sanitizers (all arrays are allocated here to the byte) and emulators. */
+/* Calls every entry of lanes.c on networks that plan.py described, and mini-batches of awkward sizes, and prints losses to
+ * the last bit: run by tests/numerics/test_lanes_library.py under sanitizers (all arrays are allocated here to the byte,
+ * and gaps of the arena are poisoned) and emulators. Each argument is a file of one network (test_lanes_library.py). */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,48 +16,78 @@ static void *filled(int count, int size, int below) {
   return p;
 }
 
-static void check(Net net, int n, int border, int batch) {
-  const float scale[4] = {.01f, .02f, .01f, .01f}, shift[4] = {-1, -1, -1, -1};
+static void *pixels_of(const Net *net, int count) {
+  if (net->samples != FLOATS) return filled(count, net->samples == BYTES ? 1 : 4, net->samples == BYTES ? 256 : 9);
+  float *p = malloc(4 * count);
+  for (int i = 0; i < count; i++) p[i] = drawn() / 16777216.f;
+  return p;
+}
+
+static void check(Net net, int n, int border, int batch, const int64_t *pieces, int count) {
+  float scale[64], shift[64];
+  for (int i = 0; i < 64; i++) scale[i] = .01f, shift[i] = i % 2 ? -1 : -.5f;
   net.scale = scale, net.shift = shift;
-  void *memory = get(NAME(space)(&net));
-  const Work k = lay_out(&net, NULL);
-  const int classes = net.units[net.layers - 1], read = k.layer[net.layers - 1].inputs;
-  const int rows = net.height + 2 * border, columns = net.width + 2 * border;
-  float *w = get(8 * k.width), *m = get(4 * k.width), *g = get(4 * k.width); /* w: two rows */
-  float *pair = malloc(8 * k.width);
-  double *x = malloc(8 * k.width), *x_j = malloc(8 * k.width), *y_j = malloc(8 * k.width);
-  uint8_t *trained = filled(k.width, 1, 2), *pixels = filled(n * rows * columns * net.channels, 1, 256);
-  uint8_t *crop = filled(3 * n, 1, 2 * border + 1);
-  int64_t *labels = filled(n, 8, classes);
+  const size_t space = NAME(space)(&net);
+  char *memory = get(space);
+  memset(memory, 0, space);
+#ifdef __SANITIZE_ADDRESS__
+  void __asan_poison_memory_region(void const volatile *, size_t);
+  for (int i = 0; i < count; i++) {
+    const int64_t end = pieces[2 * i] + pieces[2 * i + 1], next = i + 1 < count ? pieces[2 * i + 2] : net.vectors;
+    __asan_poison_memory_region(memory + end * sizeof(F), (next - end) * sizeof(F));
+  }
+#endif
+  (void)pieces, (void)count;
+  const int classes = net.value[net.logits].units, read = net.value[net.features].units, width = net.width;
+  const int rows = net.height + 2 * border, columns = net.wide + 2 * border;
+  float *w = get(8 * width), *m = get(4 * width), *g = get(4 * width); /* w: two rows */
+  float *pair = malloc(8 * width);
+  double *x = malloc(8 * width), *x_j = malloc(8 * width), *y_j = malloc(8 * width);
+  uint8_t *trained = filled(width, 1, 2), *crop = filled(3 * n, 1, 2 * border + 1);
+  void *pixels = pixels_of(&net, n * rows * columns * net.channels);
+  int64_t *labels = filled(n, 8, classes), *keys = filled(n, 8, 256);
   int32_t *order = filled(n, 4, n);
-  for (int i = 0; i < 2 * k.width; i++) w[i] = (drawn() / 16777216.f - .5f) * .2f;
-  memset(m, 0, 4 * k.width);
+  for (int i = 0; i < 2 * width; i++) w[i] = (drawn() / 16777216.f - .5f) * .2f;
+  memset(m, 0, 4 * width);
   crop[0] = crop[n] = 2 * border; /* the last corner, of the last image */
   order[0] = n - 1;
   float *losses = malloc(8 * n), *logits = malloc(8 * n * classes), *features = malloc(8 * n * read);
   int64_t *predicted = malloc(16 * n);
   for (int with = 0; with < 2; with++) {
-    const Images images = {pixels, labels, order, with ? crop : NULL, n, rows, columns, border};
-    const Sgd sgd = {.01f, .9f, 1e-3f, 20, .5f, with ? w + k.width : NULL, with ? trained : NULL};
+    const Images images = {pixels, labels, order, with ? crop : NULL, n, rows, columns, border, keys};
+    const Sgd sgd = {.01f, .9f, 1e-3f, 20, .5f, with ? w + width : NULL, with ? trained : NULL};
     const double total = NAME(train)(&net, w, m, &images, n, 1, batch, &sgd, memory);
     const double loss = NAME(gradient)(&net, w, g, &images, n, memory);
-    NAME(step)(w, m, g, k.width, &sgd);
-    NAME(score)(&net, w, k.width, 2, &images, n, losses, predicted, logits, features, memory);
-    NAME(score)(&net, w, k.width, 1, &images, n, losses, NULL, NULL, NULL, memory);
-    for (int i = 0; i < k.width; i++) x[i] = w[i] / 3.;
-    NAME(candidate)(x, x, w, .1, .3, .7, x_j, y_j, pair, k.width);
+    NAME(step)(w, m, g, width, &sgd);
+    NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, memory);
+    NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, memory);
+    for (int i = 0; i < width; i++) x[i] = w[i] / 3.;
+    NAME(candidate)(x, x, w, .1, .3, .7, x_j, y_j, pair, width);
     printf("%.9g %.9g %.9g", total, loss, losses[n - 1]);
-    printf(" %.17g %.17g %.9g\n", x_j[k.width / 2], y_j[k.width / 2], pair[k.width / 2] + pair[3 * k.width / 2]);
+    printf(" %.17g %.17g %.9g\n", x_j[width / 2], y_j[width / 2], pair[width / 2] + pair[3 * width / 2]);
   }
-  void *all[] = {pair, x, x_j, y_j, memory, w, m, g, trained, pixels, crop, labels, order, losses, logits, features, predicted};
+  void *all[] = {pair, x, x_j, y_j, w, m, g, trained, pixels, crop, labels, keys, order, losses, logits, features, predicted};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-int main(void) {
-  check((Net){32, 32, 3, 2, {6, 16}, 3, {120, 84, 10}, 0, 0}, 21, 4, 16);
-  check((Net){17, 18, 3, 2, {6, 16}, 3, {120, 84, 4}, 0, 0}, 19, 4, 8);
-  check((Net){19, 23, 2, 2, {5, 7}, 3, {13, 9, 3}, 0, 0}, 5, 2, 5);
-  check((Net){16, 16, 1, 2, {1, 1}, 3, {1, 1, 2}, 0, 0}, 3, 0, 1);
-  check((Net){3, 5, 4, 0, {0}, 2, {7, 2}, 0, 0}, 33, 1, 32);
+static void *take(FILE *file, size_t bytes) {
+  void *p = malloc(bytes + 1);
+  if (fread(p, 1, bytes, file) != bytes) exit(1);
+  return p;
+}
+
+int main(int argc, char **argv) {
+  for (int i = 1; i < argc; i++) {
+    FILE *file = fopen(argv[i], "rb");
+    int32_t *head = take(file, 6 * 4); /* images, border, batch; values, numbers in tables, pieces */
+    Net *net = take(file, sizeof(Net));
+    net->value = take(file, sizeof(Value) * head[3]);
+    Layer *layer = take(file, sizeof(Layer) * net->layers);
+    int32_t *starts = take(file, 4 * net->layers), *table = take(file, 4 * head[4]);
+    for (int l = 0; l < net->layers; l++) layer[l].table = table + starts[l];
+    net->layer = layer;
+    check(*net, head[0], head[1], head[2], take(file, 16 * head[5]), head[5]);
+    fclose(file);
+  }
   return 0;
 }

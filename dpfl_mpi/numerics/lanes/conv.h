@@ -1,0 +1,147 @@
+/* Convolutions of any kernel, stride, padding, dilation and groups, in one or two dimensions; a dense layer of many lines.
+ *
+ * Forward and the way back are both correlations: y[m] = sum over n and taps of w[m, n, tap] x[n, place + tap]. What lies
+ * outside of an image is zeros around it in the arena. The way back has one correlation for each remainder of a place
+ * by the stride. `table` has the correlations one after the other, forward first, each as `Correlation` reads it.
+ *
+ * weight [O, I / groups, taps], bias [O] or none.
+ */
+enum { CONV_GROUPS, CONV_BACKS, CONV_OUT, CONV_IN, CONV_Y_STEP, CONV_X_STEP, CONV_PIECES };
+
+typedef struct {
+  int32_t rows, columns;          /* of the outputs */
+  int32_t start;                  /* of the outputs, in vectors */
+  int32_t y_row, y_column;        /* vectors from one output to the next */
+  int32_t x_row, x_column;        /* and of the inputs that belong to them */
+  int32_t taps;
+  const int32_t *x_tap, *w_tap; /* where a tap's input and weight are */
+} Correlation;
+
+static Correlation correlation(const int32_t **table) {
+  const int32_t *t = *table;
+  *table += 8 + 2 * t[7];
+  return (Correlation){t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t + 8, t + 8 + t[7]};
+}
+
+/* From one of the sums' m, and of the inputs' n, to the next. */
+typedef struct {
+  int32_t m, n, y_m, x_n, w_m, w_n;
+} Steps;
+
+/* y [count, some]: outputs of `count` m at `some` columns. */
+INLINE void tile(const int count, const int some, const Correlation *c, const Steps *s, const F *x, const float *w,
+                 const float *b, F *y, int adds) {
+  F sum[8][8];
+  UNROLL for (int i = 0; i < count; i++)
+    UNROLL for (int j = 0; j < some; j++)
+      sum[i][j] = adds ? y[i * s->y_m + j * c->y_column] : b ? FILL(b[i]) : ZERO;
+  for (int32_t n = 0; n < s->n; n++)
+    for (int32_t t = 0; t < c->taps; t++) {
+      const F *from = x + n * s->x_n + c->x_tap[t];
+      const float *f = w + n * s->w_n + c->w_tap[t];
+      F v[8];
+      UNROLL for (int j = 0; j < some; j++) v[j] = from[j * c->x_column];
+      UNROLL for (int i = 0; i < count; i++) {
+        const F weight = FILL(f[i * s->w_m]);
+        UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(weight, v[j], sum[i][j]);
+      }
+    }
+  UNROLL for (int i = 0; i < count; i++)
+    UNROLL for (int j = 0; j < some; j++) y[i * s->y_m + j * c->y_column] = sum[i][j];
+}
+
+/* One row of `count` m. */
+INLINE void tiles(const int rows, const Correlation *c, const Steps *s, const F *x, const float *w, const float *b,
+                  F *y, int adds) {
+  BLOCKS(rows > 1 ? COLUMNS : 8, c->columns,
+         tile(rows, count, c, s, x + at * c->x_column, w, b, y + at * c->y_column, adds))
+}
+
+static void correlate_all(const Correlation *c, const Steps *s, const F *x, const float *w, const float *b, F *y,
+                          int adds) {
+  for (int32_t row = 0; row < c->rows; row++) {
+    const F *from = x + row * c->x_row;
+    F *to = y + c->start + row * c->y_row;
+    BLOCKS(ROWS, s->m, tiles(count, c, s, from, w + at * s->w_m, b ? b + at : NULL, to + at * s->y_m, adds))
+  }
+}
+
+static void conv(const Pass *p, const Layer *layer) {
+  const int32_t *size = layer->size, *table = layer->table, groups = size[CONV_GROUPS];
+  const Correlation c = correlation(&table);
+  const Steps s = {size[CONV_OUT] / groups, size[CONV_IN] / groups, size[CONV_Y_STEP], size[CONV_X_STEP],
+                   size[CONV_IN] / groups * c.taps, c.taps};
+  const F *x = x_of(p, layer->in);
+  F *y = x_of(p, layer->out);
+  for (int32_t g = 0; g < groups; g++)
+    correlate_all(&c, &s, x + (int64_t)g * s.n * s.x_n, p->row + layer->weight + (int64_t)g * s.m * s.w_m,
+                  layer->bias < 0 ? NULL : p->row + layer->bias + g * s.m, y + (int64_t)g * s.m * s.y_m, 0);
+}
+
+/* The gradient of `count` x `some` weights over `rows` rows of places, added to `sums`: [count, some], `apart` vectors apart. */
+INLINE void places(const int count, const int some, const Correlation *c, const Steps *s, const F *x,
+                   const int32_t *from, const F *d, int32_t rows, F *sums, int apart) {
+  F sum[8][8];
+  UNROLL for (int i = 0; i < count; i++)
+    UNROLL for (int j = 0; j < some; j++) sum[i][j] = sums[i * apart + j];
+  for (int32_t row = 0; row < rows; row++)
+    for (int32_t column = 0; column < c->columns; column++) {
+      const F *here = x + row * c->x_row + column * c->x_column, *slope = d + row * c->y_row + column * c->y_column;
+      F v[8];
+      UNROLL for (int j = 0; j < some; j++) v[j] = here[from[j]];
+      UNROLL for (int i = 0; i < count; i++) {
+        const F f = slope[i * s->y_m];
+        UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(f, v[j], sum[i][j]);
+      }
+    }
+  UNROLL for (int i = 0; i < count; i++)
+    UNROLL for (int j = 0; j < some; j++) sums[i * apart + j] = sum[i][j];
+}
+
+INLINE void places_of(const int rows_of, const Correlation *c, const Steps *s, const F *x, const int32_t *from,
+                      const F *d, int32_t rows, F *sums, int32_t weights) {
+  BLOCKS(TAPS_AT_ONCE, weights, places(rows_of, count, c, s, x, from + at, d, rows, sums + at, weights))
+}
+
+/* Weights' gradient of one group, in pieces of so many rows that what a piece reads stays in the first cache. */
+static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c, const Steps *s, const F *x,
+                         const F *d, float *g) {
+  const int32_t weights = s->n * c->taps, piece = layer->size[CONV_PIECES];
+  F *sums = scratch_of(p);
+  int32_t *from = (int32_t *)(sums + (int64_t)s->m * weights); /* where each weight's input is */
+  memset(sums, 0, sizeof(F) * s->m * weights);
+  for (int32_t n = 0; n < s->n; n++)
+    for (int32_t t = 0; t < c->taps; t++) from[n * c->taps + t] = n * s->x_n + c->x_tap[t];
+  for (int32_t row = 0; row < c->rows; row += piece) {
+    const int32_t rows = c->rows - row < piece ? c->rows - row : piece;
+    BLOCKS(SLOPES, s->m, places_of(count, c, s, x + row * c->x_row, from, d + row * c->y_row + at * s->y_m, rows,
+                                   sums + (int64_t)at * weights, weights))
+  }
+  add_up(g, sums, s->m * weights, p->n);
+}
+
+static void conv_back(const Pass *p, const Layer *layer) {
+  const int32_t *size = layer->size, *table = layer->table, groups = size[CONV_GROUPS];
+  const Correlation c = correlation(&table);
+  const Steps s = {size[CONV_OUT] / groups, size[CONV_IN] / groups, size[CONV_Y_STEP], size[CONV_X_STEP],
+                   size[CONV_IN] / groups * c.taps, c.taps};
+  const Steps turned = {s.n, s.m, s.x_n, s.y_m, s.w_n, s.w_m};
+  const F *x = x_of(p, layer->in), *d = d_of(p, layer->out);
+  for (int32_t g = 0; g < groups; g++)
+    conv_weights(p, layer, &c, &s, x + (int64_t)g * s.n * s.x_n, d + (int64_t)g * s.m * s.y_m,
+                 p->g + layer->weight + (int64_t)g * s.m * s.w_m);
+  for (int32_t m = 0; layer->bias >= 0 && m < size[CONV_OUT]; m++) {
+    F total = ZERO;
+    for (int32_t row = 0; row < c.rows; row++)
+      for (int32_t column = 0; column < c.columns; column++)
+        total += d[(int64_t)m * s.y_m + row * c.y_row + column * c.y_column];
+    add_up(p->g + layer->bias + m, &total, 1, p->n);
+  }
+  if (!wanted(p, layer->in)) return;
+  for (int32_t i = 0; i < size[CONV_BACKS]; i++) {
+    const Correlation back = correlation(&table);
+    for (int32_t g = 0; g < groups; g++)
+      correlate_all(&back, &turned, d + (int64_t)g * s.m * s.y_m, p->row + layer->weight + (int64_t)g * s.m * s.w_m,
+                    NULL, d_of(p, layer->in) + (int64_t)g * s.n * s.x_n, layer->adds & 1);
+  }
+}

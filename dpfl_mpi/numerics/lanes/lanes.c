@@ -1,0 +1,187 @@
+/* Gradients, SGD and scores of networks on one core: the mini-batch is the vector.
+ *
+ * A network is a list of layers (net.h). Each kind of layer is a file with two functions: forward, and the way back,
+ * which adds to the gradient of its parameters and writes, or adds to, that of its inputs. Parameters are one row.
+ *
+ * Layout. Images are taken LANES at a time, a "pass". Every number of an image is a vector with one image in each lane.
+ * A convolution is then a broadcast weight times a vector, and no window is ever copied. A last pass of fewer images
+ * repeats its first image in the empty lanes, with weight 0. A mini-batch of more images than lanes is several passes,
+ * which add to one gradient.
+ *
+ * Forms. This file is compiled once for each width of vectors, FORM = 512 (AVX-512), 256 (AVX2), 128 (any processor),
+ * and once without FORM for the function that says which of them a processor can run. All forms give the same bits:
+ *   - products are added by fused multiply-add, written out; the compiler must neither contract (-ffp-contract=off) nor
+ *     reorder (-fno-fast-math);
+ *   - sums over images go in the order of the images: one by one, or in fours (0 + 2) + (1 + 3), four after four;
+ *   - every other sum has one order too, which the size of a block, and so the number of registers, does not change;
+ *   - exp and log are fixed polynomials.
+ * Not-a-number is passed on everywhere, so a client that diverges is found.
+ *
+ * Letters: H W C image, P Q height and width of outputs, I inputs of a layer, O its outputs, D the row's width.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "images are read four bytes at a time, the first one lowest"
+#endif
+
+#define PUBLIC __attribute__((visibility("default")))
+
+#ifndef FORM
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+/* Return of which sources this is the library. */
+PUBLIC const char *source(void) { return SOURCE; }
+
+/* Return the widest form that the processor and the operating system can run. */
+PUBLIC int32_t widest(void) {
+#if defined(__x86_64__)
+  const uint32_t fma = 1u << 12, saves = 1u << 27, avx2 = 1u << 5;
+  const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+  uint32_t a, b, c, d, saved, high;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & fma) || !(c & saves)) return 128;
+  __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0)); /* the registers that the system saves */
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2) || (saved & 0x06) != 0x06) return 128;
+  return (b & avx512) == avx512 && (saved & 0xe6) == 0xe6 ? 512 : 256;
+#else
+  return 128;
+#endif
+}
+#else
+#include "net.h"
+#include "vectors.h"
+#include "pass.h"
+#include "input.h"
+#include "stage.h"
+#include "dense.h"
+#include "conv.h"
+#include "move.h"
+#include "each.h"
+#include "pool.h"
+#include "norm.h"
+#include "join.h"
+#include "attention.h"
+#include "tokens.h"
+#include "step.h"
+
+typedef struct {
+  void (*forward)(const Pass *, const Layer *), (*back)(const Pass *, const Layer *);
+} Kind;
+/* In the order of KINDS in plan.py. */
+static const Kind kinds[] = {
+    {stage, stage_back},         {dense, dense_back},       {conv, conv_back},     {move, move_back},
+    {nothing, clear},            {rectify, rectify_back},   {leak, leak_back},     {squash, squash_back},
+    {logistic, logistic_back},   {swish, swish_back},       {gelu, gelu_back},     {gelu_tanh, gelu_tanh_back},
+    {line, line_back},           {clamp, clamp_back},       {greatest, greatest_back}, {mean, mean_back},
+    {norm, norm_back},           {join, join_back},         {sum, sum_back},       {plus, plus_back},
+    {put, put_back},             {total, total_back},       {product, product_back}, {softmax, softmax_back},
+    {token, nothing},            {embed, embed_back},       {drop, drop_back},
+};
+
+static void forward(const Pass *p) {
+  const Net *net = p->net;
+  for (int32_t i = 0; i < net->layers; i++) kinds[net->layer[i].kind].forward(p, &net->layer[i]);
+}
+
+static void backward(const Pass *p) {
+  const Net *net = p->net;
+  for (int32_t i = net->layers - 1; i >= 0; i--)
+    if (wanted(p, net->layer[i].out)) kinds[net->layer[i].kind].back(p, &net->layer[i]);
+}
+
+/* Write each image's cross-entropy; with `share` also its gradient by the logits, times share and 0 in empty lanes. */
+static void cross_entropy(const Pass *p, float share, float *loss) {
+  const int32_t classes = p->net->value[p->net->logits].units;
+  const F *logits = x_of(p, p->net->logits);
+  F *slope = d_of(p, p->net->logits), greatest = logits[0], total = ZERO, weight = ZERO;
+  for (int32_t c = 1; c < classes; c++) greatest = PICK(ABOVE(logits[c], greatest), logits[c], greatest);
+  for (int32_t c = 0; c < classes; c++) total += slope[c] = exponential(logits[c] - greatest);
+  const F log_total = logarithm(total);
+  for (int l = 0; l < p->n; l++) loss[l] = log_total[l] + (greatest[l] - lane(logits + p->labels[l], l));
+  if (share == 0) return;
+  for (int l = 0; l < p->n; l++) weight[l] = share;
+  for (int32_t c = 0; c < classes; c++) slope[c] /= total;
+  for (int l = 0; l < p->n; l++) slope[p->labels[l]][l] -= 1.f;
+  for (int32_t c = 0; c < classes; c++) slope[c] *= weight;
+}
+
+/* Return a pass in a caller's memory: the arena, and behind it a gradient. */
+static Pass begin(const Net *net, void *memory) {
+  return (Pass){.net = net, .arena = memory, .g = (float *)((F *)memory + net->vectors)};
+}
+
+/* Write into p->g the gradient of the mean loss of `count` images from number `first` on, and return that loss. */
+static double gradient(Pass *p, const Images *images, int64_t first, int32_t count) {
+  double loss = 0;
+  memset(p->g, 0, sizeof(float) * p->net->width);
+  for (p->first = 0; p->first < count; p->first += LANES) {
+    p->n = count - p->first < LANES ? count - p->first : LANES;
+    float losses[LANES];
+    load_images(p, images, first + p->first);
+    forward(p);
+    cross_entropy(p, 1.f / count, losses);
+    for (int l = 0; l < p->n; l++) loss += losses[l];
+    backward(p);
+  }
+  return loss / count;
+}
+
+/* What a caller calls. `memory` is work space of space() bytes, aligned to 64, for this net and thread alone: zeros at
+ * first, as what lies around padded values stays. --------------------------------------------------------------- */
+PUBLIC int64_t NAME(space)(const Net *net) { return net->vectors * sizeof(F) + net->width * sizeof(float); }
+
+/* Write into g [D] the gradient of the mean loss of the first n images of the order; return that loss. */
+PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Images *images, int32_t n, void *memory) {
+  Pass p = begin(net, memory);
+  p.row = w, p.g = g;
+  if (images->keys) p.drops = 1, p.key = images->keys[0];
+  return gradient(&p, images, 0, n);
+}
+
+/* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller; return the sum of their losses. */
+PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *images, int64_t n, int32_t epochs,
+                          int32_t batch, const Sgd *sgd, void *memory) {
+  Pass p = begin(net, memory);
+  p.row = w;
+  /* the first trained column: nothing below it needs a gradient */
+  while (sgd->trained && p.lowest < net->width && !sgd->trained[p.lowest]) p.lowest++;
+  double loss = 0;
+  int64_t step = 0;
+  for (int64_t start = 0; start < epochs * n; start += n)
+    for (int64_t at = 0; at < n; at += batch, step++) {
+      if (images->keys) p.drops = 1, p.key = images->keys[step];
+      loss += gradient(&p, images, start + at, n - at < batch ? n - at : batch);
+      NAME(step)(w, m, p.g, net->width, sgd);
+    }
+  return loss;
+}
+
+/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
+ * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
+PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
+                        float *losses, int64_t *predicted, float *logits, float *features, void *memory) {
+  Pass p = begin(net, memory);
+  const Value *head = &net->value[net->features];
+  const int32_t classes = net->value[net->logits].units;
+  const F *y = x_of(&p, net->logits), *x = x_of(&p, net->features);
+  for (int64_t at = 0; at < n; at += LANES) {
+    p.n = n - at < LANES ? n - at : LANES;
+    load_images(&p, images, at);
+    for (int32_t row = 0; row < r; row++) {
+      p.row = rows + row * stride;
+      forward(&p);
+      cross_entropy(&p, 0, losses + row * n + at);
+      for (int l = 0; l < p.n; l++) {
+        const int64_t to = row * n + at + l;
+        int32_t best = 0;
+        for (int32_t c = 1; c < classes; c++) best = lane(y + c, l) > lane(y + best, l) ? c : best;
+        if (predicted) predicted[to] = best;
+        for (int32_t c = 0; logits && c < classes; c++) logits[to * classes + c] = lane(y + c, l);
+        for (int32_t i = 0; features && i < head->units; i++) features[to * head->units + i] = lane(x + i, l);
+      }
+    }
+  }
+}
+#endif

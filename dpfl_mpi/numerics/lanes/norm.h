@@ -1,0 +1,119 @@
+/* GroupNorm, InstanceNorm, LayerNorm: each group of planes is brought to mean 0 and deviation 1, then scaled and shifted.
+ *
+ * size: groups, whether there is a scale and shift for each number of a group (else for each plane), whether a ReLU follows.
+ * number[0]: added to the variance. weight and bias: either may be missing. Space: mean and 1 / deviation of each group.
+ * Scratch: two vectors for each scale.
+ */
+enum { NORM_GROUPS, NORM_EACH, NORM_RELU };
+
+#if FORM == 512
+#define ROOT(a) _mm512_sqrt_ps(a)
+#elif FORM == 256
+#define ROOT(a) _mm256_sqrt_ps(a)
+#else
+INLINE F ROOT(F a) { return (F){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
+#endif
+
+/* What the four sums of a line come to. */
+INLINE F together(const F *sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
+
+/* A layer's parameters and shape. */
+typedef struct {
+  const Value *in, *out;
+  const float *scale, *shift;
+  int32_t groups, planes, each; /* planes of a group */
+} Norm;
+
+static Norm norm_of(const Pass *p, const Layer *layer) {
+  const Value *in = &p->net->value[layer->in];
+  return (Norm){in, &p->net->value[layer->out], layer->weight < 0 ? NULL : p->row + layer->weight,
+                layer->bias < 0 ? NULL : p->row + layer->bias, layer->size[NORM_GROUPS],
+                in->planes / layer->size[NORM_GROUPS], layer->size[NORM_EACH]};
+}
+
+/* Run `call` for each line of a group: `from` and `to` are where it lies in the input and output, `first` is the number
+ * of its first parameter. */
+#define GROUP_LINES(n, group, ...) \
+  for (int32_t plane_ = 0; plane_ < (n).planes; plane_++) \
+    for (int32_t line_ = 0; line_ < (n).in->lines; line_++) { \
+      const int64_t of_ = (int64_t)(group) * (n).planes + plane_; \
+      const int64_t from = of_ * (n).in->plane + (int64_t)line_ * (n).in->line; \
+      const int64_t to = of_ * (n).out->plane + (int64_t)line_ * (n).out->line; \
+      const int64_t first = (n).each ? ((int64_t)plane_ * (n).in->lines + line_) * (n).in->units : of_; \
+      (void)from, (void)to, (void)first; \
+      __VA_ARGS__; \
+    }
+
+static void norm(const Pass *p, const Layer *layer) {
+  const Norm n = norm_of(p, layer);
+  const F *x = x_of(p, layer->in);
+  F *y = x_of(p, layer->out), *kept = p->arena + layer->space;
+  const int32_t units = n.in->units;
+  const float count = (float)n.planes * n.in->lines * units;
+  for (int32_t g = 0; g < n.groups; g++) {
+    F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
+    GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) sum[i & 3] += x[from + i])
+    const F middle = together(sum) / count;
+    GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) {
+      const F v = x[from + i] - middle;
+      square[i & 3] = FMA(v, v, square[i & 3]);
+    })
+    const F by = 1.f / ROOT(together(square) / count + layer->number[0]);
+    kept[2 * g] = middle, kept[2 * g + 1] = by;
+    GROUP_LINES(n, g, {
+      F scale = n.scale ? FILL(n.scale[first]) : FILL(1.f), shift = n.shift ? FILL(n.shift[first]) : ZERO;
+      for (int32_t i = 0; i < units; i++) {
+        if (n.each && n.scale) scale = FILL(n.scale[first + i]);
+        if (n.each && n.shift) shift = FILL(n.shift[first + i]);
+        const F v = FMA((x[from + i] - middle) * by, scale, shift);
+        y[to + i] = layer->size[NORM_RELU] ? relu(v) : v;
+      }
+    })
+  }
+}
+
+static void norm_back(const Pass *p, const Layer *layer) {
+  const Norm n = norm_of(p, layer);
+  const F *x = x_of(p, layer->in), *kept = p->arena + layer->space;
+  F *dy = d_of(p, layer->out), *dx = d_of(p, layer->in);
+  const int32_t units = n.in->units, adds = layer->adds & 1;
+  const float count = (float)n.planes * n.in->lines * units;
+  const int64_t parameters = n.each ? (int64_t)n.planes * n.in->lines * units : n.in->planes;
+  F *scales = scratch_of(p), *shifts = scales + parameters; /* their gradients */
+  memset(scales, 0, sizeof(F) * 2 * parameters);
+  if (layer->size[NORM_RELU]) relu_back(n.out, x_of(p, layer->out), dy);
+  for (int32_t g = 0; g < n.groups; g++) {
+    const F middle = kept[2 * g], by = kept[2 * g + 1];
+    F all = ZERO, moment = ZERO, of_plane = ZERO, moment_of_plane = ZERO; /* sums of d and of d times the normed x */
+    GROUP_LINES(n, g, {
+      F sum[4] = {ZERO, ZERO, ZERO, ZERO}, product[4] = {ZERO, ZERO, ZERO, ZERO};
+      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
+      for (int32_t i = 0; i < units; i++) {
+        F d = dy[to + i];
+        const F v = (x[from + i] - middle) * by;
+        if (n.each) scales[first + i] = FMA(d, v, scales[first + i]), shifts[first + i] += d;
+        if (n.each && n.scale) d *= FILL(n.scale[first + i]);
+        sum[i & 3] += d;
+        product[i & 3] = FMA(d, v, product[i & 3]);
+      }
+      of_plane += together(sum), moment_of_plane += together(product);
+      if (line_ + 1 == n.in->lines) {
+        if (!n.each) scales[first] = moment_of_plane, shifts[first] = of_plane;
+        all = FMA(scale, of_plane, all), moment = FMA(scale, moment_of_plane, moment);
+        of_plane = moment_of_plane = ZERO;
+      }
+    })
+    if (!wanted(p, layer->in)) continue;
+    all = all / count, moment = moment / count;
+    GROUP_LINES(n, g, {
+      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
+      for (int32_t i = 0; i < units; i++) {
+        const F v = (x[from + i] - middle) * by, s = n.each && n.scale ? FILL(n.scale[first + i]) : scale;
+        const F d = by * (FMA(s, dy[to + i], ZERO - all) - v * moment);
+        dx[from + i] = adds ? dx[from + i] + d : d;
+      }
+    })
+  }
+  if (layer->weight >= 0) add_up(p->g + layer->weight, scales, parameters, p->n);
+  if (layer->bias >= 0) add_up(p->g + layer->bias, shifts, parameters, p->n);
+}

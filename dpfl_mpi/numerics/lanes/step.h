@@ -1,0 +1,41 @@
+/* A step of SGD along a gradient, and the averages of a candidate of the greedy search: what is computed on rows alone. */
+/* Take one step along g, to which the proximal term and the mask are applied in place; then clipping, decay and
+ * momentum as in torch.optim.SGD. */
+PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width, const Sgd *sgd) {
+  const F mu = FILL(sgd->mu), momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
+  float scale = 1;
+  for (int64_t i = 0; sgd->towards && i < width; i += LANES)
+    store(g + i, FMA(mu, load(w + i) - load(sgd->towards + i), load(g + i)));
+  for (int64_t i = 0; sgd->trained && i < width; i += LANES) store(g + i, load(g + i) * numbers(sgd->trained + i));
+  if (sgd->clip > 0) { /* the norm's squares in 64 sums, whatever the form */
+    F part[64 / LANES] = {0};
+    double square = 0;
+    for (int64_t i = 0; i < width; i += 64)
+      for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
+        const F v = load(g + i + j * LANES);
+        part[j] = FMA(v, v, part[j]);
+      }
+    for (int j = 0; j < 64; j++) square += lane(part, j);
+    scale = sgd->clip / ((float)sqrt(square) + 1e-6f);
+    if (scale > 1) scale = 1; /* not where it is not a number */
+  }
+  for (int64_t i = 0; i < width; i += LANES) {
+    const F old = load(w + i), moved = FMA(momentum, load(m + i), FMA(decay, old, scale * load(g + i)));
+    const M frozen = sgd->trained ? ABOVE(FILL(1.f), numbers(sgd->trained + i)) : ABOVE(ZERO, ZERO);
+    store(m + i, PICK(frozen, load(m + i), moved));
+    store(w + i, PICK(frozen, old, FMA(ZERO - lr, moved, old)));
+  }
+}
+
+/* A candidate of the greedy search: write the sums x_j = x + p w and y_j = y - p w, rounded once, and into pair
+ * [2, width] the averages x_j / p_x and y_j / p_y. No element meets another: the compiler makes the vectors. */
+PUBLIC void NAME(candidate)(const double *restrict x, const double *restrict y, const float *restrict w, double p,
+                            double p_x, double p_y, double *restrict x_j, double *restrict y_j, float *restrict pair,
+                            int64_t width) {
+  for (int64_t i = 0; i < width; i++) {
+    x_j[i] = fma(p, w[i], x[i]);
+    y_j[i] = fma(-p, w[i], y[i]);
+    pair[i] = (float)(x_j[i] / p_x);
+    pair[width + i] = (float)(y_j[i] / p_y);
+  }
+}

@@ -1,0 +1,286 @@
+"""A module's forward as a list of `Op`: it is run once on samples of zeros, and every call of PyTorch that it makes is recorded.
+
+A call that only looks at numbers from another side (view, permute, chunk, ...) needs no layer: its result lies in the memory of its input, and
+torch's strides say where. Every other call must be one that `layers` knows.
+
+Axes: S samples.
+"""
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
+
+S = 3  # samples of the trial: an axis of this size and of a sample's stride is the one that becomes lanes
+Geometry = tuple[int, int, int]  # planes, lines, units
+ASKS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point", "stride"}
+ASKS |= {"is_contiguous", "get_device", "storage_offset", "element_size", "data_ptr", "is_complex"}
+
+
+class Unknown(Exception):
+    """What the kernels have no layer for."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """The numbers that one op makes of a sample: memory of their own, `size` vectors."""
+
+    geometry: Geometry
+    upstream: int  # the columns of a row before this one are what the numbers depend on
+    tokens: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.geometry)
+
+
+@dataclass(frozen=True)
+class View:
+    """Numbers of a slot: where each lies, without the samples' axis."""
+
+    slot: Slot
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    axis: int  # where the samples' axis was
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the slot, in its order."""
+        return self.offset == 0 and math.prod(self.shape) == self.slot.size and dense(self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Use:
+    """How an op reads a view: as planes, lines and units, with so many zeros around the lines and units; None: by strides."""
+
+    view: View
+    geometry: Geometry | None = None
+    margin: tuple[int, int] = (0, 0)
+
+
+@dataclass(eq=False)
+class Op:
+    """A layer to be: `fill` gives its `size` and `table` once the values of its uses and of `out` have their places."""
+
+    kind: str
+    uses: list[Use]
+    out: Slot
+    fill: Callable[..., tuple[list[int], list[int]]] = lambda *values: ([], [])
+    weight: int = -1
+    bias: int = -1
+    numbers: tuple[float, ...] = ()
+    margin: tuple[int, int] = (0, 0)  # zeros around its output's gradient
+    space: int = 0  # vectors of its own
+    scratch: int = 0
+    in_place: bool = False  # whether its gradient may lie where that of its first input does
+    overwrites: bool = False  # whether its numbers may, too: its way back does not read them
+    keeps: bool = True  # whether its way back reads its own output, which then stays
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether numbers of this shape lie one after the other."""
+    step = 1
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if n != 1 and stride != step:
+            return False
+        step *= n
+    return True
+
+
+def move(view: View, geometry: Geometry) -> Op:
+    """Return the op that brings a view's numbers one after the other, in a slot of a geometry."""
+    out = Slot(geometry, view.slot.upstream, view.slot.tokens)
+
+    def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
+        """Dimensions of the source, and vectors from one number to the next in each."""
+        shape, strides = view.shape or (1,), view.strides or (1,)
+        if view.whole:
+            shape, strides = x.geometry, (x.plane, x.line, 1)
+        return [len(shape), view.offset], [*shape, *strides]
+
+    return Op("move", [Use(view, view.slot.geometry if view.whole else None)], out, fill, keeps=False)
+
+
+class Recorder(TorchFunctionMode):
+    """Records what is called on tensors that depend on the sample."""
+
+    def __init__(self, module: nn.Module, columns: dict[str, int], handlers: dict[str, Callable[..., Any]]):
+        super().__init__()
+        self.ops: list[Op] = []
+        self.slots: dict[int, Slot] = {}  # by where their memory starts
+        self.alive: list[Tensor] = []  # so that no memory is given out twice
+        self.handlers, self.where, self.drops = handlers, [""], 0
+        self.dropping: KeyedDropout | None = None
+        self.parameters = [(p, columns[name]) for name, p in module.named_parameters()]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = [t for t in tensors((args, kwargs)) if self.slot(t)]
+        versions = [t._version for t in inputs]
+        out = func(*args, **kwargs)
+        if not inputs:
+            return out
+        name = getattr(func, "__name__", str(func))
+        made = list(tensors(out))
+        changed = versions != [t._version for t in inputs]
+        if not made and name in ASKS:
+            return out
+        if made and not changed and all(self.slot(t) for t in made):
+            return out  # a view
+        handler = self.handlers.get(name.strip("_"))
+        if handler is None or len(made) != 1 or (changed and made[0] is not inputs[0]):
+            raise Unknown(name.strip("_") + self.place())
+        if changed:  # in place: what was read is what there was, and whoever looks there sees the new numbers
+            if not self.view(inputs[0]).whole:
+                raise Unknown(f"{name} on a part of a tensor{self.place()}")
+        elif not made[0].is_contiguous():
+            out = made[0] = made[0].contiguous()
+        try:
+            handler(self, made[0], *args, **kwargs)
+        except TypeError as error:
+            raise Unknown(f"{name.strip('_')} called with other arguments{self.place()}") from error
+        return out
+
+    def place(self) -> str:
+        """Return in which layer of the module that is."""
+        return f" in {self.where[-1]}" if self.where[-1] else ""
+
+    def slot(self, tensor: Tensor) -> Slot | None:
+        """Return the slot that a tensor lies in, None where it does not depend on the sample."""
+        return self.slots.get(tensor.untyped_storage().data_ptr())
+
+    def tracked(self, value: Any) -> bool:
+        """Return whether a call's argument depends on the sample."""
+        return isinstance(value, Tensor) and self.slot(value) is not None
+
+    def dropout(self, layer: KeyedDropout, x: Tensor) -> Tensor:
+        """Call PyTorch's dropout, so that it is recorded, in place of a keyed layer."""
+        self.dropping = layer
+        return nn.functional.dropout(x, 0.5) if layer.training and layer.p else x
+
+    def keep(self, tensor: Tensor, slot: Slot) -> None:
+        """Let a tensor's memory stand for a slot."""
+        self.alive.append(tensor)
+        self.slots[tensor.untyped_storage().data_ptr()] = slot
+
+    def view(self, tensor: Any) -> View:
+        """Return a tensor as a view of its slot; one that is none, or in which the samples' axis is mixed with others, is unknown."""
+        slot = self.slot(tensor) if isinstance(tensor, Tensor) else None
+        if slot is None:
+            raise Unknown(f"a layer that works with constants{self.place()}")
+        shape, strides = list(tensor.shape), list(tensor.stride())
+        samples = [i for i, n in enumerate(shape) if n == S and strides[i] == slot.size]
+        if len(samples) != 1:
+            raise Unknown(f"a view across samples{self.place()}")
+        del shape[samples[0]], strides[samples[0]]
+        return View(slot, tuple(shape), tuple(strides), tensor.storage_offset(), samples[0])
+
+    def leading(self, tensor: Any) -> View:
+        """Return a tensor as a view whose first axis is that of the samples."""
+        view = self.view(tensor)
+        if view.axis:
+            raise Unknown(f"samples along axis {view.axis}{self.place()}")
+        return view
+
+    def column(self, tensor: Any) -> int:
+        """Return where in a row a parameter starts; what is none is unknown. -1 of None."""
+        if tensor is None:
+            return -1
+        start = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+        for p, column in self.parameters:
+            inside = start[1] - p.storage_offset()
+            if p.untyped_storage().data_ptr() == start[0] and 0 <= inside < p.numel() and tensor.is_contiguous():
+                return column + inside
+        raise Unknown(f"a weight that is computed{self.place()}")
+
+    def record(self, out: Tensor, op: Op) -> None:
+        """Append an op whose output is a tensor."""
+        self.ops.append(op)
+        self.keep(out, op.out)
+
+    def made(self, uses: list[Use], geometry: Geometry, *parameters: tuple[int, Tensor | None]) -> Slot:
+        """Return the slot of an op's output: it depends on what its inputs do, and on its parameters (column, tensor)."""
+        ends = [column + tensor.numel() for column, tensor in parameters if tensor is not None]
+        return Slot(geometry, max([use.view.slot.upstream for use in uses] + ends))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a call's arguments or result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors(part)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module's ops, the view of its logits, and the slot of the sample."""
+
+    ops: list[Op]
+    logits: View
+    sample: Slot
+
+
+def trace(
+    module: nn.Module, shape: tuple[int, ...], dtype: str, handlers: dict[str, Callable[..., Any]], training: bool
+) -> Traced:
+    """Return what a module computes of samples of a shape and dtype, as it trains or as it scores.
+
+    Raises:
+        Unknown: `handlers` lack a call, or the module cannot be followed; the text names the call.
+    """
+    module = copy.deepcopy(module)
+    module = keyed(module.train(), Draws()) if training else module.eval()
+    columns, start = {}, 0
+    for name, p in module.named_parameters():
+        columns[name] = start
+        start += p.numel()
+    recorder = Recorder(module, columns, handlers)
+    for name, part in module.named_modules():
+        part.register_forward_pre_hook(lambda *_, name=name: recorder.where.append(name))  # type: ignore[misc]
+        part.register_forward_hook(lambda *_: void(recorder.where.pop()))
+        if isinstance(part, KeyedDropout):
+            part.forward = functools.partial(recorder.dropout, part)  # type: ignore[method-assign]
+    sample = Slot(geometry_of(shape), 0, dtype == "int32")
+    x = torch.zeros(S, *(shape[2:] + shape[:2] if len(shape) == 3 else shape))
+    x = x.long() if sample.tokens else x
+    recorder.keep(x, sample)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), recorder:
+            logits = module(x)
+        return Traced(recorder.ops, recorder.leading(logits), sample)
+    except Unknown:
+        raise
+    except Exception as error:
+        raise Unknown(f"a forward that cannot be followed ({type(error).__name__})") from error
+
+
+def void(_: object) -> None:
+    """Return None: a hook's result would replace the module's."""
+
+
+def geometry_of(shape: tuple[int, ...]) -> Geometry:
+    """Return how samples of a shape lie in lanes: channels first."""
+    h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
+    return c, h, w
+
+
+def image(shape: tuple[int, ...]) -> Geometry:
+    """Return the shape of an image, channels first; of [C, L] as that of an image of one line."""
+    if len(shape) not in (2, 3):
+        raise Unknown(f"images of the shape {shape}")
+    return (shape[0], 1, shape[1]) if len(shape) == 2 else (shape[0], shape[1], shape[2])

@@ -1,0 +1,276 @@
+"""Each kind of layer in C against PyTorch's gradient in float64, alone and in random networks, and to the bit in every form."""
+
+import copy
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.models import resnet, text
+from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.native import Native
+
+if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    pytest.skip("no C compiler built the kernels", allow_module_level=True)
+CLASSES, M = 5, 24
+IMAGE, LINES, VECTOR, TOKENS = ((9, 10, 3), "uint8"), ((1, 33, 4), "float32"), ((22,), "float32"), ((7,), "int32")
+
+
+class Forward(nn.Module):
+    """A module whose forward is a function of itself and the sample."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def head(*layers, pooled=True):
+    """Layers, then a mean over the pixels or a flat vector, and a head, whose inputs are found by a trial."""
+    body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity(), nn.Flatten())
+    return lambda shape: nn.Sequential(body, nn.Linear(body(shaped(torch.zeros(2, *shape))).shape[1], CLASSES))
+
+
+def shaped(x):
+    return x.movedim(-1, 1) if x.dim() == 4 else x
+
+
+def conv(*how, **more):
+    return nn.Conv2d(*how, **more)
+
+
+def split(s, x):
+    a, b = s.c(x).chunk(2, 1)
+    return s.h((a * b.sigmoid() - a / 3).transpose(1, 2).flatten(1))
+
+
+def attend(s, t):
+    x = (s.e(t % 13) + s.place) * s.gain
+    q = s.f(x).view(len(x), 7, 3, 4).transpose(1, 2)
+    y = functional.scaled_dot_product_attention(q, q, x.view(len(x), 7, 3, 4).transpose(1, 2))
+    y = y.transpose(1, 2).reshape(len(x), 7, 12)
+    here = (t > 0)[..., None].float()
+    return s.h((y * here).sum(1) / here.sum(1).clamp(min=1))
+
+
+def c(**parts):
+    return parts
+
+
+NETS = {
+    "dense": (head(nn.Flatten(), nn.Linear(270, 33), nn.ReLU(), nn.Linear(33, 9), nn.Tanh(), pooled=False), IMAGE),
+    "padding": (head(conv(3, 7, 3, padding=1), nn.ReLU(), conv(7, 6, 3, padding=1)), IMAGE),
+    "stride": (head(conv(3, 7, 3, 2, 1), nn.ReLU(), conv(7, 6, 3, 2)), IMAGE),
+    "a stride beyond the kernel": (head(conv(3, 4, 1, 2), nn.GELU(), conv(4, 6, 2, 3)), IMAGE),
+    "dilation": (
+        head(conv(3, 7, 3, 1, 2, 2), nn.LeakyReLU(0.1), conv(7, 6, (2, 3), (1, 2), (1, 0), (2, 1)), pooled=False),
+        IMAGE,
+    ),
+    "groups": (
+        head(
+            conv(3, 8, 3, padding="same", bias=False), nn.SiLU(), conv(8, 8, 3, groups=8, padding=1), conv(8, 6, 1),
+            nn.GELU(), conv(6, 6, 5, 2, 2, groups=2),
+        ),
+        IMAGE,
+    ),
+    "pools": (
+        head(
+            conv(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1), nn.Sigmoid(), nn.AvgPool2d(2, 1, 1),
+            nn.AdaptiveAvgPool2d((3, 2)), pooled=False,
+        ),
+        IMAGE,
+    ),
+    "pools that round up": (
+        head(
+            conv(3, 8, 3, padding=1), nn.MaxPool2d(2, ceil_mode=True),
+            nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), nn.AdaptiveMaxPool2d(2), pooled=False,
+        ),
+        IMAGE,
+    ),
+    "GroupNorm": (
+        head(conv(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), conv(8, 8, 3, padding=1), nn.GroupNorm(2, 8)), IMAGE,
+    ),
+    "InstanceNorm, LayerNorm": (
+        head(
+            conv(3, 8, 3, padding=1), nn.InstanceNorm2d(8, affine=True), nn.ReLU6(), conv(8, 4, 3),
+            nn.LayerNorm([4, 7, 8]), nn.GELU("tanh"), nn.Flatten(), nn.LayerNorm(224), pooled=False,
+        ),
+        IMAGE,
+    ),
+    "residual": (
+        lambda shape: Forward(
+            lambda s, x: s.h((lambda y: y + s.c(y).relu())(s.a(x)).relu().mean((2, 3))),
+            **c(a=conv(3, 8, 3, padding=1), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES)),
+        ),
+        IMAGE,
+    ),
+    "cat": (
+        lambda shape: Forward(
+            lambda s, x: s.h((lambda y: torch.cat([y, s.c(y), s.d(y).sigmoid()], 1))(s.a(x).relu()).flatten(1)),
+            **c(a=conv(3, 8, 3, padding=1), c=conv(8, 4, 3, padding=1), d=conv(8, 3, 1), h=nn.Linear(1350, CLASSES)),
+        ),
+        IMAGE,
+    ),
+    "gates of channels": (
+        lambda shape: Forward(
+            lambda s, x: s.h((lambda y: y * s.f(y.mean((2, 3))).sigmoid()[:, :, None, None])(s.a(x)).mean((2, 3))),
+            **c(a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), h=nn.Linear(8, CLASSES)),
+        ),
+        IMAGE,
+    ),
+    "chunks": (lambda shape: Forward(split, c=conv(3, 8, 3), h=nn.Linear(4 * 7 * 8, CLASSES)), IMAGE),
+    "stage": (
+        head(conv(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), conv(6, 8, 3, padding=1), nn.ReLU(), pooled=False), IMAGE,
+    ),
+    "one axis": (
+        lambda shape: Forward(
+            lambda s, x: s.h(functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2).flatten(1)),
+            **c(a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12), h=nn.Linear(96, CLASSES)),
+        ),
+        LINES,
+    ),
+    "vector": (
+        head(nn.Linear(22, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 30), nn.Hardtanh(-0.5, 0.5), pooled=False), VECTOR,
+    ),
+    "attention": (
+        lambda shape: Forward(
+            attend, e=nn.Embedding(17, 12, padding_idx=0), f=nn.Linear(12, 12), h=nn.Linear(12, CLASSES),
+            place=nn.Parameter(torch.randn(7, 12)), gain=nn.Parameter(torch.ones(12)),
+        ),
+        TOKENS,
+    ),
+    "text": (lambda shape: text.build(shape, CLASSES, 17, 16, 4, 0, 0.0), TOKENS),
+    "resnet": (lambda shape: resnet.build(shape, CLASSES, "8,12", 1, 4), IMAGE),
+}  # fmt: skip
+
+
+class Trial:
+    """A module with random weights, its ensemble and its samples."""
+
+    def __init__(self, build, kind, seed=0):
+        torch.manual_seed(seed)
+        self.shape, self.dtype = kind
+        self.module, rng = build(self.shape), np.random.default_rng(seed)
+        with torch.no_grad():
+            for p in self.module.parameters():
+                p.add_(torch.randn_like(p) * 0.1)
+        mean, std = (0.4, 0.25) if self.dtype == "uint8" else (0.1, 1.5)
+        axes = self.shape[-1]
+        self.ensemble = Ensemble(self.module, (mean,) * axes, (std,) * axes, torch.device("cpu"), dtype=self.dtype)
+        self.row = self.ensemble.zeros(1)[0]
+        self.row[: self.ensemble.size] = nn.utils.parameters_to_vector(self.module.parameters()).detach()
+        size = (M, *self.shape)
+        self.x = {
+            "uint8": lambda: rng.integers(0, 256, size, dtype=np.uint8),
+            "float32": lambda: rng.normal(size=size).astype(np.float32),
+            "int32": lambda: rng.integers(0, 17, size).astype(np.int32),
+        }[self.dtype]()
+        self.y, self.order = rng.integers(0, CLASSES, M), rng.permutation(M)[:19].astype(np.int32)
+
+    def native(self, form):
+        return Native(self.module, self.shape, self.ensemble.scale, self.ensemble.shift, form, dtype=self.dtype)
+
+    def autograd(self, dtype):
+        """Loss, gradient and logits of the module."""
+        module = copy.deepcopy(self.module).to(dtype)
+        x = self.ensemble.module_input(self.ensemble.normalise(torch.from_numpy(self.x[self.order])[None]))[0]
+        logits = module(x if self.dtype == "int32" else x.to(dtype))
+        loss = functional.cross_entropy(logits, torch.from_numpy(self.y[self.order]))
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        return loss.item(), torch.cat([g.reshape(-1) for g in gradients]).double(), logits.detach().double()
+
+    def kernels(self, form):
+        """The same of the kernels, from a work space that other numbers were computed in."""
+        kernels = self.native(form)
+        images, g = kernels.images(self.x, self.y), torch.full_like(self.row, 7.0)
+        kernels.gradient(self.row * -2, g, images, self.order[::-1].copy())
+        loss = kernels.gradient(self.row, g, images, self.order)
+        scores = kernels.score(torch.stack([self.row, self.row * 0.9]), images, self.order, logits=True)
+        return loss, g, torch.from_numpy(scores.logits)
+
+
+def compare(trial):
+    """Assert that the kernels' gradient is as close to float64's as PyTorch's, and the same in every form."""
+    (loss, exact, logits), (_, single, _) = trial.autograd(torch.float64), trial.autograd(torch.float32)
+    first = trial.kernels("")
+    for form in native.forms()[1:]:
+        own = trial.kernels(form)
+        assert own[0] == first[0] and torch.equal(own[1], first[1]) and torch.equal(own[2], first[2]), form
+    size = len(exact)
+    error = float((first[1][:size].double() - exact).norm() / exact.norm())
+    assert error < max(1e-6, 3 * float((single - exact).norm() / exact.norm()))
+    assert first[0] == pytest.approx(loss, rel=2e-6, abs=1e-6)
+    torch.testing.assert_close(first[2][0].double(), logits, rtol=1e-5, atol=1e-5)
+    assert not first[1][size:].any() and float(exact.norm()) > 1e-3
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradient_of_each_layer(name):
+    compare(Trial(*NETS[name]))
+
+
+def drawn(seed):
+    """A random network of images: layers and sizes by a fixed seed."""
+    draw, layers, channels = random.Random(seed), [], 3
+    for _ in range(draw.randint(1, 4)):
+        wide = draw.choice([4, 6, 8])
+        groups = draw.choice([1, 1, 2]) if channels % 2 == 0 else 1
+        kernel, stride, dilation = draw.choice([1, 2, 3, 5]), draw.choice([1, 1, 2]), draw.choice([1, 1, 2])
+        padding = draw.randint((kernel - 1) * dilation // 2, (kernel - 1) * dilation)
+        layers.append(conv(channels, wide, kernel, stride, padding, dilation, groups, bias=draw.random() < 0.7))
+        channels = wide
+        norms = [nn.GroupNorm(2, wide), nn.GroupNorm(wide, wide, affine=False), nn.Identity()]
+        layers.append(draw.choice(norms))
+        layers.append(draw.choice([nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid()]))
+        layers.append(draw.choice([nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1), nn.Identity(), nn.Dropout(0.0)]))
+    return head(*layers, pooled=draw.random() < 0.5)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_gradient_of_random_networks(seed):
+    side = random.Random(seed + 1000)
+    compare(Trial(drawn(seed), ((side.randint(7, 12), side.randint(7, 12), 3), "uint8"), seed))
+
+
+@pytest.mark.parametrize("form", native.forms())
+def test_dropout_draws_as_keyed(form):
+    """Masks by key, step and layer: the gradient is `Ensemble.gradient`'s with the same key; scoring drops nothing."""
+    body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
+    trial = Trial(head(*body, pooled=False), IMAGE)
+    kernels, key = trial.native(form), np.array([2**62 + 12345])
+    images, g = kernels.images(trial.x, trial.y), torch.zeros_like(trial.row)
+    block = Block(trial.ensemble, trial.row[None].clone())
+    x = trial.ensemble.normalise(torch.from_numpy(trial.x[trial.order])[None])
+    y, weight = torch.from_numpy(trial.y[trial.order])[None], torch.full((1, 19), 1 / 19)
+    with torch.no_grad():
+        want = float(trial.ensemble.gradient(block, x, y, weight, torch.from_numpy(key)))
+    assert kernels.gradient(trial.row, g, images, trial.order, keys=key) == pytest.approx(want, rel=1e-5)
+    torch.testing.assert_close(g, block.g[0], rtol=1e-4, atol=1e-6)
+    assert kernels.gradient(trial.row, g, images, trial.order) != pytest.approx(want, rel=1e-3)
+    scores = kernels.score(trial.row[None], images, trial.order, logits=True).logits[0]
+    torch.testing.assert_close(torch.from_numpy(scores), trial.autograd(torch.float32)[2].float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lambda s, x: s.h(x.flatten(1).cumsum(1)), "no layer for cumsum"),
+        (lambda s, x: s.h((x - x.mean(0)).flatten(1)), "no layer for a sum over samples"),
+        (lambda s, x: s.h(x.flatten(1)) if x.sum() > 0 else s.h(-x.flatten(1)), "no layer for "),
+        (lambda s, x: s.h(functional.relu(x.flatten(1)) if s.training else x.flatten(1)), "does other things in training"),
+        (lambda s, x: functional.linear(x.flatten(1), s.h.weight * 2), "no layer for a weight that is computed"),
+    ],
+)  # fmt: skip
+def test_what_has_no_layer_is_named(function, sentence):
+    with pytest.raises(UserError, match=sentence):
+        native.describe(Forward(function, h=nn.Linear(270, CLASSES)), *IMAGE)
