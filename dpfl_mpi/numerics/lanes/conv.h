@@ -28,21 +28,21 @@ typedef struct {
   int32_t m, n, y_m, x_n, w_m, w_n;
 } Steps;
 
-/* y [count, some]: outputs of `count` m at `some` columns. */
-INLINE void tile(const int count, const int some, const Correlation *c, const Steps *s, const F *x, const float *w,
-                 const float *b, F *y, int adds) {
+/* y [count, some]: outputs of `count` m at `some` columns, whose inputs are `step` apart; `packed` is [n, taps, count]. */
+INLINE void tile(const int count, const int some, const int64_t step, const Correlation *c, const Steps *s, const F *x,
+                 const float *packed, const float *b, F *y, int adds) {
   F sum[8][8];
   UNROLL for (int i = 0; i < count; i++)
     UNROLL for (int j = 0; j < some; j++)
       sum[i][j] = adds ? y[i * s->y_m + j * c->y_column] : b ? FILL(b[i]) : ZERO;
-  for (int32_t n = 0; n < s->n; n++)
-    for (int32_t t = 0; t < c->taps; t++) {
-      const F *from = x + n * s->x_n + c->x_tap[t];
-      const float *f = w + n * s->w_n + c->w_tap[t];
+  const int32_t *first = c->x_tap, *last = first + c->taps;
+  for (int32_t n = 0; n < s->n; n++, x += s->x_n)
+    for (const int32_t *tap = first; tap < last; tap++, packed += count) {
+      const F *from = x + *tap;
       F v[8];
-      UNROLL for (int j = 0; j < some; j++) v[j] = from[j * c->x_column];
+      UNROLL for (int j = 0; j < some; j++) v[j] = from[j * step];
       UNROLL for (int i = 0; i < count; i++) {
-        const F weight = FILL(f[i * s->w_m]);
+        const F weight = FILL(packed[i]);
         UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(weight, v[j], sum[i][j]);
       }
     }
@@ -51,18 +51,31 @@ INLINE void tile(const int count, const int some, const Correlation *c, const St
 }
 
 /* One row of `count` m. */
-INLINE void tiles(const int rows, const Correlation *c, const Steps *s, const F *x, const float *w, const float *b,
+INLINE void tiles(const int rows, const Correlation *c, const Steps *s, const F *x, const float *packed, const float *b,
                   F *y, int adds) {
-  BLOCKS(rows > 1 ? COLUMNS : 8, c->columns,
-         tile(rows, count, c, s, x + at * c->x_column, w, b, y + at * c->y_column, adds))
+  if (c->x_column == 1)
+    BLOCKS(rows > 1 ? COLUMNS : 8, c->columns, tile(rows, count, 1, c, s, x + at, packed, b, y + at * c->y_column, adds))
+  else
+    BLOCKS(rows > 1 ? COLUMNS : 8, c->columns,
+           tile(rows, count, c->x_column, c, s, x + at * c->x_column, packed, b, y + at * c->y_column, adds))
 }
 
+/* Weights of `count` m side by side, [n, taps, count]. */
+INLINE void pack(const int count, const Correlation *c, const Steps *s, const float *w, float *packed) {
+  for (int32_t n = 0; n < s->n; n++)
+    for (int32_t t = 0; t < c->taps; t++)
+      UNROLL for (int i = 0; i < count; i++) *packed++ = w[i * s->w_m + n * s->w_n + c->w_tap[t]];
+}
+
+/* Scratch: a float for each weight. */
 static void correlate_all(const Correlation *c, const Steps *s, const F *x, const float *w, const float *b, F *y,
-                          int adds) {
+                          int adds, float *packed) {
+  const int32_t each = s->n * c->taps;
+  BLOCKS(ROWS, s->m, pack(count, c, s, w + at * s->w_m, packed + at * each))
   for (int32_t row = 0; row < c->rows; row++) {
     const F *from = x + row * c->x_row;
     F *to = y + c->start + row * c->y_row;
-    BLOCKS(ROWS, s->m, tiles(count, c, s, from, w + at * s->w_m, b ? b + at : NULL, to + at * s->y_m, adds))
+    BLOCKS(ROWS, s->m, tiles(count, c, s, from, packed + at * each, b ? b + at : NULL, to + at * s->y_m, adds))
   }
 }
 
@@ -75,32 +88,40 @@ static void conv(const Pass *p, const Layer *layer) {
   F *y = x_of(p, layer->out);
   for (int32_t g = 0; g < groups; g++)
     correlate_all(&c, &s, x + (int64_t)g * s.n * s.x_n, p->row + layer->weight + (int64_t)g * s.m * s.w_m,
-                  layer->bias < 0 ? NULL : p->row + layer->bias + g * s.m, y + (int64_t)g * s.m * s.y_m, 0);
+                  layer->bias < 0 ? NULL : p->row + layer->bias + g * s.m, y + (int64_t)g * s.m * s.y_m, 0,
+                  (float *)scratch_of(p));
 }
 
 /* The gradient of `count` x `some` weights over `rows` rows of places, added to `sums`: [count, some], `apart` vectors apart. */
-INLINE void places(const int count, const int some, const Correlation *c, const Steps *s, const F *x,
-                   const int32_t *from, const F *d, int32_t rows, F *sums, int apart) {
+INLINE void places(const int count, const int some, const int64_t x_step, const int64_t d_step, const Correlation *c,
+                   const Steps *s, const F *x, const int32_t *from, const F *d, int32_t rows, F *sums, int apart) {
   F sum[8][8];
   UNROLL for (int i = 0; i < count; i++)
     UNROLL for (int j = 0; j < some; j++) sum[i][j] = sums[i * apart + j];
-  for (int32_t row = 0; row < rows; row++)
-    for (int32_t column = 0; column < c->columns; column++) {
-      const F *here = x + row * c->x_row + column * c->x_column, *slope = d + row * c->y_row + column * c->y_column;
+  for (int32_t row = 0; row < rows; row++) {
+    const F *inputs[8], *slopes[8];
+    UNROLL for (int j = 0; j < some; j++) inputs[j] = x + row * c->x_row + from[j];
+    UNROLL for (int i = 0; i < count; i++) slopes[i] = d + row * c->y_row + i * s->y_m;
+    for (int64_t column = 0; column < c->columns; column++) {
       F v[8];
-      UNROLL for (int j = 0; j < some; j++) v[j] = here[from[j]];
+      UNROLL for (int j = 0; j < some; j++) v[j] = inputs[j][column * x_step];
       UNROLL for (int i = 0; i < count; i++) {
-        const F f = slope[i * s->y_m];
+        const F f = slopes[i][column * d_step];
         UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(f, v[j], sum[i][j]);
       }
     }
+  }
   UNROLL for (int i = 0; i < count; i++)
     UNROLL for (int j = 0; j < some; j++) sums[i * apart + j] = sum[i][j];
 }
 
 INLINE void places_of(const int rows_of, const Correlation *c, const Steps *s, const F *x, const int32_t *from,
                       const F *d, int32_t rows, F *sums, int32_t weights) {
-  BLOCKS(TAPS_AT_ONCE, weights, places(rows_of, count, c, s, x, from + at, d, rows, sums + at, weights))
+  if (c->x_column == 1 && c->y_column == 1)
+    BLOCKS(TAPS_AT_ONCE, weights, places(rows_of, count, 1, 1, c, s, x, from + at, d, rows, sums + at, weights))
+  else
+    BLOCKS(TAPS_AT_ONCE, weights,
+           places(rows_of, count, c->x_column, c->y_column, c, s, x, from + at, d, rows, sums + at, weights))
 }
 
 /* Weights' gradient of one group, in pieces of so many rows that what a piece reads stays in the first cache. */
@@ -142,6 +163,6 @@ static void conv_back(const Pass *p, const Layer *layer) {
     const Correlation back = correlation(&table);
     for (int32_t g = 0; g < groups; g++)
       correlate_all(&back, &turned, d + (int64_t)g * s.m * s.y_m, p->row + layer->weight + (int64_t)g * s.m * s.w_m,
-                    NULL, d_of(p, layer->in) + (int64_t)g * s.n * s.x_n, layer->adds & 1);
+                    NULL, d_of(p, layer->in) + (int64_t)g * s.n * s.x_n, layer->adds & 1, (float *)scratch_of(p));
   }
 }
