@@ -51,7 +51,7 @@ class NativeBackend(Backend):
         size, sgd = self.sgd.batch_size, self._sgd(lr, trained)
         if isinstance(gradient, Proximal):
             sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
-        rows, keys = (block.w[0], block.momentum[0]), self._keys(i, epochs, first_epoch)
+        rows, keys = (block.w[0], block.momentum[0]), self._keys(i, epochs, first)
         block.loss += self.native.train(*rows, self._train, order, crop, size, sgd, keys)
         block.steps += epochs * -(-order.shape[1] // size)
 
