@@ -143,7 +143,7 @@ def ranks_of(mpirun: int) -> list[int]:
         with contextlib.suppress(psutil.Error):
             set_there, words = psutil.Process(pid).environ(), psutil.Process(pid).cmdline()
             rank = set_there.get("PMI_RANK") or set_there.get("OMPI_COMM_WORLD_RANK")
-            if rank and "dpfl_mpi" in words:
+            if rank and "dpfl_mpi" in " ".join(words):
                 out[int(rank)] = pid
     return [out[r] for r in sorted(out)]
 
@@ -191,7 +191,7 @@ def times_started(out: Path) -> int:
 
 def being_written(out: Path) -> bool:
     """Return whether a file of a checkpoint is being written at this moment."""
-    return bool(glob.glob("*.part", root_dir=f"{out}.checkpoint"))
+    return bool(glob.glob(".*.part", root_dir=f"{out}.checkpoint"))
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, timeout: float = 240) -> None:

@@ -27,17 +27,29 @@ KILLS = (
 )  # who, and while it does what
 
 
+SLOW = """
+from dpfl_mpi.survival import checkpoint
+def write(path, data):  # in two halves, so that it can be seen
+    with checkpoint.replacing(path) as part:
+        part.write_bytes(data[: len(data) // 2])
+        time.sleep(0.05)
+        part.write_bytes(data)
+checkpoint.write = write
+"""
+
+
 def kill_once(out: Path, fields: dict, target: str, moment: str, rng: random.Random, segments: set[str]) -> bool:
     """Start (or continue) the run and kill something of it at a random moment; return whether it was killed before its end."""
-    process = starts.start(2, starts.command(out, fields, checkpoint_every=1, quiet=True))
-    starts.wait_for(lambda: Path(f"{out}.lock").exists() or process.poll() is not None)
+    words = starts.held("False", out, -1, SLOW, fields=fields, checkpoint_every=1, quiet=True)
+    process = starts.start(2, words)
+    starts.wait_for(lambda: process.poll() is not None or len(starts.ranks_of(process.pid)) == 2)
     victims = starts.ranks_of(process.pid)
     goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)
     while moment != "start" and process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
         time.sleep(0.002)
     while moment == "writing" and process.poll() is None and not starts.being_written(out):
-        pass
-    time.sleep(rng.random() * {"start": 2, "round": 0.3, "writing": 0.01}[moment])
+        time.sleep(0.002)
+    time.sleep(rng.random() * {"start": 2, "round": 0.3, "writing": 0.05}[moment])
     for victim in victims:
         segments.update(mapped(str(victim)))
     if process.poll() is None:
@@ -64,7 +76,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path):
     made = [os.stat(name).st_mtime for name in segments if os.path.exists(name)]
     # what was killed counts as abandoned only by its age
     time.sleep(max(0.0, max(made, default=0.0) + ABANDONED_S + 0.1 - time.time()))
-    starts.complete(2, out, fields, quiet=True)
+    starts.finish(starts.start(2, starts.command(out, fields, quiet=True)))
     assert starts.same(out, whole)
     assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
