@@ -14,6 +14,7 @@ name, eight hex digits of its key. What is there of other Runs stays.
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,13 @@ DRAWN = 42  # the seed of which graphs are stored
 KEYS = ["row", "seed", "run", "t", "client", "round"]  # to sort by
 CASES = ("adding_gained", "removing_gained", "neither_gained", "both_gained")  # in the order of graph.CASES
 # what a row names beside method and budget; of the controls, which have one budget, beside the method
-VARIED = (
-    *("tau_init", "ggc_period", "averaging", "metric"),
-    *("flip_share", "flipped_run_ggc", "budget_counts_self", "reach"),
-)
+VARIED = ("tau_init", "ggc_period", "averaging", "metric", "flip_share", "flipped_run_ggc")
+VARIED += ("budget_counts_self", "reach")
 CONTROLLED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
 
 
 def row_of(run: Run, standard: Run) -> str:
-    """Return the name of the table's row that a resolved Run is a repetition of; fields and options unlike the data set's `standard` are named.
-
-    So is code that is not shipped.
-    """
+    """Return the name of the table's row of a resolved Run; fields and options unlike the data set's `standard`, and own code, are named."""
     extra = [] if run.method in shipped("method") else [short(run.method)]
     extra += [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(standard, name)]
     usual = standard.options or {}
@@ -75,7 +71,7 @@ def control_row(run: Run, method: str) -> str:
 
 
 def about(run: Run, result: Result) -> dict[str, Any]:
-    held, last = result.run, result.starts()[-1]
+    held, last = result.run, {"kernels": "torch"} | result.starts()[-1]
     usual = Run(dataset=held.dataset, partition=str(held.partition), method=held.method).resolve(held.contents)
     cases = result["graph/cases"].sum((0, 1)) if "graph/cases" in result else []
     core = {phase: float(result[f"seconds/{phase}"][:, 1].sum()) * last["ranks"] for phase in PHASES}  # mean over ranks
@@ -93,9 +89,7 @@ def about(run: Run, result: Result) -> dict[str, Any]:
         **dict(zip(CASES, map(int, cases), strict=False)),
         "core_hours": round(sum(core.values()) / 3600, 3),
         "starts": len(result.starts()),
-        **{name: last[name] for name in ("ranks", "device")},
-        "kernels": last.get("kernels", "torch"),
-        **{name: last[name] for name in ("cpu", "commit")},
+        **{name: last[name] for name in ("ranks", "device", "kernels", "cpu", "commit")},
         **{name: last["versions"].get(name, "") for name in ("dpfl_mpi", "python", "torch", "numpy", "h5py")},
         **{name: result.fact(name) for name in ("data_sha256", "partition_sha256")},
         **{f"{phase}_seconds": round(core[phase]) for phase in ("train", "graph", "evaluate")},
@@ -119,7 +113,7 @@ def control(run: Run, result: Result) -> dict[str, Any]:
 
 
 def graphs(result: Result) -> pd.DataFrame:
-    """Return the lines of graphs.csv: round t, and whom each client receives from; of a Run with another seed, or without a graph, none."""
+    """Return the lines of graphs.csv: of a Run with another seed, or without a graph, none."""
     if result.run.seed != DRAWN or not len(result["graph/chosen/senders"]):
         return pd.DataFrame(columns=["t", "client", "classes", "collaborators"])
     classes = frames.ranked_classes(result)
@@ -166,29 +160,26 @@ def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
 
 
 def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
-    """Write the lines into the CSV files of a folder, beside those of other Runs.
+    """Write the lines into the CSV files of a folder, in place of those of the same row, seed and length, beside those of other Runs.
 
-    A Run that was made anew under another name (a later version of the numbers) takes the place of the old one. Runs on other data are refused:
-    the tables pair clients over all Runs of a folder.
+    Runs on other data are refused: the tables pair clients over all Runs of a folder.
     """
     runs, gone = pd.concat(files["runs"]), set()
     if (path := folder / "runs.csv").exists():
         old = pd.read_csv(path, dtype={"run": str})
         if set(old["data_sha256"]) | set(runs["data_sha256"]) != set(old["data_sha256"]):
-            elsewhere = "write these elsewhere, with --out"
-            raise SystemExit(f"error: {folder} holds Runs on other data (data_sha256); {elsewhere}")
+            raise SystemExit(f"error: {folder} holds Runs on other data (data_sha256); write these elsewhere: --out")
         same = old.reset_index().merge(runs[["row", "seed", "epochs", "run"]], on=["row", "seed", "epochs"])
         gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
     folder.mkdir(parents=True, exist_ok=True)
     for name, each in files.items():
-        if not (lines := [frame for frame in each if len(frame)]):
-            continue
-        path, new = folder / f"{name}.csv", pd.concat(lines)
-        if path.exists():
-            old = pd.read_csv(path, dtype=frames.TEXTS)
-            new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
-        keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
-        new.sort_values(keys, kind="stable").to_csv(path, index=False)
+        if lines := [frame for frame in each if len(frame)]:
+            path, new = folder / f"{name}.csv", pd.concat(lines)
+            if path.exists():
+                old = pd.read_csv(path, dtype=frames.TEXTS)
+                new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
+            keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
+            new.sort_values(keys, kind="stable").to_csv(path, index=False)
     print(f"{folder}: {len(runs)} Runs" + (f", in place of {', '.join(sorted(gone))}" if gone else ""))
 
 
@@ -198,18 +189,18 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR")
     args = parser.parse_args()
-    folders: dict[str, dict[str, list[pd.DataFrame]]] = {}
+    folders = defaultdict[str, Any](lambda: defaultdict(list))  # the frames of each file of a folder
     seen, repeated = set(), []
     for file in args.tables:
         controls = file.name == CONTROLS.name
         for run, path in finished(file, args.results):
-            folder = "controls" if controls else slug(setting(Result(path).run))
-            if (folder, path) in seen:
+            if (controls, path) in seen:
                 continue
-            seen.add((folder, path))
+            seen.add((controls, path))
             with Result(path) as result:
+                folder = "controls" if controls else slug(setting(result.run))
                 for name, frame in lines_of(run, result, controls).items():
-                    folders.setdefault(folder, {}).setdefault(name, []).append(frame)
+                    folders[folder][name].append(frame)
                 if controls and control_row(run, method_name(result.run)) in ("DPFL", "DPFL, same clients"):
                     repeated.append(path)
     for folder, files in folders.items():

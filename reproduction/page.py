@@ -20,10 +20,9 @@ from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames, of_folder
 from dpfl_mpi.figures.recomputed import Lines
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
-from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
+from dpfl_mpi.figures.tables import cell, comparable, means, number, paired, told
 from dpfl_mpi.settings.values import ATTACKS
-from dpfl_mpi.studies.plan_power import chance_of
-from dpfl_mpi.studies.plan_power import needed as partitions
+from dpfl_mpi.studies.plan_power import chance_of, needed
 
 HERE = Path(__file__).resolve().parent
 FRONT, PAGE, FINDINGS = HERE.parent / "README.md", HERE / "README.md", HERE.parent / "docs" / "findings.md"
@@ -64,12 +63,6 @@ def benign(frames: Frames, method: str) -> pd.DataFrame:
     return clients[clients["client"].isin(lying.dropna(subset=["test_acc"])["client"])]
 
 
-def needed(parts: Parts, difference: float) -> int:
-    """Return how many partitions find a difference with a power of 80 %, 0 where 10,000 do not."""
-    chance = chance_of(parts)
-    return partitions(chance, difference, chance.clients, 0.8, 0.05)
-
-
 def about(runs: pd.DataFrame, clients: pd.DataFrame, row: str, words: str, *pair: str) -> dict[str, str]:
     """Return the cells of every table: a row's accuracy, the difference of a pair of rows, the gap, and costs."""
     return {
@@ -90,8 +83,8 @@ def compared(frames: Frames) -> Lines:
 
 def reached(frames: Frames) -> str:
     runs = long(frames).runs
-    shown = long(frames).where((runs["seed"] == DRAWN) & ~runs["row"].str.contains("same clients"))
-    return pareto.table(shown, 78, COSTS)
+    shown = (runs["seed"] == DRAWN) & ~runs["row"].str.contains("same clients")
+    return pareto.table(long(frames).where(shown), 78, COSTS)
 
 
 def graphs(frames: Frames) -> Lines:
@@ -110,13 +103,14 @@ def power(frames: Frames) -> Lines:
         parts = paired(long(frames)["clients"], "DPFL", row)
         if len(parts) > 1:
             chance = chance_of(parts)
+            some, few = (needed(chance, difference, chance.clients, 0.8, 0.05) for difference in (0.63, 2.0))
             yield {
                 "DPFL minus": row,
                 "points": told(parts),
                 "deviation within": f"{chance.within:.1f}",
                 "between partitions": f"{chance.between:.2f}",
-                "partitions for 0.63": str(needed(parts, 0.63) or "> 10,000"),
-                "for 2": str(needed(parts, 2.0) or "> 10,000"),
+                "partitions for 0.63": str(some or "> 10,000"),  # 0 where 10,000 do not find it with a power of 80 %
+                "for 2": str(few or "> 10,000"),
             }
 
 
@@ -181,12 +175,11 @@ def graph_figure(frames: Frames) -> Figure:
     for axes, measure in zip(panels, ("homophily", "reciprocity", "gap"), strict=True):
         for when, shift, colour, name in ((True, -0.2, BLUE, "Omega"), (False, 0.2, PALE, "last round")):
             values = lines[(lines["round"] == 0) == when].groupby("row")[measure].mean().reindex(rows)
-            label = name if axes is panels[0] else None
-            axes.barh(np.arange(len(rows)) + shift, values, 0.38, color=colour, label=label)
+            axes.barh(np.arange(len(rows)) + shift, values, 0.38, color=colour, label=name)
         axes.set_xlabel(measure)
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].invert_yaxis()
-    figure.legend(loc="outside upper center", ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 
@@ -194,8 +187,8 @@ def power_figure(frames: Frames) -> Figure:
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
     points, looks = np.linspace(0.4, 3, 27), frames.rows.set_index("row")
     for row in ("Local", "FedAvg+FT", "Pairwise"):
-        parts = paired(long(frames)["clients"], "DPFL", row)
-        counts = [needed(parts, difference) for difference in points]
+        chance = chance_of(paired(long(frames)["clients"], "DPFL", row))
+        counts = [needed(chance, difference, chance.clients, 0.8, 0.05) for difference in points]
         axes.plot(points, counts, label=f"DPFL minus {row}", color=looks["colour"][row], ls=looks["line"][row])
     axes.axhline(3, color=GREY, lw=0.6)
     axes.axvline(0.63, color=GREY, lw=0.6)

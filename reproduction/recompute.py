@@ -38,16 +38,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("recomputed"), metavar="DIR")
     args = parser.parse_args()
     line, expected = stored(args.run)
+    flags = shlex.split(line["flags"])
     try:
-        asked, _ = parse(shlex.split(line["flags"]))
+        asked, _ = parse(flags)
         sha = open_source(asked).sha256
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
     if sha != line["data_sha256"]:
         hashes = f"sha256 {sha[:12]}, {line['data_sha256'][:12]} there"
         print(f"note: these are other images than the page's ({hashes}); few clients will agree", flush=True)
-    flags = [*shlex.split(line["flags"]), f"--results={args.results}"]
-    command = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags]
+    command = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags, f"--results={args.results}"]
     print(shlex.join(command), flush=True)
     if code := subprocess.run(command, check=False).returncode:
         raise SystemExit(code)

@@ -40,15 +40,13 @@ FEMNIST_TUNING = {"finetune_epochs": 4}  # its tau_train is 2
 
 def rows_on(data: dict[str, Any]) -> list[Run]:
     tuning = FEMNIST_TUNING if data["dataset"] == "femnist" else {}
-    return [
-        Run(**data | row | (tuning if "finetune_epochs" in row else {}), seed=seed) for row in ROWS for seed in SEEDS
-    ]
+    rows = [data | row | (tuning if "finetune_epochs" in row else {}) for row in ROWS]
+    return [Run(**row, seed=seed) for row in rows for seed in SEEDS]
 
 
 RUNS = [run for data in SETTINGS for run in rows_on(data)]
-OPTIONS = PAPER | {
-    "score": {"choices": tuple(METRICS), "default": "accuracy", "help": "what is scored (default: accuracy)"}
-}
+SCORE = {"choices": tuple(METRICS), "default": "accuracy", "help": "what is scored (default: accuracy)"}
+OPTIONS = PAPER | {"score": SCORE}
 
 
 def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
@@ -66,26 +64,13 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             difference = to_local(lines, line, here[here["method"] == "local"], column)
             gain, half = tables.interval(difference) if difference else (np.nan, np.nan)
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
-            out.append(
-                {
-                    "setting": where,
-                    "method": line.row,
-                    "mean": values.mean(),
-                    "std": tables.deviation(values),
-                    "n": len(values),
-                    "bold": bold,
-                    "client_std": mean_of([a.std() for a in each]),
-                    "vs_local": gain,
-                    "vs_local_half_interval": half,
-                    "below_local_percent": 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan,
-                    "worst_decile": mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in each]),
-                    "last_round": mean_of(last),
-                    "epochs": line.epochs,
-                    "finished": group["finished"].all(),
-                    "paper": " ± ".join(theirs or ()),
-                    "cell": tables.cell(values),
-                }
-            )
+            row = {"setting": where, "method": line.row, "mean": values.mean(), "std": tables.deviation(values)}
+            row |= {"n": len(values), "bold": bold, "client_std": mean_of([a.std() for a in each])}
+            row |= {"vs_local": gain, "vs_local_half_interval": half}
+            row["below_local_percent"] = 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan
+            row["worst_decile"] = mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in each])
+            row |= {"last_round": mean_of(last), "epochs": line.epochs, "finished": group["finished"].all()}
+            out.append(row | {"paper": " ± ".join(theirs or ()), "cell": tables.cell(values)})
     return pd.DataFrame(out)
 
 
@@ -107,11 +92,10 @@ def to_local(lines: pd.DataFrame, line: Any, alone: pd.DataFrame, score: str) ->
 def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:
     data = measure(frames, score)
     settings = list(dict.fromkeys(data["setting"]))
-    shown = [
-        printed(r.cell if r.finished else f"{r.cell}, not finished", r.bold, r.paper if paper else "")
-        for r in data.itertuples()
-    ]
-    table = data.assign(cell=shown).pivot(index="method", columns="setting", values="cell").fillna("-")
+    cells = data["cell"] + np.where(data["finished"], "", ", not finished")
+    theirs = data["paper"] if paper else [""] * len(data)
+    data["cell"] = list(map(printed, cells, data["bold"], theirs))
+    table = data.pivot(index="method", columns="setting", values="cell").fillna("-")
     table = table.loc[data["method"].unique(), settings].reset_index()
     parts = [
         markdown(table),
@@ -121,10 +105,8 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
     ]
     for where in settings:
         part = data[data["setting"] == where]
-        gain = [
-            "-" if np.isnan(r.vs_local) else f"{r.vs_local:+.2f} ± {number(r.vs_local_half_interval)}"
-            for r in part.itertuples()
-        ]
+        gains = zip(part["vs_local"], part["vs_local_half_interval"], strict=True)
+        gain = ["-" if np.isnan(mean) else f"{mean:+.2f} ± {number(half)}" for mean, half in gains]
         details = {
             "method": part["method"],
             METRICS[score]: part["mean"].map(number),

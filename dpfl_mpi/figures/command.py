@@ -4,22 +4,22 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import shlex
 import shutil
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
@@ -47,20 +47,24 @@ class Drawing:
     html: str = ""
 
 
+def cifar10(**fields: Any) -> list[Run]:
+    """Return a Run on CIFAR-10 for each combination of the fields' values, the last changing first; several values are a tuple."""
+    values = [value if isinstance(value, tuple) else (value,) for value in fields.values()]
+    return [Run(dataset="cifar10", **dict(zip(fields, each, strict=True))) for each in itertools.product(*values)]
+
+
 def command(run: Run, ranks: int = 8) -> str:
     return shlex.join(["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
     """Return the results that are there, and sentences on the Runs that are not: how each is computed, or why some cannot be."""
-    runs, reasons = list(runs), defaultdict[str, list[Run]](list)
-    results, missing = [], []
+    runs, results, missing, reasons = list(runs), [], [], defaultdict[str, list[Run]](list)
     for run in runs:
         try:
             path = found(run, folder)
-            asked = run if path else run.resolve()
-            if not path and asked.data and not is_file(asked.data):  # nothing here computes the Run
-                raise no_data(asked.dataset, asked.data)
+            if not path and (asked := run.resolve()).data and not is_file(asked.data):
+                raise no_data(asked.dataset, asked.data)  # nothing here computes the Run
         except UserError as error:
             reasons[str(error)].append(run)
             continue
@@ -96,7 +100,7 @@ def found(run: Run, folder: str | Path) -> Path | None:
         raise UserError(f"{' and '.join(map(str, paths))} are of different files of one name: name the one to draw")
     if reason and not paths:
         raise reason
-    return paths[0] if paths else None
+    return next(iter(paths), None)
 
 
 def answers(result: Result, run: Run) -> bool:
@@ -136,17 +140,13 @@ def has_rounds(result: Result) -> bool:
 
 
 def main(
-    name: str,
-    doc: str | None,
-    runs: Sequence[Run],
-    draw: Callable[..., Drawing],
-    options: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+    name: str, doc: str | None, runs: Sequence[Run], draw: Callable[..., Drawing], options: dict[str, Any] | None = None
 ) -> NoReturn:
     """Read the results that are there, draw them, write the files `name`.*, print their paths, and end the process: with code 2 on a mistake.
 
     `draw` takes the `Frames` of the results, and `options` as keywords: further flags by name, as keywords of `argparse.add_argument`.
     """
-    width = shutil.get_terminal_size().columns - 2
+    width, options = shutil.get_terminal_size().columns - 2, options or {}
     texts = [part if "    " in part else textwrap.fill(part, width) for part in (doc or "").strip().split("\n\n")]
     how = argparse.RawDescriptionHelpFormatter  # paragraphs, and lists as they are
     parser = argparse.ArgumentParser(description="\n\n".join(texts), formatter_class=how)
@@ -156,27 +156,22 @@ def main(
     for flag, keywords in options.items():
         parser.add_argument(f"--{flag}", **keywords)
 
-    def work() -> int:
+    @in_a_sentence
+    def work() -> None:
         args = parser.parse_args()
-        try:
-            results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
-            for line in missing:
-                print(line, file=sys.stderr)
-            if any(line.startswith("missing: ") for line in missing):
-                print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
-            results = [r for r in results if has_rounds(r)]
-            if not results:
-                raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
-            with plt.rc_context(STYLE):
-                drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
-                if not isinstance(drawing, Drawing):
-                    raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
-                paths = save(drawing, name, Path(args.out))
-            print(*filter(None, (drawing.text, *paths)), sep="\n")
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return 0
+        results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
+        print("".join(f"{line}\n" for line in missing), end="", file=sys.stderr)
+        if any(line.startswith("missing: ") for line in missing):
+            print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
+        results = [r for r in results if has_rounds(r)]
+        if not results:
+            raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
+        with plt.rc_context(STYLE):
+            drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
+            if not isinstance(drawing, Drawing):
+                raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
+            paths = save(drawing, name, Path(args.out))
+        print(*filter(None, (drawing.text, *paths)), sep="\n")
 
     exit_with(work)
 

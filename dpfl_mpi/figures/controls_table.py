@@ -9,35 +9,35 @@ the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
+from dpfl_mpi.results.result import share
 from dpfl_mpi.settings.values import ATTACKS
 
+NOWHERE = float("nan"), float("nan")
 METHODS = ("dpfl", "pairwise", "random_graph", "fedavg")
-RUNS = (
-    [Run(dataset="cifar10", method=m, search_share=share) for m in METHODS for share in (1.0, 0.5)]
-    + [Run(dataset="cifar10", method=m, attack=f"{kind}:0.2") for m in METHODS for kind in ATTACKS]
-    + [Run(dataset="cifar10", method=m, newcomers=0.1) for m in METHODS]
-    + [Run(dataset="cifar10", method=m, patience=10) for m in METHODS]
-)
+RUNS = [
+    *cifar10(method=METHODS, search_share=(1.0, 0.5)),
+    *cifar10(method=METHODS, attack=tuple(f"{kind}:0.2" for kind in ATTACKS)),
+    *cifar10(method=METHODS, newcomers=0.1),
+    *cifar10(method=METHODS, patience=10),
+]
 
 
 def gaps(lines: pd.DataFrame) -> Parts:
     """Return validation minus test accuracy of every client's best model, points, for each partition; `lines` are one row's of `clients`."""
     points = lines.assign(gap=100 * (lines["val_acc"] - lines["test_acc"]))
-    each = (
-        part.pivot(index="client", columns="run", values="gap") for _, part in points.groupby("partition", sort=False)
-    )
+    parts = (part for _, part in points.groupby("partition", sort=False))
+    each = (part.pivot(index="client", columns="run", values="gap") for part in parts)
     return [part.mean(axis=1, skipna=False).dropna().to_numpy() for part in each]
 
 
 def liar_shares(result: Result) -> tuple[float, float]:
     """Return the share of liars among all clients, and among those whom benign clients chose in rounds 1 to T; nan where there is none."""
     if "client/liars" not in result:
-        return float("nan"), float("nan")
+        return NOWHERE
     met = result.met_liars()
     return float(result["client/liars"].mean()), float(met.mean()) if len(met) else float("nan")
 
@@ -45,13 +45,11 @@ def liar_shares(result: Result) -> tuple[float, float]:
 def backdoor(result: Result) -> tuple[float, float]:
     """Return the mean over benign clients of how often other classes are taken for class 0, with the mark and without; nan where there is no backdoor."""
     if "attack/success" not in result:
-        return float("nan"), float("nan")
+        return NOWHERE
     others = result["best/confusion"][:, 1:]  # true class by predicted class
-    count = others.sum((1, 2))
-    clean = np.divide(others[:, :, 0].sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
+    clean = share(others[:, :, 0].sum(1), others.sum((1, 2)))
     here = result.benign & np.isfinite(result["attack/success"])
-    pair = (result["attack/success"][here], clean[here])
-    return (float(pair[0].mean()), float(pair[1].mean())) if here.any() else (float("nan"),) * 2
+    return (float(result["attack/success"][here].mean()), float(clean[here].mean())) if here.any() else NOWHERE
 
 
 def newcomers(result: Result) -> np.ndarray:
@@ -67,16 +65,14 @@ def draw(frames: Frames) -> Drawing:
     rows, texts = [], []
     # in the order of the Runs, a control after the other
     for line in frames.files.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"]).itertuples():
-        who, group = (
-            {"setting": line.setting, "method": line.row},
-            list(frames.of("runs", line.setting, line.row)["result"]),
-        )
+        group = list(frames.of("runs", line.setting, line.row)["result"])
         clients = frames.of("clients", line.setting, line.row)
         mean, half = interval(gaps(clients))
         all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
         opened, unmarked = np.mean([backdoor(r) for r in group], 0)
         came = np.mean([newcomers(r) for r in group], 0)
         stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]
+        who = {"setting": line.setting, "method": line.row}
         row = {
             "n": len(group),
             "accuracy": float(means(clients, line.row).mean()),

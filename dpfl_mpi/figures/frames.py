@@ -154,8 +154,8 @@ def line_of(result: Result) -> dict[str, Any]:
         "run": str(result.path),
         "seed": run.seed,
         "said_seed": f"seed {run.seed}{dealt}",
-        "partition": result.fact("data_sha256")
-        + result.fact("partition_sha256"),  # what two results share that can be compared client by client
+        # what two results share that can be compared client by client
+        "partition": result.fact("data_sha256") + result.fact("partition_sha256"),
         "key": str(result.key),
         "method": short(run.method),
         "budget": str(run.budget),

@@ -1,16 +1,11 @@
 """Table: accuracy by the period P of the greedy search and by budget (CIFAR-10, Dir(0.1), seed 42)."""
 
 from dpfl_mpi.figures import paper as published
-from dpfl_mpi.figures.command import PAPER, Drawing
+from dpfl_mpi.figures.command import PAPER, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.tau_init_table import table
-from dpfl_mpi.settings import Run
 
-RUNS = [
-    Run(dataset="cifar10", partition="dirichlet", dirichlet_alpha=0.1, ggc_period=period, budget=budget)
-    for period in (1, 5, 10, 20)
-    for budget in ("inf", 20, 10, 5)
-]
+RUNS = cifar10(partition="dirichlet", dirichlet_alpha=0.1, ggc_period=(1, 5, 10, 20), budget=("inf", 20, 10, 5))
 OPTIONS = PAPER
 
 

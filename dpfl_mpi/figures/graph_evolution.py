@@ -18,14 +18,13 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.figures.command import Drawing, few
+from dpfl_mpi.figures.command import Drawing, cifar10, few
 from dpfl_mpi.figures.frames import Frames, client_order, with_graphs
 from dpfl_mpi.figures.names import labels, text_label
-from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, hide_rest, patches
+from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, patches
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.settings import Run
 
-RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
+RUNS = cifar10(budget=("inf", 20, 10, 5))
 CHOSEN, LEFT_OUT = BLUE, "#F2B48C"  # dark on pale: told apart in grey print too
 MEANING = {"chosen": CHOSEN, r"in $\Omega$, not chosen": LEFT_OUT, "the client itself": DARK}
 
@@ -98,7 +97,8 @@ def panels(
     side = min(TEXT / columns, 2.3)
     size = (side * columns, (side + 0.22) * sum(lines) + 0.3)
     figure, grid = plt.subplots(sum(lines), columns, figsize=size, squeeze=False, layout="constrained")
-    hide_rest(grid.flat)
+    for axes in grid.flat:
+        axes.set_axis_off()
     for i, rounds in enumerate(rows):
         for j, t in enumerate(rounds):
             axes = grid[sum(lines[:i]) + j // columns, j % columns]
@@ -159,9 +159,7 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str
         for t in ts:
             line = measure(graphs[r.run][t]().matrix(), shared)
             data.append(who | {"round": t} | line)
-            sparse, alike, pairs = (
-                100 * line[n] for n in ("sparsity", "edges_sharing_a_class", "pairs_sharing_a_class")
-            )
+            _, sparse, *_, alike, pairs = (100 * number for number in line.values())
             among = f"{alike:5.1f} % between clients that share a class (of all pairs {pairs:.1f} %)"
             text.append(f"  round {t:3d}: {line['edges']:5d} edges, sparsity {sparse:5.1f} %, {among}")
         if max(ts) >= r.omega_until:

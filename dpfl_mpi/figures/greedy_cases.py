@@ -16,9 +16,8 @@ from dpfl_mpi.figures.frames import Frames, with_graphs
 from dpfl_mpi.figures.names import label, labels, text_label
 from dpfl_mpi.figures.style import BLUE, ORANGE, PALE, RED, grid, legend
 from dpfl_mpi.graph import CASES
-from dpfl_mpi.settings import Run
 
-RUNS: list[Run] = sparsity.RUNS
+RUNS = sparsity.RUNS
 COLOURS = (BLUE, PALE, ORANGE, RED)
 
 

@@ -14,15 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.figures.command import Drawing, few
+from dpfl_mpi.figures.command import Drawing, cifar10, few
 from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes, with_graphs
 from dpfl_mpi.figures.graph_evolution import panels, round_list, rounds_to_show, squares, when
 from dpfl_mpi.figures.names import setting
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, RED, TEXT, patches
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
 
-RUNS = [Run(dataset="cifar10", budget="inf", flip_share=0.4, flipped_run_ggc=searches) for searches in (False, True)]
+RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
 OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}}
 
 
@@ -62,9 +61,8 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
 
 def draw(frames: Frames, rounds: str | None = None) -> Drawing:
     with_graphs(frames)
-    runs = frames.files[
-        ["client/flipped" in r and 0 < flipped(r).sum() < r.run.clients for r in frames.files["result"]]
-    ]
+    some = ["client/flipped" in r and 0 < flipped(r).sum() < r.run.clients for r in frames.files["result"]]
+    runs = frames.files[some]
     if not len(runs):
         raise UserError("none of these results has clients with flipped labels (--flip_share)")
     searching = runs["result"].map(lambda r: r.run.flipped_run_ggc)

@@ -54,9 +54,8 @@ def draw(frames: Frames) -> Drawing:
         look = styles[line.row] | {"label": text_label(line.row)}
         curves = frames.of("curves", line.setting, line.row)
         untuned = line.result.run.untuned().key()
-        based = any(
-            r.key == untuned for r in frames.rows["result"] if r is not line.result
-        )  # its rounds are that curve
+        # its rounds are that curve
+        based = any(r.key == untuned for r in frames.rows["result"] if r is not line.result)
         parts = []
         for axes, (measure, (_, factor)) in zip(panels, MEASURES.items(), strict=True):
             values = curves.assign(value=factor * curves[measure.removeprefix("round/")])

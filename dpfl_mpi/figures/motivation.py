@@ -4,24 +4,18 @@ Client 1 has little of four classes; client 2 shares two of them and client 3 th
 everyone (a full graph, scored after local training); shown is the test accuracy of client 1.
 """
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import COLUMN, DARK, GREY, SKY
-from dpfl_mpi.settings import Run
 
-EXAMPLE: dict[str, Any] = {"dataset": "cifar10", "partition": "motivation"}
-ROWS: list[dict[str, Any]] = [
-    {"method": "local"},
-    *({"method": "random_graph", "budget": "inf", "reach": of} for of in ("groups:0,1;2", "groups:0,2;1", None)),
-]
-RUNS = [Run(**EXAMPLE, **row, seed=seed) for seed in SEEDS for row in ROWS]
+EXAMPLE, GROUPS = "motivation", ("groups:0,1;2", "groups:0,2;1", None)
+RUNS = [*cifar10(partition=EXAMPLE, method="local", seed=SEEDS)]
+RUNS += cifar10(partition=EXAMPLE, method="random_graph", budget="inf", seed=SEEDS, reach=GROUPS)
 
 
 def with_whom(others: list[int]) -> str:
@@ -31,9 +25,7 @@ def with_whom(others: list[int]) -> str:
 
 def draw(frames: Frames) -> Drawing:
     methods = {run.method for run in RUNS}
-    of_example = [
-        str(r.run.partition) == EXAMPLE["partition"] and r.run.method in methods for r in frames.runs["result"]
-    ]
+    of_example = [str(r.run.partition) == EXAMPLE and r.run.method in methods for r in frames.runs["result"]]
     shown = frames.runs[of_example]
     if not len(shown):
         raise UserError("none of these results has the three clients of the example (--partition motivation)")
@@ -59,9 +51,8 @@ def draw(frames: Frames) -> Drawing:
         against = f", {values.mean() - alone:+.1f} points against alone" if told else ""
         text.append(f"client 1 {group}: {values.mean():.1f} % ({len(values)} seeds){against}")
     if others := len(frames.runs) - len(shown):
-        text.append(
-            f"Left out: {others} of {len(frames.runs)} results, which are not of the example (--partition motivation)."
-        )
+        left_out = f"Left out: {others} of {len(frames.runs)} results"
+        text.append(f"{left_out}, which are not of the example (--partition motivation).")
     if not np.isnan(alone):
         axes.axhline(alone, color=GREY, lw=0.6, ls=":")
     axes.set_xticks(range(len(groups)), [g.replace(" (", "\n(") for g in groups])

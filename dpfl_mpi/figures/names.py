@@ -60,13 +60,9 @@ def slug(name: str) -> str:
 
 def budget_order(run: Run) -> float:
     """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
-    budget = str(run.budget)
-    if budget.startswith("uniform:"):
-        return float(np.mean([float(end) for end in budget.split(":")[1:]]))
-    try:
-        return float(budget)
-    except ValueError:
-        return 0.0
+    with contextlib.suppress(ValueError):
+        return float(np.mean([float(end) for end in str(run.budget).removeprefix("uniform:").split(":")]))
+    return 0.0
 
 
 def rank(run: Run) -> tuple[float, float, int]:
@@ -123,11 +119,8 @@ def named(
         told = [f for f in values[0] if f not in without or content(run, f, rivals)]
         differ = [f for f in told if len({json.dumps(v.get(f), default=str) for v in values}) > 1]
         said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
-        words = [
-            f"{f} {value_of(group[0], f)}{content(run, f, rivals)}".removeprefix("options ")
-            for f in said
-            if getattr(run, f, "other") is not None
-        ]
+        said = [f for f in said if getattr(run, f, "other") is not None]
+        words = [f"{f} {value_of(group[0], f)}{content(run, f, rivals)}".removeprefix("options ") for f in said]
         out.append((setting(run), ", ".join(filter(None, [name(run), *words])), group))
     return out
 

@@ -21,18 +21,15 @@ import numpy as np
 import pandas as pd
 from scipy.special import comb
 
-from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
 from dpfl_mpi.figures.names import repetitions
 from dpfl_mpi.figures.style import TEXT, curves, legend
 from dpfl_mpi.figures.tables import deviation, markdown, number
 from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
 
-RUNS = [Run(dataset="cifar10", seed=seed, partition_seed=42) for seed in SEEDS] + [
-    Run(dataset="cifar10", method=method) for method in ("pairwise", "oracle", "random_graph")
-]
+RUNS = [*cifar10(seed=SEEDS, partition_seed=42), *cifar10(method=("pairwise", "oracle", "random_graph"))]
 MEASURES = ("homophily", "reciprocity", "asked", "gap", "classes")
 OPTIONS = {"draws": {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}}
 

@@ -6,31 +6,22 @@ machine the run had: compare only runs of one machine. Fine-tuning adds steps, n
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import TEXT, legend, looks
 from dpfl_mpi.figures.tables import markdown
-from dpfl_mpi.settings import Run
 
 METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
-ROWS: list[dict[str, Any]] = [*({"method": method} for method in METHODS), {"method": "fedavg", "finetune_epochs": 10}]
-RUNS = [Run(dataset="cifar10", **row, seed=seed) for row in ROWS for seed in SEEDS]
-COSTS = {
-    "models": "models received",
-    "evaluations": "models evaluated",
-    "steps": "gradient steps",
-    "seconds": "seconds",
-}
-OPTIONS = {
-    "reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, percent (default: 80)"}
-}
+RUNS = [*cifar10(method=METHODS, seed=SEEDS), *cifar10(method="fedavg", finetune_epochs=10, seed=SEEDS)]
+COSTS = {"models": "models received", "evaluations": "models evaluated", "steps": "gradient steps"}
+COSTS |= {"seconds": "seconds"}
+OPTIONS = {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, % (default: 80)"}}
 
 
 def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:

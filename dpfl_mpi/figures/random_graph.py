@@ -4,19 +4,14 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.figures.command import SEEDS, Drawing
+from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.style import COLUMN, curves, legend
 from dpfl_mpi.figures.tables import cell, comparable, markdown, means, paired, told
-from dpfl_mpi.settings import Run
 
-RUNS = [
-    Run(dataset="cifar10", partition="dirichlet", dirichlet_alpha=0.1, method=method, budget=budget, seed=seed)
-    for method in ("dpfl", "random_graph")
-    for budget in ("0.2N", "0.1N", "0.05N")
-    for seed in SEEDS
-]
+DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
+RUNS = cifar10(**DIRICHLET, method=("dpfl", "random_graph"), budget=("0.2N", "0.1N", "0.05N"), seed=SEEDS)
 
 
 def draw(frames: Frames) -> Drawing:

@@ -42,10 +42,6 @@ def over_clients(parts: Parts) -> float:
     return float(stdtrit(sum(len(part) - 1 for part in parts), 0.975) * error)
 
 
-def within(parts: Parts) -> str:
-    return f"± {over_clients(parts):.2f}" if comparable(parts) else "-"
-
-
 def verdict(values: np.ndarray, mean: float, spread: float) -> str:
     """Return whether the mean over our partitions is where the paper's noise lets the mean of as many others fall, with 95 %.
 
@@ -53,8 +49,7 @@ def verdict(values: np.ndarray, mean: float, spread: float) -> str:
     """
     noise = stdtrit(paper.SEEDS - 1, 0.975) * spread * np.sqrt(1 / len(values) + 1 / paper.SEEDS)
     gap = values.mean() - mean
-    words = f"within ({gap:+.2f}, noise" if abs(gap) <= noise else f"**off by {gap:+.2f}** (noise"
-    return f"{words} ± {noise:.2f})"
+    return (f"within ({gap:+.2f}, " if abs(gap) <= noise else f"**off by {gap:+.2f}** (") + f"noise ± {noise:.2f})"
 
 
 def where(frames: Frames) -> str:
@@ -76,7 +71,7 @@ def table_1(frames: Frames) -> Lines:
             "ours, %": cell(values),
             "paper, %": " ± ".join(theirs or "-"),
             "to Local, paired": told(difference),
-            "over clients": within(difference),
+            "over clients": f"± {over_clients(difference):.2f}" if comparable(difference) else "-",
             "paper, to Local": paper_gap(frames, row, "Local"),
             "verdict": verdict(values, *map(float, theirs)) if len(values) and theirs else "-",
         }
@@ -90,13 +85,13 @@ def headline(frames: Frames) -> pd.DataFrame:
 def order(frames: Frames) -> Lines:
     for a, b in paper.ORDER:
         if comparable(parts := paired(frames["clients"], a, b)):
-            mean, half = interval(parts)
-            decided = len(parts) > 1 and abs(mean) > max(half, over_clients(parts))  # 0 is outside both intervals
+            (mean, half), within = interval(parts), over_clients(parts)
+            decided = len(parts) > 1 and abs(mean) > max(half, within)  # 0 is outside both intervals
             found = "holds" if mean > 0 else "**does not hold**"
             yield {
                 "claim": f"{a} > {b}",
                 "ours": told(parts),
-                "over clients": within(parts),
+                "over clients": f"± {within:.2f}",
                 "paper": paper_gap(frames, a, b),
                 "": found if decided else "not decided",
             }
@@ -249,8 +244,7 @@ def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     out: dict[str, Any] = {}
     for name, frames in full.items():
         out |= {f"{mark} {name}": lines(frames) for mark, lines in TABLES.get(name, BOTH).items()}
-    long = pd.DataFrame(measured(full))  # aligned; the first column is said once where it stays the same
-    shown = long.set_index(list(long.columns[:2])).to_string() if len(long) else "(not known)"
+    shown = pd.DataFrame(measured(full)).set_index(["setting", "row"]).to_string()  # aligned; a setting is said once
     out |= {"spent": spent(folders), "measured": "\n".join(["```", *map(str.rstrip, shown.splitlines()), "```"])}
     return {mark: text(lines) for mark, lines in out.items()}
 
@@ -276,8 +270,7 @@ def accuracy(frames: Frames) -> Figure | None:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
     intervals(left, parts)
-    known = [(float(gap), y) for y, row in enumerate(parts) if (gap := paper_gap(frames, row, "Local")) != "-"]
-    if known:
+    if known := [(float(gap), y) for y, row in enumerate(parts) if (gap := paper_gap(frames, row, "Local")) != "-"]:
         left.plot(*zip(*known, strict=True), "D", mfc="none", color=DARK, label="paper")
     left.set_xlabel("difference to Local, points")
     left.legend(loc="best")

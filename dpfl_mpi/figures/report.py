@@ -21,13 +21,13 @@ from dpfl_mpi.figures.names import class_names
 from dpfl_mpi.figures.style import looks, over
 from dpfl_mpi.figures.tables import deviation
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.results.summary import outcome, texts
+from dpfl_mpi.results.summary import outcome, seconds, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
 RUNS = [Run(), Run(method="local")]
+MPI = {"one-sided": "rma", "collective": "collective"}
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # as plotly names them
 PAGE = Path(__file__).with_name("report.html")
 
@@ -87,15 +87,11 @@ def describe(line: Any) -> dict[str, Any]:
             "best val %": rounded(100 * result["best/val_acc"], 2),
             "best round": result["best/round"].tolist(),
             "last test %": rounded(100 * result["last/test_acc"], 2),
-            "train samples": result["client/n_train"].tolist(),
-            "test samples": result["client/n_test"].tolist(),
+            **{f"{part} samples": result[f"client/n_{part}"].tolist() for part in ("train", "test")},
         },
-        "seconds": {p: rounded(result[f"seconds/{p}"][rounds, 2], 3) for p in PHASES},
+        "seconds": {phase: rounded(each, 3) for phase, each in seconds(result).items()},
         "received": rounded(result["traffic/models_received"][rounds].mean(1), 2),
-        "mpi": {
-            "one-sided": rounded(result["traffic/bytes_rma"][rounds] / 2**20, 3),
-            "collective": rounded(result["traffic/bytes_collective"][rounds] / 2**20, 3),
-        },
+        "mpi": {n: rounded(result[f"traffic/bytes_{a}"][rounds] / 2**20, 3) for n, a in MPI.items()},
     }
 
 
@@ -108,24 +104,15 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
         mean_of = dict(zip(figures, rounded(figures.mean(skipna=False), 2), strict=True))
         deviates = rounded([deviation(figures["test accuracy, %"].to_numpy())], 2)[0]
         best = {"test accuracy, %": mean_of["test accuracy, %"], "\u00b1 over seeds": deviates}
-        out.append(
-            {
-                "name": line.row,
-                "setting": line.setting,
-                "colour": look["color"],
-                "dash": DASHES[look["ls"]],
-                "epochs": first["epochs"][: len(each)],
-                "mean": rounded(each["mean"], 3),
-                "spread": rounded(each["std"], 3) if len(figures) > 1 else [],
-                "settings": {k: v for k, v in first["settings"].items() if k not in REPEATED},
-                "summary": {"seeds": len(figures), **best, **mean_of},
-            }
-        )
+        group = {"name": line.row, "setting": line.setting, "colour": look["color"], "dash": DASHES[look["ls"]]}
+        group |= {"epochs": first["epochs"][: len(each)], "mean": rounded(each["mean"], 3)}
+        group |= {"spread": rounded(each["std"], 3) if len(figures) > 1 else []}
+        group |= {"settings": {k: v for k, v in first["settings"].items() if k not in REPEATED}}
+        out.append(group | {"summary": {"seeds": len(figures), **best, **mean_of}})
     return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
 
 
-def for_page(data: Any) -> str:
-    """Return JSON that may stand inside a script of the page."""
+def for_page(data: Any) -> str:  # JSON that may stand inside a script
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 

@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
 from dpfl_mpi.figures.style import COLUMN, curves, legend
 from dpfl_mpi.graph import sparsity
-from dpfl_mpi.settings import Run
 
-RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)]
+RUNS = cifar10(budget=("inf", 20, 10, 5))
 
 
 def lines(axes: Axes, frames: Frames, name: str, measure: Callable[[np.ndarray], float]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -126,7 +126,8 @@ def grid(count: int, columns: int, height: float, more: float, **how: Any) -> tu
     columns = min(count, columns)
     size = (COLUMN if columns == 1 else TEXT, height * -(-count // columns) + more)
     figure, panels = plt.subplots(-(-count // columns), columns, figsize=size, squeeze=False, **how)
-    hide_rest(panels.flat[count:])
+    for axes in panels.flat[count:]:
+        axes.set_axis_off()
     return figure, list(panels.flat[:count])
 
 
@@ -134,8 +135,3 @@ def patches(figure: Figure, colours: dict[str, str], place: str = "outside upper
     boxes = [Patch(color=colour, label=name) for name, colour in colours.items()]
     look: dict[str, Any] = {"loc": place, "ncols": len(boxes), "handlelength": 0.9, "handleheight": 0.9}
     figure.legend(handles=boxes, **look | how)
-
-
-def hide_rest(panels: Iterable[Axes]) -> None:
-    for axes in panels:
-        axes.set_axis_off()

@@ -121,18 +121,12 @@ def number(value: float, form: str = ".2f") -> str:
 
 
 def by_budget(
-    frames: Frames,
-    rows: pd.DataFrame,
-    field: str,
-    symbol: str,
-    published: Mapping[Any, str],
-    published_of: str,
-    bold: bool = True,
+    frames: Frames, rows: pd.DataFrame, field: str, symbol: str, numbers: Mapping[Any, str], of: str, bold: bool = True
 ) -> tuple[pd.DataFrame, str, str]:
     """Return (data, markdown, LaTeX) of a table with a line for each value of a Run field and a column for each budget.
 
     Bold is what the best of its column does not beat, among rows of one variant. `rows` are lines of `frames.rows` with a column `variant`;
-    `published` are the paper's numbers by the field's value, which are of one setting.
+    `numbers` are the paper's by the field's value, `of` a setting.
     """
     out = []
     several = rows["setting"].nunique() > 1
@@ -140,8 +134,8 @@ def by_budget(
         lines = frames.of("clients", where)
         for line, best in zip(column.itertuples(), unbeaten(lines, list(column["row"])), strict=True):
             values, value = means(lines, line.row), getattr(line, field)
-            same = line.paper == published_of and not variant and value in published
-            theirs = paper.by_budget(published[value]).get(budget, "") if same else ""
+            same = line.paper == of and not variant and value in numbers
+            theirs = paper.by_budget(numbers[value]).get(budget, "") if same else ""
             name = ", ".join(filter(None, (str(value), variant)))
             scores = {"mean": values.mean(), "std": deviation(values), "n": len(values), "bold": best, "paper": theirs}
             texts = {"row": f"{where}: {name}" if several else name}

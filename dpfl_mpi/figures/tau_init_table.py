@@ -5,18 +5,12 @@ from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper as published
-from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
+from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, of_results
 from dpfl_mpi.figures.names import named, repetitions
 from dpfl_mpi.figures.tables import by_budget
-from dpfl_mpi.settings import Run
 
-RUNS = [
-    Run(dataset="cifar10", tau_init=tau, budget=budget, seed=seed)
-    for tau in (1, 5, 10)
-    for budget in ("inf", 20, 10, 5)
-    for seed in SEEDS
-]
+RUNS = cifar10(tau_init=(1, 5, 10), budget=("inf", 20, 10, 5), seed=SEEDS)
 OPTIONS = PAPER
 
 

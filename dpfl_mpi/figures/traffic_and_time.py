@@ -10,38 +10,25 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.figures.command import Drawing
+from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import label, labels, setting, text_label
 from dpfl_mpi.figures.style import BLUE, COLOURS, DARK, GREY, SKY, TEXT, patches
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.settings import Run
 
-RUNS = [Run(dataset="cifar10", budget=budget) for budget in ("inf", 20, 10, 5)] + [
-    Run(dataset="cifar10", method="local")
-]
-MIB = 2**20
+RUNS = [*cifar10(budget=("inf", 20, 10, 5)), *cifar10(method="local")]
 
 
 def measure(result: Result) -> pd.DataFrame:
     """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
     rounds = slice(0, result.last_round + 1)  # one that is being written may have some of its arrays
     received = result["traffic/models_received"][rounds]
-    return pd.DataFrame(
-        {
-            "run": result.path.stem,
-            "setting": setting(result.run),
-            "method": label(result.run),
-            "round": np.arange(len(received)),
-            "received_mean": received.mean(1),
-            "received_most": received.max(1),
-            "budget_others": (result["client/budget"] - result.run.budget_counts_self).max(),
-            "mpi_rma_mib": result["traffic/bytes_rma"][rounds] / MIB,
-            "mpi_collective_mib": result["traffic/bytes_collective"][rounds] / MIB,
-            **{f"seconds_{p}": result[f"seconds/{p}"][rounds, 2] for p in PHASES},
-        }
-    )
+    out: dict[str, object] = {"run": result.path.stem, "setting": setting(result.run), "method": label(result.run)}
+    out |= {"round": np.arange(len(received)), "received_mean": received.mean(1), "received_most": received.max(1)}
+    out["budget_others"] = (result["client/budget"] - result.run.budget_counts_self).max()
+    out |= {f"mpi_{how}_mib": result[f"traffic/bytes_{how}"][rounds] / 2**20 for how in ("rma", "collective")}
+    return pd.DataFrame(out | {f"seconds_{p}": result[f"seconds/{p}"][rounds, 2] for p in PHASES})
 
 
 def draw(frames: Frames) -> Drawing:

@@ -4,12 +4,10 @@ The filled marker is the variance of the clients' accuracies in squared points; 
 the size of the clients' test sets alone explains: a client of accuracy a and n test images has a sampling variance of a (1 - a) / (n - 1).
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.figures import accuracy_table
+from dpfl_mpi.figures import accuracy_table, paper
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
@@ -21,12 +19,8 @@ REACH = 10.0  # points below the best: what is further away (FedAvg by 35) would
 
 
 def sampling_variance(a: np.ndarray, n: np.ndarray) -> float:
-    """Return what the size of the test sets `[N]` alone adds to the variance of the clients' accuracies, 0 to 1 `[N]`: squared points.
-
-    A client that is not scored (nan) does not count; without any that is scored it is nan.
-    """
-    scored = np.isfinite(a)
-    a, n = a[scored], n[scored]
+    """Return what the size of the test sets `[N]` alone adds to the variance of the accuracies `[N]` that are not nan: squared points."""
+    a, n = a[np.isfinite(a)], n[np.isfinite(a)]
     return float(1e4 * np.mean(np.where(n > 1, a * (1 - a) / np.maximum(n - 1, 1), 0.25))) if len(a) else float("nan")
 
 
@@ -44,7 +38,8 @@ def measure(frames: Frames) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
-def table(data: pd.DataFrame, published: Mapping[str, int] | None = None) -> str:
+def table(data: pd.DataFrame, published: str = "") -> str:
+    """Return the table as markdown, beside it the paper's numbers, one for each row of its Table 1."""
     cells = {
         "setting": data["setting"],
         "method": [f"{row} ({n})" for row, n in zip(data["method"], data["n"], strict=True)],
@@ -52,8 +47,9 @@ def table(data: pd.DataFrame, published: Mapping[str, int] | None = None) -> str
         "variance, squared points": data["variance"].map("{:.0f}".format),
         "of which by the size of the test sets": data["sampling_variance"].map("{:.0f}".format),
     }
-    if published is not None:
-        cells["the paper's, read off its figure"] = [str(published.get(row, "-")) for row in data["method"]]
+    if published:
+        theirs = dict(zip(paper.TABLE_1, published.split(), strict=True))
+        cells["the paper's, read off its figure"] = data["method"].map(theirs)
     return markdown(pd.DataFrame(cells))
 
 
@@ -62,16 +58,16 @@ def draw(frames: Frames) -> Drawing:
     settings = list(dict.fromkeys(data["setting"]))
     figure, panels = grid(len(settings), 3, 2.1, 0.6)
     kinds = frames.rows.drop_duplicates("row")
-    colours = dict(zip(kinds["row"], [look["color"] for look in looks(kinds)], strict=True))
-    mark, handles = dict(zip(kinds["row"], marks(kinds), strict=True)), {}
+    shown = dict(zip(kinds["row"], zip(looks(kinds), marks(kinds), strict=True), strict=True))
+    handles = {}
     for axes, where in zip(panels, settings, strict=True):
         here = data[data["setting"] == where]
         for r in here[here["accuracy"] >= here["accuracy"].max() - REACH].itertuples():
-            colour, left = colours[r.method], max(r.variance - r.sampling_variance, 0)
+            left, (look, mark) = max(r.variance - r.sampling_variance, 0), shown[r.method]
+            colour = look["color"]
             axes.plot([r.accuracy] * 2, [left, r.variance], color=colour, lw=0.6, alpha=0.6, zorder=1)
             axes.plot(r.accuracy, left, marker="_", color=colour, ms=4, mew=0.8, zorder=1)
-            how = {"color": colour, "mec": "white", "mew": 0.3, "zorder": 2}
-            (handles[r.method],) = axes.plot(r.accuracy, r.variance, mark[r.method], **how)
+            (handles[r.method],) = axes.plot(r.accuracy, r.variance, mark, color=colour, mec="white", mew=0.3, zorder=2)
         axes.set(title=where, xlabel="test accuracy, %")
         axes.margins(0.12)
         axes.set_ylim(bottom=0)
