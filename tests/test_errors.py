@@ -367,19 +367,22 @@ def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
     assert os.environ["OMP_NUM_THREADS"] == used
 
 
-@pytest.mark.parametrize(
-    "command", ["dpfl_mpi --help", "dpfl_mpi.sweep --list --seeds 1,2", "dpfl_mpi.show RESULT", "dpfl_mpi RUN"]
-)
+READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi.show RESULT", "-m dpfl_mpi RUN"]
+READ += ["HERE/analysis/accuracy_table.py RESULT"]
+
+
+@pytest.mark.parametrize("command", READ)
 def test_a_reader_that_has_left_ends_a_command(command, tmp_path):
     """Without a word, but for a run, which says so."""
     few = ["--clients=4", "--rounds=1", "--tau_init=1", "--tau_train=1", f"--out={tmp_path / 'b.h5'}"]
-    words = command.replace("RESULT", str(tiny_result.make(tmp_path / "a.h5"))).replace("RUN", " ".join(few)).split()
+    words = command.replace("HERE", str(ROOT)).replace("RESULT", str(tiny_result.make(tmp_path / "a.h5")))
+    words = words.replace("RUN", " ".join(few)).split()
     read, write = os.pipe()
     os.close(read)  # `| head`, once it has its lines
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, env=env, stdout=write, stderr=-1, text=True)
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, stdout=write, stderr=-1, text=True)
     os.close(write)
-    if command == "dpfl_mpi RUN":
+    if command == "-m dpfl_mpi RUN":
         assert done.returncode != 0 and "Traceback" not in done.stderr
         assert "error: nobody reads the output of this run any more" in done.stderr
     else:

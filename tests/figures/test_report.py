@@ -17,23 +17,20 @@ pytest.importorskip("plotly")
 from dpfl_mpi.figures import report
 from dpfl_mpi.figures.frames import of_results
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
-DRIVER = shutil.which("chromedriver")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--window-size=1280,2400",
-)  # fmt: skip
+CHROMIUM = list(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+FLAGS += " --disable-component-update --window-size=1280,2400"
+
+
+def tiny(folder, name="a", *args, **fields):
+    return Result(tiny_result.make(folder / f"{name}.h5", *args, **fields))
 
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
     """The path of a report on two runs, one with a graph and one without."""
-    folder = tmp_path_factory.mktemp("report")
-    results = [Result(tiny_result.make(folder / f"{m}.h5", m)) for m in ("dpfl", "local")]
-    path = folder / "report.html"
-    path.write_text(draw("report", results).html)
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(draw("report", [tiny(path.parent, m, m) for m in ("dpfl", "local")]).html)
     return path
 
 
@@ -61,15 +58,14 @@ def test_the_numbers_in_the_page(html):
 def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
     """Searched anew in round 2, of rounds 0 to 2; never without a period."""
     periods = {"inf": 3, 2: 2, 5: 3}
-    results = [Result(tiny_result.make(tmp_path / f"{p}.h5", omega_period=p)) for p in periods]
-    lines = of_results(results).files.itertuples()
+    lines = of_results([tiny(tmp_path, p, omega_period=p) for p in periods]).files.itertuples()
     assert [report.describe(line)["omega_until"] for line in lines] == list(periods.values())
 
 
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
-    none = tiny_result.make(tmp_path / "none.h5", "dpfl", flipped=np.ones(4, bool), flip_share=0.9)
-    page = draw("report", [Result(p) for p in (none, tiny_result.make(tmp_path / "local.h5", "local"))]).html
+    none = tiny(tmp_path, "none", flipped=np.ones(4, bool), flip_share=0.9)
+    page = draw("report", [none, tiny(tmp_path, "local", "local")]).html
     assert "NaN" not in page[page.index("const RUNS = ") :]
     runs, groups = held(page, "RUNS"), held(page, "GROUPS")
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
@@ -80,8 +76,7 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
-    paths = [tiny_result.make(tmp_path / f"{m}{s}.h5", m, s) for s in (52, 42) for m in ("local", "dpfl")]
-    page = draw("report", [Result(p) for p in paths]).html
+    page = draw("report", [tiny(tmp_path, f"{m}{s}", m, s) for s in (52, 42) for m in ("local", "dpfl")]).html
     groups, runs = held(page, "GROUPS"), held(page, "RUNS")
     assert [g["name"] for g in groups] == ["DPFL (B_c = 0.75N)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
@@ -106,24 +101,26 @@ def test_the_force_layout_puts_friends_together():
 @pytest.fixture(scope="module")
 def browser(html, tmp_path_factory):
     """A headless Chromium that has loaded the page."""
-    if not CHROMIUM or not DRIVER:
+    if not CHROMIUM or not shutil.which("chromedriver"):
         pytest.skip("Chromium and its chromedriver are not installed")
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    options.binary_location = CHROMIUM[0]
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))) as driver:
         driver.get(html.as_uri())
         yield driver
-    finally:
-        driver.quit()
 
 
 def run(browser, script):
-    return browser.execute_script(f"return {script}")
+    return browser.execute_script(f"const byName = id => document.getElementById(id); return {script}")
+
+
+def change(browser, name, value, event="input"):
+    element = browser.find_element("id", name)
+    browser.execute_script(f"arguments[0].value = {value}; arguments[0].dispatchEvent(new Event('{event}'))", element)
 
 
 @pytest.mark.browser
@@ -139,18 +136,16 @@ def test_it_loads_without_errors_and_without_network(browser):
 
 @pytest.mark.browser
 def test_the_slider_changes_the_graph(browser):
-    assert run(browser, "document.getElementById('round').textContent") == "round 2 of 2"
     # receiver 0 first in the order 0, 2, 1, 3: itself, took 2, took 1
-    assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 2, 0]
-    slide = "const s = document.getElementById('slider'); s.value = {}; s.dispatchEvent(new Event('input'));"
-    browser.execute_script(slide.format(1))
-    assert run(browser, "document.getElementById('round').textContent") == "round 1 of 2"
-    assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 1, 0]
-    assert run(browser, "document.getElementById('matrix').layout.title.text") == "round 1: 2 edges, sparsity 62.5 %"
-    assert run(browser, "document.getElementById('force').data[0].x.length") == 6  # two edges of from, to, gap
-    hover = run(browser, "document.getElementById('force').data[2].text[0]")
+    both = "[byName('round').textContent, byName('matrix').data[0].z[0]]"
+    assert run(browser, both) == ["round 2 of 2", [3, 2, 2, 0]]
+    change(browser, "slider", 1)
+    assert run(browser, both) == ["round 1 of 2", [3, 2, 1, 0]]
+    assert run(browser, "byName('matrix').layout.title.text") == "round 1: 2 edges, sparsity 62.5 %"
+    assert run(browser, "byName('force').data[0].x.length") == 6  # two edges of from, to, gap
+    hover = run(browser, "byName('force').data[2].text[0]")
     assert hover == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
-    browser.execute_script(slide.format(2))
+    change(browser, "slider", 2)
 
 
 def column(browser, number):
@@ -169,40 +164,32 @@ def test_the_table_sorts_and_a_click_follows_a_client(browser):
     browser.execute_script("arguments[0].click()", again)
     assert column(browser, 0) == ["2", "0", "1", "3"]
     browser.find_element("css selector", "#clients tbody tr").click()
-    assert run(browser, "document.getElementById('accuracy').data.at(-1).name") == "client 2, test"
+    assert run(browser, "byName('accuracy').data.at(-1).name") == "client 2, test"
 
 
 @pytest.mark.browser
 def test_runs_are_compared_and_chosen(browser):
-    assert run(browser, "document.getElementById('comparison').hidden") is False
-    assert run(browser, "document.querySelectorAll('#compare tr').length") == 3
+    assert run(browser, "byName('comparison').hidden") is False
     cells = "[r.cells[0].textContent, r.cells[3].textContent]"
     rows = f"[...document.querySelectorAll('#compare tbody tr')].map(r => {cells})"
     assert run(browser, rows) == [["DPFL (B_c = 0.75N)", "70"], ["Local", "65"]]  # the best first
     browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
     assert run(browser, rows) == [["Local", "65"], ["DPFL (B_c = 0.75N)", "70"]]
-    choose = "const r = document.getElementById('run'); r.value = {}; r.dispatchEvent(new Event('change'));"
-    browser.execute_script(choose.format(1))
-    assert run(browser, "document.getElementById('graphs').hidden") is True  # Local has no graph
-    assert "Local" not in run(browser, "document.getElementById('state').textContent")
-    browser.execute_script(choose.format(0))
-    assert run(browser, "document.getElementById('graphs').hidden") is False
+    for i, hidden in ((1, True), (0, False)):  # Local has no graph
+        change(browser, "run", i, "change")
+        assert run(browser, "byName('graphs').hidden") is hidden
     assert browser.get_log("browser") == []
 
 
 @pytest.mark.browser
-def test_in_omega_is_left_out_once_it_is_searched_anew(browser, html, tmp_path):
+def test_in_omega_is_left_out_once_it_is_searched_anew(browser, tmp_path):
+    """The last test here: the browser stays on this page."""
     page = tmp_path / "anew.html"
-    page.write_text(draw("report", [Result(tiny_result.make(tmp_path / "anew.h5", omega_period=2))]).html)
-    try:
-        browser.get(page.as_uri())
-        assert column(browser, 9) == ["-"] * 4  # the page opens at round 2
-        assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 2, 0]
-        assert "is not recorded" in run(browser, "document.getElementById('oneway').textContent")
-        browser.execute_script(
-            "const s = document.getElementById('slider'); s.value = 1; s.dispatchEvent(new Event('input'));"
-        )
-        assert sorted(column(browser, 9)) == ["0", "1", "2", "2"]
-        assert run(browser, "document.getElementById('matrix').data[0].z[0]") == [3, 2, 1, 0]
-    finally:
-        browser.get(html.as_uri())
+    page.write_text(draw("report", [tiny(tmp_path, omega_period=2)]).html)
+    browser.get(page.as_uri())
+    assert column(browser, 9) == ["-"] * 4  # the page opens at round 2
+    assert run(browser, "byName('matrix').data[0].z[0]") == [3, 2, 2, 0]
+    assert "is not recorded" in run(browser, "byName('oneway').textContent")
+    change(browser, "slider", 1)
+    assert sorted(column(browser, 9)) == ["0", "1", "2", "2"]
+    assert run(browser, "byName('matrix').data[0].z[0]") == [3, 2, 1, 0]

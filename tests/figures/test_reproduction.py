@@ -34,8 +34,7 @@ def script(name):
 def results(tmp_path_factory):
     """Tiny results by method and seed: Local and DPFL, seeds 42 and 52."""
     folder = tmp_path_factory.mktemp("results")
-    paths = {(m, s): tiny_result.make(folder / f"{m}{s}.h5", m, s) for m, s in tiny_result.BEST}
-    return {who: Result(path) for who, path in paths.items()}
+    return {(m, s): Result(tiny_result.make(folder / f"{m}{s}.h5", m, s)) for m, s in tiny_result.BEST}
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +84,13 @@ def test_both_readers_give_the_same_frames(results, folder, name):
 
 
 def test_a_row_names_the_options_that_are_not_the_usual():
+    """Which the tables look for by these names."""
     row_of, usual = script("collect").row_of, Run(method="perfedavg").resolve()
     assert row_of(usual, usual) == "PerFedAvg"
     trained = Run(method="perfedavg", options={"score_trained": True}).resolve()
     assert row_of(trained, usual) == "PerFedAvg, score_trained True"
+    rows = [row_of(run.resolve(), Run(dataset="cifar10").resolve()) for run in label_flip.RUNS]
+    assert rows == [f"{DPFL}, flip_share 0.4, flipped_run_ggc False", f"{DPFL}, flip_share 0.4"]
 
 
 def test_what_was_tried_can_be_run(monkeypatch):
@@ -114,51 +116,22 @@ def test_verdict_by_hand():
     assert recomputed.verdict(np.array([82.0]), 78.0, 1.0) == "within (+4.00, noise ± 4.97)"
 
 
-def written(tmp_path, accuracies, graphs=(), name="cifar-10-dir-0-1", **columns):
-    """Return the frames of the CSV files of one Run per row and seed, each with these clients' accuracies; `graphs` are lines of the first."""
-    folder, clients = tmp_path / name, []
+def written(tmp_path, accuracies, name="cifar-10-dir-0-1", **columns):
+    """Return the frames of the CSV files of one Run per row and seed, each with these clients' accuracies."""
+    folder, runs, clients = tmp_path / name, [], []
     folder.mkdir(exist_ok=True)
-    runs = [
-        {"run": str(i), "row": row, "seed": seed, "flags": "--method=random_graph" if row[0] == "R" else ""}
-        for i, (row, seed) in enumerate(accuracies)
-    ]
-    for i, values in enumerate(accuracies.values()):
-        clients += [{"run": str(i), "client": k, "test_acc": a} for k, a in enumerate(values)]
-    frame = pd.DataFrame(runs).assign(**columns)
-    frame.assign(partition_sha256=frame["seed"]).to_csv(folder / "runs.csv", index=False)
+    for i, ((row, seed), values) in enumerate(accuracies.items()):
+        flags = "--method=random_graph" if row[0] == "R" else ""
+        runs.append({"run": i, "row": row, "seed": seed, "partition_sha256": seed, "flags": flags})
+        clients += [{"run": i, "client": k, "test_acc": a} for k, a in enumerate(values)]
+    pd.DataFrame(runs).assign(**columns).to_csv(folder / "runs.csv", index=False)
     pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
-    lines = pd.DataFrame(graphs, columns=["t", "client", "collaborators"]).assign(run="0", classes="0")
-    lines.to_csv(folder / "graphs.csv", index=False)
     return of_folder(folder)
 
 
 def cells(lines):
     """Return the texts of a table, line by line, without its head."""
-    if isinstance(lines, str):
-        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()[2:]]
     return pd.DataFrame(lines).values.tolist()
-
-
-def test_what_a_step_took_by_hand(tmp_path):
-    """Means over a row's Runs; a line from before the seconds were kept is left out, and +FT, whose rounds are the base's."""
-    columns = {
-        "gradient_steps": 1_000_000,
-        "evaluations": [100_000, 100_000, 0, 0],
-        "core_hours": [0.25, 0.5, 1, 1],
-        "train_seconds": [600, 1200, np.nan, 600],
-        "graph_seconds": [100, 300, np.nan, 0],
-        "megabytes": [0.5, 0.7, np.nan, 1],
-    }
-    rows = {who: [0.5] for who in (("DPFL", 1), ("DPFL", 2), ("Local", 1), ("FedAvg+FT", 1))}
-    [row] = cells(recomputed.measured({"digits": written(tmp_path, rows, **columns)}))
-    assert row == ["digits", "DPFL", "2", "22.5", "15.0", "0.90", "3.3", "2.00", "0.6"]
-
-
-def test_ablation_by_hand(tmp_path):
-    rows = {(DPFL, 42): [0.5, 0.7], ("DPFL (B_c = 0.1N), tau_init 1", 42): [0.4, 0.4]}
-    frames = written(tmp_path, rows, flags=["--budget=inf", "--tau_init=1"])
-    table = recomputed.ablation(frames, "tau_init", "tau_init", {1: "a b c d", 10: "e f g h"})
-    assert cells(table) == [["1", "-", "40.00 (1) [c]"], ["10", "60.00 (1) [e]", "-"]]
 
 
 def test_random_graph_by_hand(tmp_path):
@@ -167,42 +140,11 @@ def test_random_graph_by_hand(tmp_path):
     # differences of the partitions 10 and 30: mean 20, deviation 14.142, over sqrt(2) 10, t(1) = 12.7062
     # of the clients 0 and 10: mean 5, over sqrt(2) 5
     ours = ["CIFAR-10 Dir(0.1)", DPFL, "65.00 ± 7.07 (2)"]
-    assert cells(recomputed.against(written(tmp_path, rows))) == [
+    frames = written(tmp_path, rows)
+    assert recomputed.text(recomputed.graphs(frames)) == "(not run)"
+    assert cells(recomputed.against(frames)) == [
         [*ours, RANDOM, "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "about +4"],
         [*ours, f"{RANDOM}, redraw True", "55.00 (1)", "+5.00 ± 63.53 (1)", "about +4"],
-    ]
-
-
-def test_first_and_last_graph_by_hand(tmp_path):
-    """Two clients: both edges in Omega, none half way, one at the end; with themselves 4, 2 and 3 of 4 cells."""
-    graphs = [(0, 0, "1"), (0, 1, "0"), (4, 0, ""), (4, 1, ""), (9, 0, "1"), (9, 1, "")]
-    frames = written(tmp_path, {(DPFL, 42): [0.5, 0.7]}, graphs)
-    assert cells(recomputed.graphs(frames)) == [["inf", "0.0 to 25.0", "-", "100.0 to 0.0", "100.0 to 0.0"]]
-    assert recomputed.text(recomputed.graphs(written(tmp_path, {("Local", 42): [0.5, 0.7]}))) == "(not run)"
-
-
-def test_flips_are_found_by_the_names_of_their_runs():
-    """The row that `collect` writes for each of the figure's Runs is one that the table looks for."""
-    row_of, usual = script("collect").row_of, Run(dataset="cifar10").resolve()
-    rows = [row_of(run.resolve(), usual) for run in label_flip.RUNS]
-    searching = f"{DPFL}, flip_share 0.4"
-    assert rows == [f"{searching}, flipped_run_ggc False", searching]
-
-
-def test_flips_by_hand(tmp_path):
-    """Clients 2 and 3 are flipped: of the others' three edges one comes from them in Omega, and none at the end."""
-    graphs = [(0, 0, "1 2"), (0, 1, "0"), (0, 2, "3"), (0, 3, ""), (9, 0, "1"), (9, 1, ""), (9, 2, "0"), (9, 3, "")]
-    rows = {(f"{DPFL}, flip_share 0.4, flipped_run_ggc False", 42): [0.5, 0.7, np.nan, np.nan]}
-    expected = ["only train", "60.00 (1)", "33.3 %", "0.0 %", "66.7 %", "none in the end"]
-    assert cells(recomputed.flips(written(tmp_path, rows, graphs))) == [expected]
-
-
-def test_the_example_by_hand(tmp_path):
-    """Only client 1 counts, over the seeds."""
-    rows = {("Local", 1): [0.5, 0.9], ("Local", 2): [0.6, 0.9], (RANDOM, 1): [0.6, 0.1], (RANDOM, 2): [0.66, 0.1]}
-    assert cells(recomputed.example(written(tmp_path, rows))) == [
-        ["alone", "55.00 ± 7.07 (2)", "-", "-"],
-        ["with 2 and 3", "63.00 ± 4.24 (2)", "+8.0 ± 25.4", "about +6"],
     ]
 
 
@@ -265,9 +207,6 @@ def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path)
     assert len(pd.read_csv(tmp_path / "runs.csv")) == 2
 
 
-# -- the pages ----------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def page():
     return script("page")
@@ -294,25 +233,11 @@ def test_every_picture_is_drawn(page):
     assert drawn == {*FOLDER.glob("*/*.png"), *(ROOT / "docs" / "pictures").glob("findings-*.png")}
 
 
-def controls():
-    """The accuracy of every client of the comparisons, by row, seed and client."""
-    folder = FOLDER / "controls"
-    clients = pd.read_csv(folder / "clients.csv").merge(pd.read_csv(folder / "runs.csv"), on="run")
-    return clients[clients["rounds"] >= 20].set_index(["row", "seed", "client"]).sort_index()["test_acc_x"]
-
-
-def test_the_findings_are_what_the_files_say(page):
-    """A difference is recomputed from each client's accuracy."""
-    accuracy = controls()
-    means = 100 * (accuracy["DPFL"] - accuracy["Local"]).groupby("seed").mean()
-    half = {2: 12.7062, 3: 4.30265}[len(means)] * means.std() / len(means) ** 0.5
-    line = next(line for line in page.FINDINGS.read_text().splitlines() if line.startswith("| Local "))
-    assert f"{means.mean():+.2f} ± {half:.2f} ({len(means)})" in line
-
-
 def test_what_a_seed_alone_changes_is_what_the_files_say(page):
     """DPFL under two seeds on the same 100 clients, t(99) = 1.98422; both pages and the distance of the oracle quote it."""
-    accuracy = controls()
+    runs, clients = (pd.read_csv(FOLDER / "controls" / f"{name}.csv") for name in ("runs", "clients"))
+    lines = clients.merge(runs.query("rounds >= 20")[["run", "row", "seed"]], on="run")
+    accuracy = lines.set_index(["row", "seed", "client"])["test_acc"]
     again = accuracy["DPFL, same clients", 32]
     for one, other in ((again, accuracy["DPFL", 42]), (accuracy["Oracle", 42], again)):
         points = 100 * (one - other)
