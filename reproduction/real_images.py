@@ -26,7 +26,7 @@ from PIL import Image
 
 from dpfl_mpi.datasets import cifar10
 from dpfl_mpi.datasets.pfllib import client
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, in_a_sentence
 
 FEDLORE = "zeruishao/FedLoRE", "d245aaf98f9742255aa95f0433f137e4b8c5149a"
 FEDFTHA = "SZU-AdvTech-2024/311-FedFTHA-A-Fine-Tuning-and-Head-Aggregation-Method-in-Federated-Learning"
@@ -78,33 +78,23 @@ def published(dataset: str, clones: Path) -> tuple[np.ndarray, np.ndarray]:
             here = ((int(label), image.tobytes()) for image, label in zip(pixels(path, x), y, strict=True))
             found += [image for image in here if image not in before]
         print(f"{repository} {commit[:7]} {folder}: {len(found) - len(before)} images that were not there yet")
-        if sha.hexdigest() != expected:
-            print(
-                f"note: these are not the files of the page: sha256 {sha.hexdigest()}, not {expected}", file=sys.stderr
-            )
+        if (got := sha.hexdigest()) != expected:
+            print(f"note: these are not the files of the page: sha256 {got}, not {expected}", file=sys.stderr)
     if not found:
-        raise UserError(
-            f"CLONES is {clones}; it must hold the clones {', '.join(name for name, *_ in SOURCES[dataset])}"
-        )
+        raise UserError(f"CLONES is {clones}; it must hold {', '.join(name for name, *_ in SOURCES[dataset])}")
     labels, images = zip(*sorted(found), strict=True)
     return np.frombuffer(b"".join(images), np.uint8).reshape(-1, 32, 32, 3), np.array(labels)
 
 
 def placed(images: np.ndarray, jpeg: np.ndarray) -> np.ndarray:
-    """Return for each exact image of a class the place of its JPEG image.
-
-    Raises:
-        UserError: two are nearest to the same one, or one is about as near to another.
-    """
+    """Return for each exact image of a class the place of its JPEG image; an error where the match is not one to one, or not clear."""
     x, j = (a.reshape(len(a), -1).astype(np.float32) for a in (images, jpeg))
     square = (x**2).sum(1)[:, None] + (j**2).sum(1) - 2 * x @ j.T
     nearest = square.argmin(1)
     first, second = np.sqrt(np.maximum(np.partition(square, 1, axis=1)[:, :2], 0)).T
-    ratio = float((first / second).max(initial=0))
-    if len(set(nearest)) < len(nearest) or ratio > ALIKE:
-        raise UserError(
-            f"the images do not match one to one: {len(set(nearest))} places of {len(nearest)} images, ratio {ratio:.2f}"
-        )
+    ratio, places = float((first / second).max(initial=0)), len(set(nearest))
+    if places < len(x) or ratio > ALIKE:
+        raise UserError(f"the images do not match one to one: {places} places of {len(x)} images, ratio {ratio:.2f}")
     print(f"  {len(x)} of {len(j)} placed; the nearest is at most {ratio:.2f} times as far as the second nearest")
     return nearest
 
@@ -115,12 +105,11 @@ def official(images: np.ndarray, labels: np.ndarray, jpeg: Path) -> Iterator[tup
     of = np.concatenate([copy.train_labels, copy.test_labels])
     out = np.concatenate([copy.train_images, copy.test_images])
     for c in range(len(copy.class_names)):
-        places = np.flatnonzero(of == c)
-        mine = images[labels == c]
+        places, mine = np.flatnonzero(of == c), images[labels == c]
         out[places[placed(mine, out[places])]] = mine
-    train = len(copy.train_labels)
     for i, (image, label) in enumerate(zip(out, of, strict=True)):
-        yield f"{'train' if i < train else 'test'}/{copy.class_names[label]}/{i:05d}.png", image
+        part = "train" if i < len(copy.train_labels) else "test"
+        yield f"{part}/{copy.class_names[label]}/{i:05d}.png", image
 
 
 def by_hash(images: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -131,6 +120,7 @@ def by_hash(images: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, np.nd
             yield f"{'test' if i >= len(mine) - 100 else 'train'}/{c:02d}/{i:04d}.png", image
 
 
+@in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", choices=tuple(SOURCES))
@@ -140,17 +130,14 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if (args.dataset == "cifar10") != bool(args.jpeg):
         parser.error("--jpeg is needed for cifar10 alone")
-    try:
-        images, labels = published(args.dataset, args.clones)
-        named = official(images, labels, args.jpeg) if args.jpeg else by_hash(images, labels)
-        with zipfile.ZipFile(args.out, "w") as archive:
-            for name, image in named:
-                file = BytesIO()
-                Image.fromarray(image).save(file, "png")
-                archive.writestr(zipfile.ZipInfo(name), file.getvalue())
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+    images, labels = published(args.dataset, args.clones)
+    named = official(images, labels, args.jpeg) if args.jpeg else by_hash(images, labels)
+    with zipfile.ZipFile(args.out, "w") as archive:
+        for name, image in named:
+            file = BytesIO()
+            Image.fromarray(image).save(file, "png")
+            archive.writestr(zipfile.ZipInfo(name), file.getvalue())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

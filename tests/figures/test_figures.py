@@ -142,8 +142,8 @@ def test_runs_whose_data_are_not_there_are_counted_by_file(tmp_path, monkeypatch
 def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = made["dpfl", 42].path
-    missing = "error: nothing.h5: there is no such result file"
-    assert called(capsys, monkeypatch, "nothing.h5")[::2] == (2, missing + "\n")
+    missing = "error: nothing.h5: there is no such result file\n"
+    assert called(capsys, monkeypatch, "nothing.h5") == (2, "", missing)
     code, _, said = called(capsys, monkeypatch, file, "--out", file)
     assert code == 2 and said.startswith(f"error: --out is {file}, where nothing can be written: ")
 
@@ -364,7 +364,7 @@ def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
 
 def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
     """Thirteen Runs of two seeds: a seed of the first twelve, in the figure and in its numbers, and a sentence about the rest."""
-    results = [tiny(tmp_path, f"{t}-{s}", seed=s, tau_init=t) for t in range(1, 14) for s in (42, 52)]  # fmt: skip
+    results = [tiny(tmp_path, f"{t}-{s}", seed=s, tau_init=t) for t in range(1, 14) for s in (42, 52)]
     for name in ("graph_evolution", "greedy_cases"):
         drawing = draw(name, results)
         assert drawing.data["run"].nunique() == 12 and len({r.rpartition("-")[0] for r in drawing.data["run"]}) == 12

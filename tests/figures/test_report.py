@@ -35,7 +35,6 @@ def html(tmp_path_factory):
 
 
 def held(page, name):
-    """Return RUNS or GROUPS of a page."""
     return json.loads(re.search(rf"const {name} = (.*);</script>", page)[1])
 
 

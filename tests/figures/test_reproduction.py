@@ -23,7 +23,6 @@ DPFL, RANDOM = "DPFL (B_c = inf)", "Random graph (B_c = inf)"
 
 
 def script(name):
-    """Return a script of reproduction/ as a module."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     out = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(out)
@@ -130,7 +129,6 @@ def written(tmp_path, accuracies, name="cifar-10-dir-0-1", **columns):
 
 
 def cells(lines):
-    """Return the texts of a table, line by line, without its head."""
     return pd.DataFrame(lines).values.tolist()
 
 
