@@ -2,8 +2,6 @@
 
 The tuned models come from the base Run's file (the same Run with --finetune_epochs 0) where that is there with its models, else the rounds
 are computed first: the numbers are the same. A newcomer with a graph does lines 1 to 4 of Algorithm 1 with E of `EPOCHS` in place of tau_init.
-
-Axes: N clients in all, K on this rank, W row width.
 """
 
 import functools
@@ -63,14 +61,9 @@ def models(path: Path, block: slice) -> dict[str, np.ndarray]:
         return {"rows": base.part("model/best", block)}
 
 
-def copy_base(
-    path: Path, blocks: list[slice], job: Job, parts: Parts, recorder: Recorder | None
-) -> dict[str, np.ndarray]:
-    """Copy the base Run's record of its rounds to `recorder`; return what its clients came to, nothing where that cannot be had. On root.
-
-    It must be of the same data, and its models whole, which are read here and not kept. Where it cannot be had a warning says why.
-    """
-    assert recorder is not None
+def copy_base(path: Path, blocks: list[slice], job: Job, parts: Parts, to: Recorder | None) -> dict[str, np.ndarray]:
+    """Copy the base Run's record of its rounds; return what its clients came to. Where that cannot be had nothing, and a warning says why. On root."""
+    assert to is not None
     why = ""
     try:
         with Result(path) as base:
@@ -92,15 +85,12 @@ def copy_base(
         if path.exists() or not job.quiet:
             print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
         return {}
-    recorder.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
+    to.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
     return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
 def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[int]:
-    """Train every client on from its best row and record it; yield the round's number, which counts on, after an epoch. Collective.
-
-    /finetune row 0 scores the start; the best by validation is over the tuning epochs alone, and the end model is /last.
-    """
+    """Train every client on from its best row and record it; yield after each epoch the round's number, which counts on. The end model is /last. Collective."""
     start = parts.begin_tuning()
     w = start.clone()
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None

@@ -37,11 +37,7 @@ from dpfl_mpi.settings import Job, Resolved
 
 
 def build(run: Resolved, job: Job, world: World) -> Parts:
-    """Return what this rank's share of a resolved Run is made of. Collective.
-
-    Raises:
-        UserError: on every rank, for what only the user can mend.
-    """
+    """Return what this rank's share of a resolved Run is made of; what only the user can mend is a `UserError` on every rank. Collective."""
     warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
@@ -102,7 +98,7 @@ def budget_of_one(run: Resolved) -> str:
 
 
 def warn(text: str, job: Job, world: World) -> None:
-    """Print a warning, if there is one, in a line of root's, unless the run is --quiet."""
+    """Print a warning, if there is one, once, unless the run is --quiet."""
     if text and world.root and not job.quiet:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
@@ -117,13 +113,7 @@ def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
 
 
 def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> Backend:
-    """Return what computes this rank's clients: recorded steps on a GPU, on a CPU the native kernels, else PyTorch. Collective.
-
-    All ranks compute alike: with `--kernels auto` one rank without the kernels sends all of them to PyTorch, and root says so.
-
-    Raises:
-        UserError: on every rank, where `--kernels` asks for what cannot be had.
-    """
+    """Return what computes the clients, alike on all ranks: recorded steps on a GPU, on a CPU the native kernels where they can be had, else PyTorch. Collective."""
     gpu, pytorch = ensemble.device.type == "cuda", functools.partial(Backend, ensemble, clients, sgd, job.block)
     if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
         if job.kernels not in ("auto", "torch"):

@@ -82,7 +82,7 @@ def commit() -> str:
     """Return the commit of the source this runs from, or "" where it is no checkout."""
     words = ["git", "describe", "--always", "--dirty"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(
-            words, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
+        return subprocess.run(
+            words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        ).stdout.strip()
     return ""

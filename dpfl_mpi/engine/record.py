@@ -1,7 +1,4 @@
-"""What a run writes and shows: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root.
-
-Axes: N clients in all, K on this rank.
-"""
+"""What a run writes and shows: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root."""
 
 import json
 import os
@@ -65,10 +62,7 @@ def of_clients(parts: Parts) -> dict[str, np.ndarray]:
 
 
 def gather(parts: Parts, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return on root all clients' arrays `[N, ...]` by the names of this rank's `[K, ...]`, in one gather; elsewhere none. Collective.
-
-    Numbers travel as float64: whole ones are exact up to 2^53.
-    """
+    """Return on root, else {}, all clients' arrays `[N, ...]` by the names of this rank's `[K, ...]`; as float64, exact up to 2^53. Collective."""
     widths = [int(np.prod(values.shape[1:], dtype=np.int64)) for values in mine.values()]
     columns = [values.reshape(len(parts.ids), width) for values, width in zip(mine.values(), widths, strict=True)]
     table = parts.members.to_root(np.concatenate(columns, 1, dtype=np.float64))
@@ -121,9 +115,8 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
     """Write the records of the round that `parts` is in. Collective; one gather of 18 numbers per client."""
     with parts.log.clock("write"):
         everyone = gather(parts, parts.log.notes | best_so_far(parts))
-        totals = parts.world.sum_int64(
-            np.array([parts.training.steps.sum(), parts.mail.bytes_put, parts.world.bytes_collective])
-        )
+        moved = parts.mail.bytes_put, parts.world.bytes_collective
+        totals = parts.world.sum_int64(np.array([parts.training.steps.sum(), *moved]))
     seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
     def write(to: Recorder) -> None:

@@ -39,7 +39,7 @@ def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
     of_sweep = re.search(r"-s\d+-[0-9a-f]{8}$", path.stem)  # begun, it may be, before an edit
     if of_sweep and path.stem != resolved.slug():
         raise UserError(
-            f"--out is {path}, the name of another Run; this is {resolved.slug()} (a file that it names was edited)"
+            f"--out is {path}, the name of another Run; this is {resolved.slug()} (a file of it was edited)"
         )
     return resolved, path
 
@@ -76,9 +76,7 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
     with result:
         mine, theirs = run.key(), result.key
         if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
-            raise UserError(
-                f"{path} holds another Run (different: {fields}); choose another --out, or overwrite it with --fresh"
-            )
+            raise UserError(f"{path} holds another Run (different: {fields}); choose another --out, or --fresh")
         if not result.finished:
             return ""
         if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
@@ -91,11 +89,7 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
 
 
 def check_current(result: Result, run: Resolved) -> None:
-    """Raise `UserError` where a finished result has this Run's key, and yet computing it now gives other numbers.
-
-    The key has neither the version of the numbers nor the content of a shipped data set: the data may have been prepared from another source.
-    Where the data are gone, the result stands.
-    """
+    """Raise `UserError` where a finished result has this Run's key, and other numbers or data behind it; where the data are gone, it stands."""
     ways = "choose another --out, or compute it anew with --fresh"
     numerics = result.hdf5.attribute("numerics", int, "meta")
     if numerics != NUMERICS:

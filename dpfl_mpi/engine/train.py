@@ -22,12 +22,7 @@ from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch, aga
 
 
 def train(run: Run, job: Job, world: World) -> Path:
-    """Compute a Run on all ranks, from its checkpoint where there is one, and return the path of its results file.
-
-    Raises:
-        UserError: on every rank, for what only the user can mend; also where the ranks were not given the same Run and Job.
-        Leave: on every rank, after a signal or near the end of the allocation; a checkpoint was kept.
-    """
+    """Compute a Run on all ranks, from its checkpoint where there is one; return its results file. `Leave` on every rank: stopped, a checkpoint was kept."""
     resolved, path = agreed(run, job, world)
     lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
@@ -108,12 +103,9 @@ def begin(path: Path, parts: Parts, checkpoints: Checkpoints, watch: Watch) -> t
 
 
 def state_after(parts: Parts, method: Method, before: State | None) -> State:
-    """Return the method's state after the round that `parts` is in, checked; `before` is that of the round before, None for round 0.
-
-    A round in which no client can take part changes nothing where the method has a server: there is no mean of nobody.
-    """
+    """Return the method's state after the round that `parts` is in, checked; `before` is that of the round before, None for round 0."""
     if before is not None and method.topology == "server" and not parts.members.present.any():
-        return before
+        return before  # there is no mean of nobody
     given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
     drawn = global_generators() if parts.own else ()
     state = method.init(parts.fed) if before is None else method.round(parts.fed, before, parts.round)

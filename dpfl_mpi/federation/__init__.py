@@ -72,7 +72,6 @@ class Parts:
 
     @property
     def round(self) -> int:
-        """The number of this round."""
         return self.members.round
 
     def begin_round(self, number: int) -> None:
@@ -113,7 +112,6 @@ class Parts:
                 self.world.meet(place)
 
     def close(self) -> None:
-        """Free the window on all ranks. Collective."""
         self.mail.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,16 +134,14 @@ class Parts:
             held[:] = values[name]
         self.training.momentum = dict(momentum)
 
-    def adopt(
-        self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged_round: np.ndarray, steps: int
-    ) -> None:
+    def adopt(self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int) -> None:
         """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`."""
         mine, _ = self.state()
         ensemble = self.backend.ensemble
         self.scoring.best[:, : ensemble.size] = torch.from_numpy(best_KD).to(ensemble.device)
         for name, values in reached.items():
             mine[name][:] = values[self.ids]
-        self.members.diverged_round[:], self.members.alive[:] = diverged_round, diverged_round < 0
+        self.members.diverged_round[:], self.members.alive[:] = diverged, diverged < 0
         self.training.steps[:] = 0
         self.training.steps[:1] = steps if self.world.root else 0  # only the sum over all ranks is recorded
 
@@ -255,11 +251,7 @@ class Federation:
     mean = verb("sums", Sums.mean, collective=True)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
-
-        The rows are copies of what `w_KW` holds at the start; no verb that sends may be called until the last one has come. The method says
-        by `note_received` what a real network would carry.
-        """
+        """Yield `(j, copy of its row [W])` of every client that takes part, in client order, on every rank with clients; send nothing meanwhile. Collective."""
         self._parts.meet("fed.every_row")
         self._parts.log.every_row = True
         return self._parts.mail.every_row(w_KW)

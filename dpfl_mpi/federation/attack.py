@@ -9,8 +9,6 @@ own average has the true model. w is a liar's model, and u how far w has moved s
     scale        w + 9 u, ten times the way (model replacement, Bagdasaryan et al., AISTATS 2020)
     stale        the first model that the liar ever sent
     backdoor     true: the model, trained with a mark on every second image, whose label is then class 0 (BadNets, Gu et al., 2017)
-
-Axes: N clients, K on this rank, W row width, C classes.
 """
 
 import math
@@ -37,15 +35,12 @@ class Attack:
         self.members, self.ensemble = members, ensemble
         falsifies = bool(run.attack and run.attack.falsifies)
         self.mine = np.flatnonzero(members.limits.liars[members.ids] & falsifies)
-        self.began: dict[
-            str, Tensor
-        ] = {}  # the liars' rows before they trained in this round, by name of their momentum
+        self.began: dict[str, Tensor] = {}  # the liars' rows before this round's training, by name of their momentum
         k = len(members.ids) if self.kind == "stale" else 0
         self.first = ensemble.zeros(k)  # the rows that were sent first
         self.first_round = np.full(k, -1)
 
     def begin(self) -> None:
-        """Start a round."""
         self.began.clear()
 
     def note_start(self, rows_KW: dict[str, Tensor]) -> None:
@@ -70,13 +65,10 @@ class Attack:
             lies = torch.stack([row + self._noise(k, row) for k, row in zip(ids, true, strict=True)])
         else:
             lies = self._first(true)
-        out[self.mine] = lies.clamp(
-            -LARGEST / 2, LARGEST / 2
-        )  # beyond the range of the exact sums it would end the run
+        out[self.mine] = lies.clamp(-LARGEST / 2, LARGEST / 2)  # a larger one, beyond exact sums, would end the run
         return out
 
     def _noise(self, k: int, row_W: Tensor) -> Tensor:
-        """Return the noise of client k in this round, `[W]`, of the same root mean square as its weights."""
         size = self.ensemble.size
         weights = row_W[:size].double().cpu().numpy()
         rms = math.sqrt(math.fsum(weights**2) / size)  # fsum: the same bits on every processor
@@ -85,7 +77,7 @@ class Attack:
         return torch.from_numpy(out).to(row_W.device)
 
     def _first(self, true: Tensor) -> Tensor:
-        """Return the first row that each liar ever sent; note it where one that takes part sends for the first time."""
+        """Return the first row that each liar ever sent."""
         new = self.mine[(self.first_round[self.mine] < 0) & self.members.active[self.members.ids[self.mine]]]
         self.first[new] = true[np.isin(self.mine, new)]
         self.first_round[new] = self.members.round

@@ -1,8 +1,6 @@
 """How the collaboration graph is chosen: `ggc` (Algorithm 2), `bggc` (Algorithm 3), and the step they share.
 
 Sets hold clients other than k; k itself is always in X and Y. Line numbers are those of the paper's algorithms.
-
-Axes: N clients, K on this rank, k clients of a block in lock-step, W row width.
 """
 
 from __future__ import annotations
@@ -84,20 +82,15 @@ class Greedy:
         return streams.stream(self.seed, purpose, int(k), number * 1000 + repeat)
 
     def _searches(self, w_KW: Tensor, sums_KW: Tensor, p_sums: np.ndarray, repeat: int) -> list[Search]:
-        return [Search(self, b, w_KW, sums_KW[b], p_sums[b], self.coins(b, repeat)) for b in self.blocks]
+        return [Search(self, b, w_KW, sums_KW[b], p_sums[b], repeat) for b in self.blocks]
 
 
 class Search:
-    """The running pair (X, w^X) and (Y, w^Y) of Algorithms 2 and 3, for the clients of a block in lock-step.
+    """(X, w^X) and (Y, w^Y) of Algorithms 2 and 3, of a block in lock-step; R(X) and R(Y) are carried over, so a candidate costs two evaluations."""
 
-    R(X) and R(Y) are carried over from the step before, so a candidate costs two evaluations, not four. Running sums are float64.
-    """
-
-    def __init__(
-        self, greedy: Greedy, block: slice, w_KW: Tensor, y_kW: Tensor, p_y: np.ndarray, coins: list[Generator]
-    ):
+    def __init__(self, greedy: Greedy, block: slice, w_KW: Tensor, y_kW: Tensor, p_y: np.ndarray, repeat: int):
         """Start from X = {k}, and from Y = S and k, whose sum of p_i w_i is `y_kW` `[k, W]` and whose sum of p_i is `p_y` `[k]`."""
-        self.scoring, self.block, self.coins = greedy.scoring, block, coins
+        self.scoring, self.block, self.coins = greedy.scoring, block, greedy.coins(block, repeat)
         self.ensemble, self.p = self.scoring.backend.ensemble, greedy.members.p
         self.ids = greedy.members.ids[block]
         self.most_senders = greedy.members.most_senders[self.ids]  # B_c - 1
@@ -106,9 +99,7 @@ class Search:
         self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
-        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(
-            len(self.ids), 2, -1
-        )  # the averages that are scored next
+        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)  # the averages scored next
         self.started = False
 
     def is_full(self, i: int) -> bool:
@@ -143,7 +134,6 @@ class Search:
             self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
 
     def _start(self, active: np.ndarray) -> None:
-        """Evaluate R({k}) and R(S and k), which the search begins with."""
         torch.div(self.x, self.ensemble.column(self.p_x), out=self.pair[:, 0])
         torch.div(self.y, self.ensemble.column(self.p_y), out=self.pair[:, 1])
         self.r_x, self.r_y = self.scoring.reward(self.block, self.pair, active).T

@@ -2,8 +2,6 @@
 
 The paper gives every client the same budget, lets everyone reach everyone and all take part; here these limitations are lifted. All draws
 come from keyed streams of the Run's seed, so every rank draws the same without talking. What files hold comes from root.
-
-Axes: N clients, T rounds, E edges of all rounds.
 """
 
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from dpfl_mpi.settings.values import nearest, of_clients
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a Run's clients."""
-
     most_senders: np.ndarray  # int64 [N]: B_c - 1, with how many other clients' models a client may average
     reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
@@ -130,11 +126,8 @@ def edges_of(run: Resolved) -> dict[str, np.ndarray]:
     with Result(str(run.graphs)) as result:
         n, rounds = len(result["client/p"]), result.last_round
         if n != run.clients or rounds < run.rounds:
-            has, wants = (
-                f"graphs of {n} clients in rounds 0 to {rounds}",
-                f"{run.clients} clients and {run.rounds} rounds",
-            )
-            raise UserError(f"--graphs is {run.graphs}, with {has}; this run has {wants}")
+            has = f"--graphs is {run.graphs}, with graphs of {n} clients in rounds 0 to {rounds}"
+            raise UserError(f"{has}; this run has {run.clients} clients and {run.rounds} rounds")
         if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
             raise UserError(f"--graphs is {run.graphs}, which did not average in every round (--ggc_off_rounds skip)")
         graphs = [result.chosen(t) for t in range(run.rounds + 1)]

@@ -1,7 +1,4 @@
-"""`Log`: what the verbs note about a round, and how long each phase of it took, until the engine records it.
-
-Axes: K clients on this rank.
-"""
+"""`Log`: what the verbs note about a round, and how long each phase of it took, until the engine records it."""
 
 import time
 from collections.abc import Iterator

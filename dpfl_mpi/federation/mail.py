@@ -1,7 +1,4 @@
-"""`MailRoom`: this rank's window and the sending of rows along a graph; `Received` and `Arrived`: the models that came.
-
-Axes: N clients in all, K on this rank, k in a block, W row width.
-"""
+"""`MailRoom`: this rank's window and the sending of rows along a graph; `Received` and `Arrived`: the models that came."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
     def __init__(self, log: Log, attack: Attack, window_gb: float):
-        """Keep the window within `window_gb` GiB."""
         self.members, self.log, self.ensemble, self.attack = attack.members, log, attack.ensemble, attack
         self.window_gb = window_gb
         k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
@@ -40,7 +36,6 @@ class MailRoom:
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
     def begin(self) -> None:
-        """Start a round: count its bytes."""
         if self.inbox:
             self.inbox.bytes_put = 0
 
@@ -50,10 +45,7 @@ class MailRoom:
         return self.inbox.bytes_put if self.inbox else 0
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send every row along the graph, as far as both ends take part, and return what arrives (Algorithm 1, line 9). Collective.
-
-        It is here until rows are sent again. Where the graph is wider than the window, `Received.passes` sends it pass by pass.
-        """
+        """Send every row along the graph, as far as both ends take part; return what arrives, here until rows are sent again (Algorithm 1, line 9). Collective."""
         members = self.members
         members.exclude_diverged(w_KW)
         graph = members.among_active(graph)
@@ -66,10 +58,7 @@ class MailRoom:
         return Received(self, w_KW, graph, self.put(whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield `(j, row [W])` of every client that takes part, in client order, on every rank with clients. Collective.
-
-        As many rows at a time as the window has slots, at most `placement.MOST_ROWS` where there is no graph; each is sent to a rank once.
-        """
+        """Do `fed.every_row`: as many rows at a time as the window has slots, at most `placement.MOST_ROWS` where there is no graph; a rank gets each once."""
         members = self.members
         members.exclude_diverged(w_KW)
         self.stage(w_KW)
@@ -100,9 +89,7 @@ class MailRoom:
         """Raise `UserError` where models were sent since the sending of this number: its own are no longer here."""
         if self.sendings != number:
             sending = "fed.exchange, fed.every_row, fed.bggc, fed.narrow, or fed.average without models received"
-            late = (
-                f"the models that a fed.exchange or fed.every_row received are used after the next sending ({sending})"
-            )
+            late = f"models that fed.exchange or fed.every_row received are used after the next sending ({sending})"
             raise UserError(f"{late}; only those of the last sending are here")
 
     def put(self, to: Route, slots: int = 0) -> Arrived:
@@ -156,7 +143,6 @@ class MailRoom:
         self._open(int((whole.need if width is None else self._capacity())[self.members.world.rank]))
 
     def _open(self, slots: int) -> Inbox:
-        """Return the window, made anew with this many slots on this rank."""
         bytes_put = self.bytes_put
         self.close()
         self.inbox = Inbox(self.members.world, self.staging.numpy(), slots)
@@ -164,7 +150,6 @@ class MailRoom:
         return self.inbox
 
     def close(self) -> None:
-        """Free the window on all ranks."""
         if self.inbox:
             self.inbox.close()
             self.inbox = None
@@ -201,10 +186,7 @@ class Received:
         self.number = mail.sendings
 
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
-        """Yield, pass by pass, the models here and which of them each local client uses, in its given order. Collective.
-
-        One pass where everything is here already; else the orders are cut into passes of the window's width.
-        """
+        """Yield, pass by pass, the models here and which of them each local client uses, in its given order; one pass where all are here. Collective."""
         self.mail.check(self.number)
         if self.here is not None:
             yield self.here, list(orders)

@@ -1,8 +1,6 @@
 """`Members`: who the clients are, which rank computes each, and who takes part in a round.
 
 Clients of a rank are in decreasing order of training size; `ids` are their global numbers.
-
-Axes: N clients in all, K on this rank, W row width.
 """
 
 import math
@@ -33,7 +31,6 @@ class Members:
     """The clients of a run. Every array is the same on every rank but `ids` `[K]`."""
 
     def __init__(self, world: World, partition: Partition, limits: Limits, run: Resolved):
-        """Place the clients by their numbers of training samples."""
         n_train = partition.sizes("train")
         self.world, self.limits = world, limits
         self.exclude = run.on_divergence == "exclude"  # a client whose model diverges; else it ends the run

@@ -1,7 +1,4 @@
-"""`Scoring`: every client's row on its validation and test images, its best row by validation, and the rewards of the greedy search.
-
-Axes: K clients on this rank, k in a block, W row width, C classes.
-"""
+"""`Scoring`: every client's row on its validation and test images, its best row by validation, and the rewards of the greedy search."""
 
 import numpy as np
 import torch
@@ -20,7 +17,6 @@ class Scoring:
     KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")
 
     def __init__(self, members: Members, log: Log, backend: Backend, run: Resolved, classes: int, mixed: bool):
-        """With `mixed` rows are scored after mixing as well."""
         self.members, self.log, self.backend, self.classes, self.mixed = members, log, backend, classes, mixed
         self.keep_latest = run.tie == "latest"  # of equally good rounds, or the earliest
         self.metric_batch = run.batch_size if run.metric == "batch" else 0  # images whose mean is one value of a score
@@ -57,7 +53,6 @@ class Scoring:
     def _note(
         self, i: int, row_W: Tensor, losses: np.ndarray, predicted: np.ndarray, labels: np.ndarray, series: str
     ) -> None:
-        """Note the scores of local client i from loss, predicted class and label of each image."""
         clients, right, notes = self.backend.clients, predicted == labels, self.log.notes
         n = int(clients.n_val[i])
         val, test = slice(int(clients.val_start[i]), n), slice(n, n + int(clients.n_test[i]))

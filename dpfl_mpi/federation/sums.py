@@ -2,8 +2,6 @@
 
 Where a sum can be computed in several ways that must give the same bits, it is exact: its terms are fixed-point numbers, whose order and
 grouping do not matter.
-
-Axes: N clients in all, K on this rank, W row width.
 """
 
 import math
@@ -41,14 +39,12 @@ class Sums:
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
         if self.order is not None:
-            return self._average_serially(w_KW, graph, received, self.order)
+            return self._serially(w_KW, graph, received, self.order)
         total, local = self._own_terms(w_KW), [graph.of(k) for k in members.ids]
         self._add(total, received, local)
         return self._divided(total, w_KW.clone(), local, range(len(local)))
 
-    def _average_serially(
-        self, w_KW: Tensor, graph: CollaborationGraph, received: Received, order: np.ndarray
-    ) -> Tensor:
+    def _serially(self, w_KW: Tensor, graph: CollaborationGraph, received: Received, order: np.ndarray) -> Tensor:
         """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`, as in the authors' code."""
         members, comes_later = self.members, later(graph, order)
         early, late = graph.only(~comes_later), graph.only(comes_later)
@@ -67,7 +63,6 @@ class Sums:
         return out
 
     def _own_terms(self, w_KW: Tensor) -> Tensor:
-        """Return p_k w_k of each client, float64 `[K, W]`."""
         total = self.ensemble.zeros(len(self.members.ids), torch.float64)
         with self.log.clock("exchange"):
             for b in self.blocks:
@@ -141,10 +136,7 @@ class Sums:
                     for i in attack.mine[members.active[members.ids[attack.mine]]]:
                         each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
                 return from_fixed_point(each), np.full(len(w_KW), math.fsum(members.p[members.active]))
-        sets = [
-            np.union1d(members.reachable(k), [k]) if want else np.array([k])
-            for k, want in zip(members.ids, wants, strict=True)
-        ]
+        sets = [np.union1d(members.reachable(k) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self.ensemble.zeros(len(members.ids), torch.int64)
         self._check(w_KW)

@@ -1,7 +1,4 @@
-"""`Training`: local epochs on this rank's clients, and what they carry from round to round: momentum (Adam: its means), epochs, steps.
-
-Axes: K clients on this rank, W row width.
-"""
+"""`Training`: local epochs on this rank's clients, and what they carry from round to round: momentum (Adam: its means), epochs, steps."""
 
 import math
 from collections.abc import Iterator
@@ -41,7 +38,6 @@ class Training:
         self.steps = np.zeros(len(members.ids), np.int64)
 
     def begin(self) -> None:
-        """Start a round."""
         self.attack.begin()
         if self.members.round and self.run.momentum_state == "reset":
             for rows in self.momentum.values():
@@ -49,7 +45,6 @@ class Training:
 
     @property
     def lr(self) -> float:
-        """The learning rate of this round."""
         return learning_rate(self.run, self.members.round)
 
     def local_opt(

@@ -137,9 +137,8 @@ def load(name: str, module: ModuleType) -> Method:
         if function is None and call in OPTIONAL:
             continue
         if not callable(function):
-            raise UserError(
-                f"the method {name} has no function {call}; it must define init(fed) and round(fed, state, t)"
-            )
+            must = "it must define init(fed) and round(fed, state, t)"
+            raise UserError(f"the method {name} has no function {call}; {must}")
         try:
             inspect.signature(function).bind(*CALLS[call].split(","))
         except TypeError:
@@ -150,10 +149,7 @@ def load(name: str, module: ModuleType) -> Method:
 
 
 def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:
-    """Check what init (round 0) or round returned on this rank, `before` being the state that round was given. Not collective.
-
-    Graphs keep to the budget where the method is `budgeted`: the server of a server method may mix whom it likes.
-    """
+    """Check what init (round 0) or round returned on this rank, from the state `before`; graphs keep to the budget where `budgeted`: a server may mix whom it likes."""
     who = f"{'round' if parts.round else 'init'} of the method {name}"
     if said := mistake(who, state, len(parts.ids), parts.n, before):
         raise UserError(said)

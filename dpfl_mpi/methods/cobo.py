@@ -87,9 +87,7 @@ def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
             for i, with_i in enumerate(mine):
                 if partners[j][turn : turn + 1] == [fed.ids[i]]:
                     g_i = gradients[with_i.index(j)][i]
-                    along = float(
-                        g_i.double().dot(g_j.double())
-                    )  # one at a time: the same bits for any number of ranks
+                    along = float(g_i.double().dot(g_j.double()))  # one at a time: the same bits on any ranks
                     w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * along, 0, 1)  # Proj
     fed.notes["models_received"] += 2 * np.array([len(with_i) for with_i in mine])  # z_ij down, its gradient up
 

@@ -7,9 +7,7 @@ CITATION = """@inproceedings{kharrat2025dpfl,
   author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
   booktitle = {Proceedings of The 28th International Conference on Artificial Intelligence and Statistics (AISTATS)},
   series = {Proceedings of Machine Learning Research},
-  volume = {258},
-  pages = {5086--5094},
-  publisher = {PMLR}, year = {2025},
+  volume = {258}, pages = {5086--5094}, publisher = {PMLR}, year = {2025},
   note = {arXiv:2406.06520}
 }"""
 METHOD = Method(

@@ -45,10 +45,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
 
 
 def make(run: Resolved, source: Source) -> Model:
-    """Return the model of a resolved Run for its data, on the CPU: the same on every rank, as its own values are drawn from the Run's seed.
-
-    A model that cannot be built for these data, or cannot be trained here (`numerics.fitness`), is a `UserError`.
-    """
+    """Return a resolved Run's model for its data, the same on every rank; `UserError`: it cannot be built or trained (`numerics.fitness`)."""
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
     file, name = run.found("model"), short(run.model)
@@ -56,9 +53,8 @@ def make(run: Resolved, source: Source) -> Model:
     keywords: dict[str, Any] = options | (run.model_options or {})
     takes = inspect.signature(file.build)
     if source.vocabulary and "vocabulary" not in takes.parameters:
-        raise UserError(
-            f"--model {name} takes numbers, and these data are tokens: use --model text, or a build with a parameter vocabulary"
-        )
+        mend = "use --model text, or a build with a parameter vocabulary"
+        raise UserError(f"--model {name} takes numbers, and these data are tokens: {mend}")
     if "vocabulary" in takes.parameters:
         if not source.vocabulary:
             raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: use --model cnn or mlp")

@@ -89,10 +89,7 @@ def pool_backward(z_k4OP: Tensor, d_kOP: Tensor) -> Tensor:
 
 
 class StackedCNN:
-    """Logits and gradients of rows of `models.cnn.CNN`; `layers` are the named views of `[k, ...]` rows that `Ensemble.layers` returns.
-
-    With `bf16` the factors of every matrix product are rounded to bfloat16 first, and the product after; the rest stays float32.
-    """
+    """Logits and gradients of rows of `models.cnn.CNN`; with `bf16` factors and result of every matrix product are rounded to bfloat16."""
 
     def __init__(self, bf16: bool = False):
         self.bf16 = bf16

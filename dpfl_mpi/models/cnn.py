@@ -44,8 +44,6 @@ def build(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3:
         raise UserError(f"--model cnn needs images, these are vectors of {shape[0]} numbers; use --model mlp")
     if min(shape[:2]) < 16:
-        raise UserError(
-            f"--model cnn needs images of at least 16x16, these are {shape[0]}x{shape[1]}; --model mlp takes any size"
-        )
+        raise UserError(f"--model cnn needs images of at least 16x16, these are {shape[0]}x{shape[1]}; use --model mlp")
     grey = shape[2] == 1
     return CNN(shape, classes, (4, 12) if grey else (6, 16), (120, 100) if grey else (120, 84))

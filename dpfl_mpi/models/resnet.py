@@ -17,8 +17,6 @@ HEAD = "head"
 
 @dataclass(frozen=True)
 class Options:
-    """Width and depth."""
-
     widths: str = option("16,32,64", "channels of each stage")
     blocks: int = option(2, "residual blocks of a stage", low=1, high=100)
     groups: int = option(8, "most groups of a GroupNorm", low=1)
@@ -68,7 +66,5 @@ def build(shape: tuple[int, ...], classes: int, widths: str, blocks: int, groups
         raise UserError("--model resnet needs images; use --model mlp for vectors")
     sizes = [int(width) if width.strip().isdecimal() else 0 for width in str(widths).split(",")]
     if min(sizes) < 1:
-        raise UserError(
-            f"--model_options.widths is {widths}; allowed are whole numbers of at least 1 with commas, such as 16,32,64"
-        )
+        raise UserError(f"--model_options.widths is {widths}; allowed are numbers from 1 with commas, such as 16,32,64")
     return ResNet(shape[2], classes, sizes, blocks, groups)

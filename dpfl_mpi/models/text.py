@@ -19,8 +19,6 @@ MOST = 2**17  # rows of an embedding: with 32 columns a model of 17 MB, of which
 
 @dataclass(frozen=True)
 class Options:
-    """Sizes."""
-
     width: int = option(32, "numbers per word", low=1)
     heads: int = option(4, "attention heads; they divide the width", low=1)
     rows: int = option(0, "rows of the embedding: token t has row t modulo rows (0: one per token)", low=0, high=MOST)
@@ -73,8 +71,6 @@ def build(
     if width % heads:
         raise UserError(f"--model_options.heads is {heads}; it must divide --model_options.width, {width}")
     if not rows and vocabulary > MOST:
-        raise UserError(
-            f"--model text: the tokens go to {vocabulary - 1}, and an embedding has at most {MOST} rows: set --model_options.rows 4096, "
-            "so that token t has row t modulo 4096, or number the words anew"
-        )
+        mend = "set --model_options.rows 4096, so that token t has row t modulo 4096, or number the words anew"
+        raise UserError(f"--model text: tokens go to {vocabulary - 1}, an embedding has at most {MOST} rows: {mend}")
     return Text(shape[0], rows or vocabulary, classes, width, heads, dropout)

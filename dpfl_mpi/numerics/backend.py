@@ -156,9 +156,7 @@ class Backend:
             block.loss += loss
             block.steps += 1
 
-    def score(
-        self, rows: slice, w_kW: Tensor, predict: Predict | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def score(self, rows: slice, w_kW: Tensor, predict: Predict | None = None) -> tuple[np.ndarray, ...]:
         """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
         out = []
         ready = None if predict else self.ensemble.ready(w_kW)

@@ -2,8 +2,6 @@
 
 Batch order and augmentation are counted by the client's local epoch since the common initial row, so every method sees the same batches in the
 same epoch. Samples may be vectors `[F]` or tokens `[L]` in place of images `[H, W, C]`.
-
-Axes: N clients in all, K on this rank, k in a block, S mini-batch, H W C image.
 """
 
 from collections.abc import Iterator
@@ -79,9 +77,8 @@ class Clients:
             labels = labels.copy()
             labels[poisoned] = TARGET
         trained = np.pad(images[:n], ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0))) if augment else images[:n]
-        both = np.argsort(
-            np.concatenate([np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)]), kind="stable"
-        )
+        client = np.concatenate([np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)])
+        both = np.argsort(client, kind="stable")
         scored = np.concatenate([images[n:], source.images("test", test)])[both]
         scored_labels = np.concatenate([labels[n:], source.labels["test"][test]])[both]
         arrays = (np.ascontiguousarray(trained), labels[:n], scored, scored_labels)
@@ -94,10 +91,9 @@ class Clients:
     def batches(
         self, block: Rows, epochs: int, first_epoch: np.ndarray, batch_size: int, pad: bool = False
     ) -> Iterator[Batch]:
-        """Yield the steps of `epochs` local epochs of the block's clients (rows, ascending), each client at its own pace.
+        """Yield the steps of `epochs` local epochs of these rows, each at its own pace; those that have finished leave from the end.
 
-        `first_epoch` [K] counts the local epochs each client has behind it. Clients that have finished leave the block from its end.
-        A block of one client has batches of their true size; a wider one, or with `pad`, has them padded with weight 0.
+        `first_epoch` `[K]`: epochs behind each. A batch of one client has its true size; else, or with `pad`, it is padded with weight 0.
         """
         rows = np.arange(len(self))[block]
         steps = epochs * -(-self.n_train[rows] // batch_size)
@@ -187,9 +183,7 @@ class Clients:
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))
-        part = -(
-            -most // max(1, -(-most // chunk))
-        )  # equal: a last one of a few images costs nearly as much as a full one
+        part = -(-most // max(1, -(-most // chunk)))  # equal: a last one of a few images costs as much as a full one
         for first in range(0, most, max(part, 1)):
             s = min(part, most - first)
             at = first + np.arange(s)

@@ -2,8 +2,6 @@
 
 A mask is a hash of its key and of the place of each element: no state, the same bits on any number of ranks, in any block of clients, on a
 CPU and on a GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014), in integers of 64 bits that wrap.
-
-Axes: k clients of a block, S mini-batch.
 """
 
 import math

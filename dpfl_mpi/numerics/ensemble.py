@@ -127,10 +127,8 @@ class Ensemble:
         for name in wanted:
             inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
             if not inside:
-                known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
-                raise UserError(
-                    f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {known}"
-                )
+                has = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
+                raise UserError(f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {has}")
             for n in inside:
                 named[n].fill_(1)
         return row[0] > 0

@@ -2,8 +2,6 @@
 
 What is refused would give wrong numbers without a word: a forward that mixes the samples of a mini-batch (blocks are padded), that draws
 random numbers of its own (they would depend on the number of ranks), or that changes a buffer (a row holds parameters).
-
-Axes: S samples, C classes.
 """
 
 import copy

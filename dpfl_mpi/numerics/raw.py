@@ -1,7 +1,4 @@
-"""`RawImages`: a network together with the normalisation that its training images had.
-
-Axes: S images, H W C image.
-"""
+"""`RawImages`: a network together with the normalisation that its training images had."""
 
 from collections.abc import Sequence
 

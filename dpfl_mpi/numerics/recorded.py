@@ -3,8 +3,6 @@
 Launching the seventy kernels of a CNN's step one by one takes longer than running them. A recording has fixed shapes and addresses. So rows,
 momentum and mini-batches pass through buffers that stay, and a step of k clients runs in the smallest recorded size that holds them; the rows
 behind are masked. On a CPU nothing is recorded and the same calls are made.
-
-Axes: k rows of the block, W row width, S mini-batch, H W C image.
 """
 
 import time

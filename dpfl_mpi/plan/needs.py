@@ -2,8 +2,6 @@
 
 `describe` shows it. The window's arithmetic is that of the run itself (`mpi.placement`). The seconds are a short measurement on this machine,
 times what was counted.
-
-Axes: N clients in all, K on a rank, D parameters.
 """
 
 import os
@@ -80,12 +78,10 @@ def ensemble_of(run: Resolved, source: Source) -> Any:
     return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
 
 
-def needs_of(
-    run: Resolved, job: Job, source: Source, partition: Partition, ensemble: Any, ranks: int, nodes: int
-) -> Needs:
+def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble: Any, ranks: int, nodes: int) -> Needs:
     """Return what each of `ranks` ranks will hold and do: arithmetic alone."""
-    n = partition.n
-    train, val, test = (partition.sizes(part) for part in PARTS)
+    n = dealt.n
+    train, val, test = (dealt.sizes(part) for part in PARTS)
     owner = place(train, ranks)
     k_r = np.bincount(owner, minlength=ranks)
     row = -(-ensemble.size * 4 // ROW) * ROW
@@ -219,10 +215,9 @@ def refuse_classes(clients: int, classes: int) -> None:
     """Raise `UserError` where root could not write every client's confusion matrix at the end: it grows with the square of the classes."""
     need, (limit, name) = written(clients, classes), node_memory(shared=False)
     if need > limit:
-        raise UserError(
-            f"the confusion matrices of {clients} clients and {classes} classes need {need / 2**30:.2f} GiB on rank 0, whose node has "
-            f"{limit / 2**30:.2f} GiB ({name}): use fewer --clients, or data with fewer classes"
-        )
+        sizes = f"{need / 2**30:.2f} GiB on rank 0, whose node has {limit / 2**30:.2f} GiB ({name})"
+        what, mend = f"{clients} clients and {classes} classes", "use fewer --clients, or data with fewer classes"
+        raise UserError(f"the confusion matrices of {what} need {sizes}: {mend}")
 
 
 @dataclass(frozen=True)
@@ -274,10 +269,9 @@ def one_client(run: Resolved, job: Job, source: Source, ensemble: Any) -> tuple[
     )
     clients, sgd = Clients(made, partition, np.zeros(1, np.int64), run.seed, run.augment, ensemble), optimiser(run)
     native = in_native_kernels(job, source, ensemble)
-    backend = (
-        NativeBackend(ensemble, clients, sgd, form_of(job.kernels)) if native else Backend(ensemble, clients, sgd, 1)
-    )
-    return backend, steps
+    if native:
+        return NativeBackend(ensemble, clients, sgd, form_of(job.kernels)), steps
+    return Backend(ensemble, clients, sgd, 1), steps
 
 
 def quickest(action: Callable[[], object], seconds: float = 0.3) -> float:

@@ -26,8 +26,7 @@ GROWS: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True} 
 class Recorder:
     """Writes the results file, on root only. Every time axis grows by one row per round.
 
-    HDF5 writes into memory, and the whole image replaces the file. What is on disk is always whole, and a full disk is an error of ours alone:
-    HDF5 would crash the process at its end after a write that failed. Who has the old file open goes on reading that.
+    HDF5 writes into memory and the whole image replaces the file: after a write that failed, as on a full disk, HDF5 would crash the process.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Recorder:
             self._replace()
 
     def _begin(self, run: Resolved, meta: Mapping[str, Any]) -> None:
-        """Write what a new file says of its Run."""
         self.file.attrs.update(
             run=run.to_json(),
             schema=SCHEMA,
@@ -86,7 +84,6 @@ class Recorder:
         return explained(f"the results file {self.path} cannot be written")
 
     def _replace(self) -> None:
-        """Put the file on disk as it is now."""
         start = time.monotonic()
         with self.explained():
             if self.file:

@@ -53,11 +53,7 @@ class Result:
     """A results file as arrays by the names of `schema.LAYOUT`: `result["round/test_acc"]`, `result.graph(t)`."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """Open a finished, stopped or running file for reading.
-
-        Raises:
-            UserError: there is no such file, it is not a result, it is damaged, or of a later schema.
-        """
+        """Open a finished, stopped or running file for reading; `UserError`: none is there, it is no result, damaged, or of a later schema."""
         self.path = Path(path)
         if not is_there(self.path):
             raise UserError(f"{self.path}: there is no such result file")
@@ -109,22 +105,16 @@ class Result:
         return name in self.hdf5
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array by its name in the table; errors as in `part`."""
         return self.part(name)
 
     def part(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Return some rows of an array by its name, without `rows` all of it.
-
-        Raises:
-            UserError: it is not there, or damaged: of another type or shape, out of its range, or its checksum does not fit.
-        """
+        """Return some rows of an array by its name, without `rows` all of it; `UserError`: it is not there, or damaged (type, shape, range, checksum)."""
         if name not in ARRAYS or name not in self.hdf5:
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
         kinds, axes, low, high = ARRAYS[name]
         return self.hdf5.array(name, kinds, schema.shape(axes, self.run, self.finished), low, high, rows)
 
     def names(self) -> list[str]:
-        """Return the names of all arrays."""
         return self.hdf5.names()
 
     def fact(self, name: str) -> str:
@@ -215,7 +205,6 @@ class Result:
             return [dict(json.loads(text)) for text in texts]
 
     def close(self) -> None:
-        """Close the file."""
         self.hdf5.file.close()
 
     def __enter__(self) -> Result:
@@ -257,10 +246,7 @@ def check_ours(path: Path) -> None:
 
 # scores --------------------------------------------------------------------------------------------------------------
 def score(confusion: np.ndarray, metric: str) -> np.ndarray:
-    """Return a score of `METRICS` from 0 to 1 for each matrix of counts `[..., C, C]`, nan where it has no image.
-
-    `confusion[..., i, j]` counts the images of class i that were taken for class j.
-    """
+    """Return a score of `METRICS`, 0 to 1, of each matrix `[..., C, C]` of counts by true class and by class taken for; nan where it has no image."""
     counts = np.asarray(confusion, np.float64)
     right = np.diagonal(counts, axis1=-2, axis2=-1)
     true, taken = counts.sum(-1), counts.sum(-2)  # images of a class; taken for it

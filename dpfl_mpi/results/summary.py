@@ -32,11 +32,7 @@ def seconds(result: Result) -> dict[str, np.ndarray]:
 
 
 def curves(result: Result) -> dict[str, np.ndarray]:
-    """Return, of each recorded round `[T+1]`, means over benign clients of losses and accuracies (0 to 1), and what it cost.
-
-    epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over
-    clients, seconds those of the slowest rank in each phase, added up.
-    """
+    """Return by round `[T+1]` means over benign clients of losses and accuracies (0 to 1), and the cost so far; epochs are those of all its models."""
     rows = result.last_round + 1
     if not rows:
         return {}
@@ -57,10 +53,7 @@ def epochs(result: Result) -> int:
 
 
 def outcome(result: Result) -> dict[str, float]:
-    """Return the figures of `DIGITS` by name: accuracies in percent over the clients that are scored, nan where none is.
-
-    The accuracy is that of each client's best model by validation. Models received are a mean over all clients, seconds the sum over rounds.
-    """
+    """Return the figures of `DIGITS`: accuracies in percent of the best models by validation over the clients scored, nan where none is."""
     scored = (result.scored(name) for name in ("best/test_acc", "last/test_acc"))
     best, last = (values if len(values) else np.array([math.nan]) for values in scored)
     over = curves(result)

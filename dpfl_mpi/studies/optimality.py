@@ -139,10 +139,7 @@ def interval(values: np.ndarray) -> str:
 
 
 def agrees(found: Found) -> tuple[int, int]:
-    """Return in how many pairs of chosen subsets the one with the better reward also tests better, and how many pairs there are.
-
-    Pairs of the same reward or the same test accuracy do not count.
-    """
+    """Return in how many pairs of chosen subsets that differ in both the better reward also tests better, and how many such pairs there are."""
     sets = np.unique(found.chosen)
     reward, test = found.rewards[sets], np.array([found.test_acc[int(s)] for s in sets])
     signs = np.sign(reward[:, None] - reward[None]) * np.sign(test[:, None] - test[None])

@@ -38,13 +38,7 @@ class Chance:
 
 
 def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
-    """Return for each common partition the differences client by client, points, first Run minus second; and one result of each Run.
-
-    Seeds on one partition are averaged first, those that both have where there are any. A Run that is there twice counts once.
-
-    Raises:
-        UserError: these are not two Runs, or they have no partition in common.
-    """
+    """Return each common partition's differences by client, points, first Run minus second, and a result of each Run; seeds that both have are averaged first."""
     runs: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # by settings, partition and seed
     first: dict[str, Result] = {}
     for r in results:
@@ -55,9 +49,7 @@ def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Resul
         scores = np.where(r.benign, 100 * r["best/test_acc"], np.nan)
         runs.setdefault(kind, {}).setdefault(name, {})[r.run.seed] = scores
     if len(runs) != 2:
-        raise UserError(
-            f"these are results of {len(runs)} different Runs; allowed are two, of any seeds and partitions"
-        )
+        raise UserError(f"these are results of {len(runs)} different Runs; allowed are two, of any seeds or partitions")
     first_run, second_run = runs.values()
     pairs = []
     for a, b in ((first_run[name], second_run[name]) for name in first_run if name in second_run):
@@ -99,10 +91,7 @@ def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
 
 
 def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
-    """Return the probability that a two-sided t-test over partition means finds the difference, points.
-
-    With one partition the test is over its clients, and what the partition itself adds is not seen.
-    """
+    """Return the probability that a two-sided t-test over partition means (of one partition, over its clients) finds the difference, points."""
     from scipy.special import nctdtr, stdtrit
 
     df = partitions - 1 if partitions > 1 else clients - 1

@@ -344,7 +344,7 @@ def test_models_and_data_that_do_not_go_together(fields, kind, sentence):
 
 def test_many_tokens_need_few_rows():
     data = in_memory(arrays_of(np.array([[2**31 - 1, 5]] * 10), np.arange(10) % 2))
-    sentence = "the tokens go to 2147483647, and an embedding has at most 131072 rows: set --model_options.rows"
+    sentence = "tokens go to 2147483647, an embedding has at most 131072 rows: set --model_options.rows"
     with pytest.raises(UserError, match=sentence):
         make(Run(model="text").resolve(), data)
     module = make(Run(model="text", model_options={"rows": 100}).resolve(), data).module
