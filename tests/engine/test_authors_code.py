@@ -13,7 +13,6 @@ SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
 
 
 def test_serial_average_is_one_client_after_the_other():
-    """Against the plain loop over one list of models, in which every average takes the place of its client's model at once."""
     with federation(SMALL | {"averaging": "serial"}) as fed:
         rng = np.random.default_rng(3)
         graph = CollaborationGraph.from_lists(
@@ -48,7 +47,6 @@ def test_means_over_mini_batches(size, expected):
 
 @pytest.mark.parametrize("block", [1, 3])
 def test_the_search_has_the_same_mean(block):
-    """R under --metric batch, from each image's loss; the same R as today where one mini-batch holds all images."""
     with federation(SMALL | {"metric": "batch", "batch_size": 7}, block=block) as fed:
         fed.begin_round(1)
         w = fed.local_opt(fed.common_row(), 1)

@@ -31,7 +31,6 @@ SMALL = {"clients": 9, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
     ],
 )
 def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
-    """Of those who take part a half is rounded up."""
     assert rule(share, clients) == count
     run = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
     if rule is nearest:
@@ -43,14 +42,12 @@ def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
 
 
 def test_one_after_the_other_sends_each_model_once(tmp_path):
-    """A random graph of B_c - 1 = 3: the average of all at once and that of one after the other receive as many models."""
     for averaging in ("synchronous", "serial"):
         path = run_here(tmp_path / f"{averaging}.h5", SMALL | {"method": "random_graph", "averaging": averaging})
         assert (Result(path)["traffic/models_received"][1:] == 3).all()
 
 
 def test_rewiring_in_parts_draws_what_it_drew_at_once():
-    """Against the plain loop over all 20 tries per edge, drawn in one call."""
     rng = np.random.default_rng(5)
     graph = CollaborationGraph.from_lists(
         rng.choice(np.delete(np.arange(30), k), k % 6, replace=False) for k in range(30)
@@ -67,7 +64,6 @@ def test_rewiring_in_parts_draws_what_it_drew_at_once():
 
 
 def test_who_is_near_row_by_row():
-    """Against all distances at once."""
     run = Run(clients=40, reach="geometric:0.4").resolve()
     place = streams.stream(run.seed, streams.REACH, 0, 0).random((40, 2))
     near = ((place[:, None] - place[None]) ** 2).sum(2) <= 0.4**2
@@ -76,7 +72,6 @@ def test_who_is_near_row_by_row():
 
 
 def test_a_memory_is_prepared_in_parts(monkeypatch):
-    """kNN-Per's memory of many large images: seven at once, the last part smaller."""
     with federation(SMALL, kernels="torch") as fed:
         w = fed.common_row()
         whole, labels = fed.memory(0, w[:1], 30)

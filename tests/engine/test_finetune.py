@@ -18,7 +18,6 @@ TUNED = LOCAL | {"finetune_epochs": 1}
 
 @pytest.mark.parametrize("method", ["fedprox", "dpfl"])
 def test_finetuning_from_the_base_run_is_finetuning(method, tmp_path):
-    """With the base Run's models, on two ranks, and with its rounds computed again: the same bits."""
     fields = SMALL | {"method": method, "participation": 0.7}
     tuned = Run(**fields, finetune_epochs=3).resolve()
     base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
@@ -63,7 +62,6 @@ def test_the_models_of_a_base_come_in_blocks(rows, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("what", ["no models", "torn", "last models damaged"])
 def test_tuning_computes_the_rounds_again_and_says_why(what, tmp_path, monkeypatch, capfd):
-    """Nothing of the base is in the result then: the record of its rounds is copied once all blocks have been read."""
     monkeypatch.setattr(after, "BLOCK", 1)
     base = run_here(Run(**TUNED).resolve().untuned().path(tmp_path), LOCAL, save_models=what != "no models")
     whole = run_here(tmp_path / "whole.h5", TUNED, results=str(tmp_path / "elsewhere"))
@@ -81,7 +79,6 @@ def test_tuning_computes_the_rounds_again_and_says_why(what, tmp_path, monkeypat
 
 
 def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path):
-    """With the base's file and without it the numbers are the same."""
     fields = SMALL | {"method": "fedavg", "drift": "0.5:2", "patience": 1, "rounds": 7}
     tuned = fields | {"finetune_epochs": 1}
     base = Run(**tuned).resolve().untuned().path(tmp_path)
@@ -105,7 +102,6 @@ def test_who_diverges_before_or_while_tuning_has_no_score_there(tmp_path):
 
 
 def test_finetune_prox_pulls_back():
-    """A strong proximal term keeps the tuned row near its start; without it the row leaves."""
     moved = {}
     for prox in (True, False):
         fields = SMALL | {"method": "fedprox", "finetune_epochs": 2, "options": {"mu": 50.0, "finetune_prox": prox}}

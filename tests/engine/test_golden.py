@@ -1,9 +1,7 @@
-"""A golden curve: a small run whose accuracies, losses and graphs are kept as text.
+"""A golden curve: accuracies, losses and graphs of a small run, as text. `PYTHONPATH=. python tests/engine/test_golden.py` writes it anew.
 
-A change that means to alter numbers writes the files anew: `PYTHONPATH=. python tests/engine/test_golden.py` (see CONTRIBUTING.md).
-
-The native kernels give the bits of one file, digits-native.txt, in every form and on every processor. PyTorch's numbers are the same to
-the bit where all that the second line of a file names is the same. Elsewhere the accuracies must agree to 1e-6 and the losses to 1e-4.
+The native kernels give digits-native.txt in every form on every processor; PyTorch the same bits where all that line 2 names is the same,
+elsewhere accuracies to 1e-6 and losses to 1e-4.
 """
 
 import sys
@@ -38,7 +36,6 @@ def compute(path: Path, kernels: str) -> tuple[dict, list[str]]:
 
 
 def type_of(start: dict) -> str:
-    """Return what the last bits depend on, in one line."""
     facts = ", ".join(f"{name} {fact}" for name, fact in start["processor"].items())
     return f"# {facts}, torch {start['versions']['torch']}"
 
@@ -60,7 +57,6 @@ def curve(tmp_path_factory):
 
 
 def built() -> list[str]:
-    """Return the forms of the native kernels, none where they were not built."""
     try:
         return forms()
     except UserError:

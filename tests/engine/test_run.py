@@ -37,18 +37,13 @@ def fields(digits_file, colour_file):
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory, fields):
-    """Each run on one rank, where nothing is sent."""
     folder = tmp_path_factory.mktemp("one")
     return {kind: run_here(folder / f"{kind}.h5", fields[kind], save_models=True, mixed=True) for kind in KINDS}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_the_answer_does_not_know_the_ranks(ranks, one_rank, fields, tmp_path):
-    """Everything but provenance is bitwise the same, saved models included.
-
-    Eight ranks for three clients leave ranks empty. On three ranks B_c = inf and B_c = 8 go through a window so narrow that
-    every exchange runs in passes, so that is the same answer as well.
-    """
+    """Eight ranks for three clients leave ranks empty; B_c = inf and 8 go through a window so narrow that every exchange runs in passes."""
     kinds = {2: ("base", "cnn"), 3: KINDS, 8: ("base", "few")}[ranks]
     runs = {kind: fields[kind] for kind in kinds} | ({"wide": fields["inf"]} if ranks == 3 else {})
     windows = {"inf": {"window_gb": NARROW}, "eight": {"window_gb": NARROW}, "wide": {"window_gb": 1.0}}  # all at once
@@ -68,7 +63,6 @@ def test_the_answer_does_not_know_the_ranks(ranks, one_rank, fields, tmp_path):
 
 
 def test_the_command(tmp_path, digits_file):
-    """`python -m dpfl_mpi` on two ranks: one line per round, a summary, one file under the name of the Run; then nothing to do."""
     done = mpirun(2, "-m", "dpfl_mpi", *to_flags(BASE | {"data": digits_file}), "--results", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -126,7 +120,6 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
 
 
 def data_of(fed, k):
-    """Client k's data as plain tensors, from the partition and the file."""
     out = {}
     with h5py.File(fed.run.data) as file:
         for part, stored in (("train", "train"), ("val", "train"), ("test", "test")):
@@ -138,7 +131,6 @@ def data_of(fed, k):
 
 
 def test_blocks_of_clients(tmp_path, fields, one_rank):
-    """Four clients as one tensor program: the same graphs, losses but for rounding."""
     for kind in ("base", "cnn"):
         path = run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)
         with Result(one_rank[kind]) as a, Result(path) as b:
@@ -151,7 +143,6 @@ def test_blocks_of_clients(tmp_path, fields, one_rank):
 
 
 def test_seeds_differ(tmp_path, fields, one_rank):
-    """Another seed on the same partition gives other numbers, and the same Run computed again the same file."""
     again = run_here(tmp_path / "again.h5", fields["base"], save_models=True, mixed=True)
     other = run_here(tmp_path / "other.h5", fields["base"] | {"seed": 6, "partition_seed": 5, "rounds": 1})
     with Result(one_rank["base"]) as a, Result(again) as b, Result(other) as c:

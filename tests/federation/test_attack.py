@@ -42,7 +42,6 @@ def test_label_flip_is_flip_share_and_averages_are_over_the_benign(tmp_path):
 
 @pytest.mark.parametrize("kind", ["sign_flip", "scale", "noise", "stale"])
 def test_what_liars_send(kind):
-    """A full random graph of three clients, two rounds: each average by hand."""
     fields = SMALL | {"clients": 3, "budget": "inf", "method": "random_graph", "attack": f"{kind}:0.4"}
     with federation(fields) as fed:
         (liar,) = np.flatnonzero(fed.members.limits.liars)
@@ -95,7 +94,6 @@ def test_a_probe_is_not_a_liars_way():
 
 
 def test_a_frozen_liar_has_not_moved():
-    """While newcomers arrive, nobody else trains."""
     with federation(SMALL | {"newcomers": 0.3, "attack": "scale:0.3"}) as fed:
         frozen = fed.local_opt(fed.common_row(), 1)
         fed.members.begin_arrival()

@@ -93,7 +93,6 @@ def test_omega_is_searched_anew():
 
 
 def test_absent_clients_search_later(tmp_path):
-    """A client that is away when Omega is searched anew keeps its own, and nobody asks it or counts models for it."""
     there = [[1] * N, [0] + [1] * (N - 1)]
     (tmp_path / "there").write_text("\n".join(" ".join(map(str, line)) for line in there))
     fields = SMALL | {"rounds": 2, "omega_period": 2, "available": str(tmp_path / "there"), "budget": "inf"}
@@ -151,7 +150,6 @@ def test_a_drift_counts_for_rewards_and_best_rounds(tmp_path, kernels):
 
 
 def test_who_is_not_scored_after_a_drift_has_no_accuracy(tmp_path):
-    """The accuracy on the old labels would be one of another task."""
     with Result(run_here(tmp_path / "a.h5", SMALL | {"drift": f"0.5:{T}", "participation": 0.5})) as result:
         absent = np.isnan(result["round/test_acc"][T])
         assert 0 < absent.sum() < N and np.array_equal(np.isnan(result["best/test_acc"]), absent)
@@ -230,7 +228,6 @@ def test_a_round_without_clients_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_repeated_search_receives_its_phases_again_and_the_sum_once(repeats):
-    """Lines 1-7 of Algorithm 3 do not depend on the order of the candidates."""
     with federation(SMALL | {"budget": "inf", "ggc_repeats": repeats}) as fed:
         fed.bggc(fed.local_opt(fed.common_row(), 1))
         assert (fed.notes["models_received"] == (N - 1) + repeats * (N - 1)).all()
@@ -274,7 +271,6 @@ parts.close()
 
 
 def test_the_window_has_no_place_for_who_has_diverged(tmp_path):
-    """One client per rank: a graph that keeps a diverged client's edges asks for more slots than its rank has."""
     (tmp_path / "gone.py").write_text(GONE)
     done = mpirun(4, "-m", "mpi4py", tmp_path / "gone.py")
     assert (done.returncode, done.stderr) == (0, "")
@@ -294,7 +290,6 @@ COMBINED = [
 
 
 def test_runs_with_all_controls_do_not_know_the_ranks(tmp_path):
-    """The same bits on one and on three ranks, all controls and limits at once, and where the window makes many passes."""
     plain = str(run_here(tmp_path / "plain.h5", SMALL))
     runs = {f"all{i}": SMALL | EVERYTHING | {"rounds": 5} | more for i, more in enumerate(COMBINED)}
     runs["replay"] = SMALL | {"method": "replay", "graphs": plain, "options": {"variant": "rewired"}}

@@ -62,7 +62,6 @@ def complete(n=N):
 
 
 def draws(fed, k, candidates, repeats):
-    """The order and the coins of client k in this round."""
     i = int(fed.row_of[k])
     orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
     return orders, [fed.greedy.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
@@ -134,7 +133,6 @@ def test_theorem_1(fed, seed, number, most, twins, shares, spread):
 
 
 def test_both_searches_start_from_the_same_bits(fed):
-    """w^Y and the sum of p over Y, through one reduction over ranks (bggc) and summed by each client (ggc)."""
     rng = np.random.default_rng(0)
     for seed in range(20):
         fed.p[:] = rng.dirichlet(np.ones(N))

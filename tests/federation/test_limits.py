@@ -43,7 +43,6 @@ NOTHING = {
 
 
 def test_what_limits_nothing_names_no_other_run():
-    """At its default a field is not part of a result's name."""
     for method in names("method"):
         unread = {"optimizer", "lr_schedule", "beta1", "lr_step", *NOTHING}
         assert not unread & set(Run(method=method, **NOTHING).key())
@@ -126,7 +125,6 @@ def test_first_phase_sums_over_the_reachable(reach, attack):
 
 
 def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
-    """Not even where every candidate is wanted; the file records both; and neither exchange nor average can be made to."""
     monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
     fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
     with Result(run_here(tmp_path / "run.h5", fields)) as result:
@@ -151,7 +149,6 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_theorem_1_with_reach_and_budgets(seed):
-    """Searching all reachable models at once and in batches of the budget choose the same."""
     with federation(SMALL | {"reach": "geometric:0.7", "budget": "uniform:1:5", "seed": seed}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         together = fed.ggc(w, fed.exchange(w, limits.reach_graph(fed.run)))
@@ -175,7 +172,6 @@ def test_who_takes_part_by_share_and_by_file(tmp_path):
 
 @pytest.mark.parametrize("block", [0, 4])
 def test_absent_clients(block, tmp_path):
-    """They neither train nor send nor receive, Omega stays, and what they last chose stays theirs."""
     absent = [2, 5]
     there = [[int(k not in absent) for k in range(N)], [1] * N]
     fields = SMALL | {"available": write(tmp_path / "a", there), "ggc_period": 1, "budget": "inf"}
@@ -289,7 +285,6 @@ def test_motivation_sets_are_runs(tmp_path):
 
 @pytest.mark.parametrize("off", ["reuse", "skip"])
 def test_rounds_between_two_choices_reuse_the_last_one_or_skip(off, tmp_path):
-    """Off rounds average over the last choice (Omega before the first), or train alone; only GGC rounds evaluate rewards."""
     fields = SMALL | {"rounds": 5, "ggc_period": 2, "ggc_off_rounds": off}
     with Result(run_here(tmp_path / "run.h5", fields)) as result:
         evaluated, received = result["graph/evaluations"].sum(1), result["traffic/models_received"].sum(1)

@@ -44,8 +44,6 @@ GONE = {
 
 @pytest.fixture
 def method(tmp_path):
-    """Return the function that writes a method whose rounds do this, and returns its path."""
-
     def write(do):
         (tmp_path / "mine.py").write_text(METHOD.replace("DO", do))
         return str(tmp_path / "mine.py")
@@ -54,7 +52,6 @@ def method(tmp_path):
 
 
 def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
-    """The same bits on one rank, on two, on more than there are clients, and in passes of a narrow window."""
     fields = FIELDS | {"method": method(TRAINED_ON)}
     few, narrow = {"ranks": 2}, {"ranks": 2, "window_gb": 3.7e-5}
     out = run_many(6, tmp_path, dict.fromkeys(["few", "narrow", "six"], fields), few=few, narrow=narrow)
@@ -91,7 +88,6 @@ def test_what_is_no_longer_here_is_refused(method, tmp_path, what):
 
 
 def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path):
-    """A rank without clients, too."""
     flags = [f"--{name}={value}" for name, value in (FIELDS | {"method": method(GONE["every_row"])}).items()]
     done = mpirun(6, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
     assert done.returncode == 2, done.stderr
@@ -133,7 +129,6 @@ def test_every_row_comes_in_passes_of_one_window(method, ranks, most, more, slot
 
 
 def test_kept_rows_are_copies():
-    """A row of `every_row` stays as it was, whatever is sent or trained later."""
     with federation(FIELDS) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         before = w[fed.row_of].clone()

@@ -34,7 +34,6 @@ FIELDS = {"clients": 4, "rounds": 3, "tau_train": 2}
 
 @pytest.fixture
 def write_method(tmp_path, monkeypatch):
-    """Return the function that makes a text the method `mine`."""
     monkeypatch.setattr(dpfl_mpi.methods, "__path__", [*dpfl_mpi.methods.__path__, str(tmp_path)])
     monkeypatch.delitem(__import__("sys").modules, "dpfl_mpi.methods.mine", raising=False)
     return lambda text: (tmp_path / "mine.py").write_text(text)
@@ -163,7 +162,6 @@ def test_good_states_pass():
     ]
 )  # fmt: skip
 def test_a_run_ends_with_the_sentence(text, sentence, write_method, tmp_path):
-    """The state is one dict from round to round: what it held is noted before the round."""
     write_method(text)
     with pytest.raises(UserError, match=re.escape(sentence)):
         run_here(tmp_path / "mine.h5", FIELDS | {"method": "mine"})

@@ -17,7 +17,6 @@ UNLIKE = {"graph/cases", "graph/evaluations", "traffic/models_received"}  # of a
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The result of DPFL without a control."""
     return run_here(tmp_path_factory.mktemp("plain") / "run.h5", SMALL)
 
 
@@ -93,7 +92,6 @@ def test_variants_of_a_replay(plain):
 
 
 def test_rewiring_reaches_every_graph_of_these_degrees():
-    """Four clients, one sender each, each sends once: the nine permutations without a fixed point, about equally often."""
     ring = CollaborationGraph.from_lists([[1], [2], [3], [0]])
     rng = np.random.default_rng(0)
     seen = [tuple(rewired(ring, rng).senders.tolist()) for _ in range(1800)]

@@ -21,7 +21,6 @@ from dpfl_mpi.settings import Run
 
 @pytest.fixture(scope="module", params=["auto", "torch"])
 def kernels(request):
-    """What computes the methods: the native kernels where they can (one client at a time), and PyTorch."""
     launch.DEFAULTS["kernels"] = request.param
     yield request.param
     del launch.DEFAULTS["kernels"]
@@ -33,7 +32,6 @@ def base(kernels):
 
 
 def part(played, where):
-    """Return what was scored, or what stands at `where` in the states."""
     scored, states, _ = played
     return scored if where == "scored" else [state[where[0]][where[1]] for state in states]
 
@@ -60,7 +58,6 @@ W = ("client", "w"), ("shared", "w")  # Local's rows, and FedAvg's
     ],
 )
 def test_without_its_own_idea_a_method_is_fedavg_or_local(method, options, fields, which, alike, base):
-    """To the bit."""
     played = play(method, options=options, **fields)
     for mine, theirs in alike.items():
         a, b = part(played, mine), part(base[which], theirs)
@@ -89,7 +86,6 @@ def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch():
 
 
 def test_absent_clients_keep_what_is_theirs(tmp_path):
-    """In a round without them: controls, weights, models and counts, to the bit."""
     (tmp_path / "there").write_text("1 1 1 1\n0 1 0 1\n1 1 1 1\n")
     fields = {"available": str(tmp_path / "there"), "budget": 3}
     for method in ("scaffold", "fedper", "pfedme", "fedala", "pens", "cobo"):
@@ -121,7 +117,6 @@ def several(tmp_path_factory):
 
 @pytest.mark.parametrize("method", BASELINES)
 def test_a_method_does_not_know_the_ranks(method, tmp_path, several):
-    """The same bits on one and on three ranks."""
     # kernels: as on three, whatever the fixture was
     one = run_here(tmp_path / "one.h5", SEVEN | {"method": method}, kernels="auto")
     with Result(one) as a, Result(several[method]) as b:
@@ -178,7 +173,6 @@ def test_steps_are_pytorchs(decoupled):
 
 
 def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
-    """As momentum: rows by name; a run that is cut and goes on has the same bits."""
     for state, steps in (("keep", 2), ("reset", 1)):
         with federation(FIELDS | {"optimizer": "adam", "momentum_state": state, "method": "local"}) as fed:
             w, per_epoch = fed.common_row(), -(-fed.clients.n_train // 32)
@@ -197,7 +191,6 @@ def rates(**fields):
 
 
 def scheduled(kind, **how):
-    """The rates of ten epochs of a PyTorch scheduler."""
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     schedule, out = kind(optimiser, **how), []
     for _ in range(10):

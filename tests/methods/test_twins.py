@@ -42,7 +42,6 @@ CASES = [
 
 @pytest.fixture(params=[("native", 1), ("torch", 1), ("torch", N)], ids=["native", "torch", "block"])
 def block(request, monkeypatch):
-    """One client at a time by the native kernels and by PyTorch, and all at once."""
     kernels, block = request.param
     monkeypatch.setitem(launch.DEFAULTS, "kernels", kernels)
     return block
@@ -70,7 +69,6 @@ def test_twin(method, options, fields, block):
 
 
 def test_knnper_twin(block):
-    """The rows are FedAvg's; loss and accuracy are those of the mixture, neighbours by scikit-learn."""
     options = {"k": 5, "interpolation": 0.4, "scale": 2}
     scored, _, fed = play("knnper", block=block, options=options)
     tw = Twin(fed)
@@ -121,7 +119,6 @@ def build(shape, classes):
 
 @pytest.fixture
 def normed(tmp_path, monkeypatch):
-    """A model `normed` beside those of the package."""
     (tmp_path / "normed.py").write_text(NORMED)
     monkeypatch.setattr(dpfl_mpi.models, "__path__", [*dpfl_mpi.models.__path__, str(tmp_path)])
     return "normed"

@@ -48,8 +48,6 @@ def keyed(*key):
 
 
 class Twin:
-    """Four clients in plain PyTorch: data, modules and optimisers per client and name."""
-
     def __init__(self, fed):
         self.run, self.p, self.optimisers = fed.run, fed.p, {}
         self.module = mlp.build((8, 8, 1), 10)
@@ -84,7 +82,6 @@ class Twin:
         return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
 
     def step(self, k, name, w, g, columns=None):
-        """One step of client k's optimiser `name`, one of torch.optim, on (some columns of) a row, after clipping."""
         columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns
         if (k, name) not in self.optimisers:
             leaf, run = torch.nn.Parameter(w[columns].clone()), self.run
@@ -118,7 +115,6 @@ def twin_local(tw, o):
 
 
 def twin_fedavg(tw, o, extra=lambda w: None):
-    """`extra(w)`: a term of the clients' loss."""
     w = tw.start
     yield [w] * N
     for t in range(ROUNDS):
@@ -339,7 +335,6 @@ def twin_cobo(tw, o):
 
 
 def quadratic(d, p, alpha):
-    """argmin alpha ||x||^2 + (d - 2 alpha p) x over the simplex, by a general solver."""
     slope = d - 2 * alpha * p
     simplex = {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(len(x))}
     how = {"bounds": [(0, None)] * len(p), "constraints": simplex, "options": {"ftol": 1e-12, "maxiter": 500}}

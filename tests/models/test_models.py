@@ -41,8 +41,6 @@ def help_texts(tmp_path_factory):
 
 # where models start ---------------------------------------------------------------------------------------------------------
 class Mixed(nn.Module):
-    """Layers of which Kaiming's rule speaks, and others."""
-
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3)
@@ -69,14 +67,12 @@ def test_what_kaiming_does_not_speak_of_starts_as_it_was_built(init):
 
 
 def source(kind, classes=10, samples=40):
-    """A data set in memory of samples of a shape and dtype."""
     (shape, dtype), rng = kind, np.random.default_rng(0)
     x = rng.integers(0, 9, (samples, *shape)).astype(dtype)
     return in_memory(arrays_of(x + 0.5 if dtype == "float32" else x, np.arange(samples) % classes))
 
 
 def test_a_model_is_the_same_on_every_rank_and_depends_on_the_seed():
-    """Its own values are drawn from the Run's seed; PyTorch's generator is as before."""
     run, data = Run(model="text", dataset="digits").resolve(), source(TEXT)
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -144,7 +140,6 @@ class Dropping(nn.Module):
 
 
 def dropped(fed, epochs, first=0):
-    """The keys that local client 0 trains with, of each step."""
     batches = fed.clients.batches(slice(0, 1), epochs, np.full(len(fed.ids), first), fed.run.batch_size)
     return [int(batch.key[0]) for batch in batches]
 
@@ -182,7 +177,6 @@ def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeyp
 
 @pytest.mark.parametrize("model", ["dropping", "text"])
 def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
-    """What a GPU replays, called here without a recording: keys and tokens pass through its buffers."""
     monkeypatch.setattr(mlp, "build", lambda shape, classes: Dropping())
     fields = {"clients": 4, "method": "local", "lr": 0.05, "classes_per_client": 3}
     if model == "text":
@@ -274,7 +268,6 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
     ids=["plain", "dropout", "group norm", "instance norm", "transformer"],
 )  # fmt: skip
 def test_modules_that_are_right_pass_and_train_in_blocks(module):
-    """Two rows at once have the gradients of each alone."""
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
     rng = np.random.default_rng(0)
@@ -375,7 +368,6 @@ def test_a_budget_of_one_is_said_to_be_local(tmp_path, capsys):
 
 # the shipped ones ---------------------------------------------------------------------------------------------------------------
 def test_resnet_by_hand():
-    """Parameters counted by hand, and a block against its formula."""
     module = resnet.build((32, 32, 3), 10, "16,32,64", 2, 8)
     first, second = 2 * (32 + 2304 + 32 + 2304), 32 + 4608 + 64 + 9216 + 512 + 64 + 9216 + 64 + 9216
     third = 64 + 18432 + 128 + 36864 + 2048 + 128 + 36864 + 128 + 36864
@@ -416,7 +408,6 @@ def text_fields(path):
 
 
 def test_both_learn_real_data_alike_on_any_number_of_ranks(help_texts, tmp_path):
-    """A residual network on scikit-learn's digits and a text model on Python's help, far above chance; the same bits on 1 and 3 ranks."""
     wanted = {"resnet": RESNET, "text": text_fields(help_texts)}
     runs = [(fields, {"out": str(tmp_path / f"{name}-3.h5"), "quiet": True}) for name, fields in wanted.items()]
     (tmp_path / "runs.json").write_text(json.dumps(runs))

@@ -26,7 +26,6 @@ def augmented(colour_file):
 
 
 def test_a_stream_depends_on_its_key_alone():
-    """The same key gives the same numbers whatever was drawn before; another key in any place gives others."""
     first = streams.stream(1, streams.ORDER, 2, 3).random(4)
     streams.stream(1, streams.ORDER, 2, 4).random(1000)
     assert np.array_equal(first, streams.stream(1, streams.ORDER, 2, 3).random(4))
@@ -42,14 +41,12 @@ def test_a_stream_depends_on_its_key_alone():
 
 
 def seen(fed, i, epochs, first):
-    """The batches of local client i from its local epoch `first` on, as (x, y, weight)."""
     done = np.full(len(fed.ids), first)
     batches = fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
     return [(batch.x[0], batch.y[0], batch.weight[0]) for batch in batches]
 
 
 def test_every_sample_once_an_epoch(plain):
-    """Three epochs: each a permutation of the client's own samples, no two the same, the last batch shorter."""
     source_images, source_labels = plain.clients.x, plain.clients.y
     for i in range(len(plain.ids)):
         n, start = int(plain.clients.n_train[i]), int(plain.clients.start[i])
@@ -83,7 +80,6 @@ def crop_and_flip(image, dy, dx, flip):
 
 
 def test_augmentation_against_a_plain_loop(augmented, colour_file):
-    """Two epochs from the third on, each by a key of its own."""
     import h5py
 
     with h5py.File(colour_file) as file:

@@ -38,7 +38,6 @@ def row_from_grads(module, width):
 
 
 def setup(kind, k, seed=0):
-    """k clients' modules with weights of their own, and the same as rows."""
     torch.manual_seed(seed)
     module, shape, classes = build(kind)
     ensemble = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU)
@@ -104,7 +103,6 @@ SIZES = [40, 37, 33, 26, 17, 9, 8, 5]  # samples of the clients, in decreasing o
 
 
 def torch_trains(module, x_SHWC, y, batches, clip, dtype):
-    """The weights `[W]` after torch.optim.SGD and clip_grad_norm_ took the batches, in this precision."""
     m = copy.deepcopy(module).to(dtype)
     optimiser = torch.optim.SGD(m.parameters(), 0.01, momentum=0.9, weight_decay=1e-3)
     for b in batches:
@@ -136,11 +134,7 @@ def rows_train(ensemble, w, x_kSHWC, y, batches, at_once, clip):
     ("kind", "clip"), [("mlp", 0.5), ("mlp", 20.0), ("plain", 0.5), ("odd", 20.0), ("femnist", 0.5), ("cifar", 0.5)]
 )
 def test_fifty_steps_of_sgd(kind, clip):
-    """Ragged clients, 50 steps each as torch.optim.SGD after clip_grad_norm_ does them.
-
-    In float64 every client agrees to 1e-9. In float32 the last bit decides where two values of a pool nearly tie, and from there two exact
-    programs part by up to 0.1, PyTorch's float32 from its float64 too. So most clients must agree to 1e-6 (blocks: 1e-5) with either.
-    """
+    """In float64 to 1e-9. In float32 two values of a pool nearly tie, and two exact programs part: most clients agree to 1e-6 (blocks: 1e-5)."""
     ensemble, modules, w, shape, classes = setup(kind, len(SIZES))
     rng = np.random.default_rng(4)
     x = ensemble.normalise(images(rng, len(SIZES), 40, shape))
@@ -194,7 +188,6 @@ def test_parameter_counts_of_the_paper():
 
 
 def test_fixed_point():
-    """p w in units of 2^-50: exact in any order, and within half a unit of the float64 product."""
     rng = np.random.default_rng(0)
     w = torch.from_numpy(rng.normal(0, 10, (50, 33)).astype(np.float32))
     p = torch.from_numpy(rng.dirichlet(np.ones(50)))
@@ -211,7 +204,6 @@ def test_fixed_point():
 
 @pytest.mark.parametrize("kind", ["cifar", "plain"])
 def test_bfloat16_rounds_the_products_only(kind):
-    """Loss and gradient differ from float32 by about bfloat16's 2^-8, not by nothing and not by much; rows stay float32."""
     ensemble, _, w, shape, classes = setup(kind, 2)
     module, _, _ = build(kind)
     rounded = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU, precision="bf16")

@@ -27,7 +27,6 @@ def test_same_bits_twice(gpu, fields, tmp_path):
 
 
 def test_as_a_cpu_decides(gpu, fields, tmp_path):
-    """The first graphs are the same, and accuracies stay within half a point over ten rounds."""
     with Result(gpu) as a, Result(run_here(tmp_path / "cpu.h5", fields, device="cpu")) as b:
         assert np.array_equal(a.graph(0), b.graph(0)) and np.array_equal(a.graph(1), b.graph(1))
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.005

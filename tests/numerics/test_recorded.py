@@ -22,7 +22,6 @@ def cost(steps, sizes):
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])
 def test_block_sizes_are_the_cheapest(most):
-    """Against all choices of at most `most` sizes."""
     rng = np.random.default_rng(most)
     for _ in range(20):
         k = int(rng.integers(1, 9))
@@ -52,7 +51,6 @@ def test_rows_behind_the_batch_keep_every_bit():
 @pytest.mark.parametrize("present", [1.0, 0.5])
 @pytest.mark.parametrize("block", [1, 3, 6])
 def test_replayed_training_is_the_plain_loop(present, block, digits_file):
-    """Three rounds of two epochs of ragged clients, the learning rate falling in between: rows, momentum, losses and steps."""
     fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": 6, "batch_size": 8}
     fields |= {"seed": 3, "classes_per_client": 3, "augment": False, "method": "local"}
     fields |= {"participation": present, "lr_decay": 0.5}

@@ -23,7 +23,6 @@ FEW = {"rounds": 2, "clients": 8, "budget": 3, "tau_init": 1, "tau_train": 1}
 
 
 def shown(capsys, *flags, code=0):
-    """Return what describe prints without a measurement, on stdout for code 0, else on stderr."""
     assert main([*flags, "--no-measure"]) == code
     out, err = capsys.readouterr()
     assert (err == "") == (code == 0)
@@ -31,7 +30,6 @@ def shown(capsys, *flags, code=0):
 
 
 def planned(fields, ranks=1, nodes=1, **job):
-    """Return the plan of a Run."""
     run = Run(**fields).resolve()
     source = open_source(run)
     return needs.needs_of(run, Job(**job), source, deal(run, source), needs.ensemble_of(run, source), ranks, nodes)
@@ -83,10 +81,7 @@ EACH = {"local": 0, "random_graph": 2, "fedavg": 2, "scaffold": 4, "cobo": 22}
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_bounds_what_the_run_does(name, tmp_path):
-    """Steps exactly, models and evaluations never more; without a search models exactly.
-
-    Models go to the server and back; SCAFFOLD sends controls, too; CoBo two more per partner, of which ten are planned.
-    """
+    """Steps exactly, models and evaluations never more; without a search models exactly. CoBo plans ten partners, two models each."""
     fields = FEW | PLANS[name]
     plan = planned(fields)
     with Result(run_here(tmp_path / "r.h5", fields)) as result:

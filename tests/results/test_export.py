@@ -31,7 +31,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A real run of four clients and one round with its models."""
     fields = {"clients": 4, "rounds": 1, "tau_init": 1, "tau_train": 1, "budget": 2}
     return run_here(tmp_path_factory.mktemp("trained") / "run.h5", fields, save_models=True)
 
@@ -228,7 +227,6 @@ NOBODY = {
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("why", NOBODY)
 def test_a_run_in_which_nobody_was_scored_says_so(why, tmp_path, said):
-    """Wherever accuracies are summed up, without a traceback and without `nan`."""
     path = run_here(tmp_path / "r.h5", {"clients": 3} | NOBODY[why], save_models=True)
     with Result(path) as result:
         assert not len(result.scored())
@@ -244,7 +242,6 @@ def test_a_run_in_which_nobody_was_scored_says_so(why, tmp_path, said):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_no_newcomers_are_no_line(tmp_path):
-    """0.1 of five clients is none of them; of two in five there is a line."""
     few = {"clients": 5, "method": "fedavg", "rounds": 1}
     for share, lines in ((0.1, 0), (0.4, 1)):
         said = summary(run_here(tmp_path / f"{share}.h5", few | {"newcomers": share}))
@@ -316,7 +313,6 @@ def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, tm
 
 
 def test_means_over_batches_are_not_compared_without_a_word(tmp_path, said):
-    """The run took means over mini-batches of eight, `evaluate` takes them over images: so they differ, and it says why."""
     fields = {"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}
     why = "the run took means over mini-batches (--metric batch): these are means over images"
     assert why in said(evaluate.main, run_here(tmp_path / "a.h5", fields, save_models=True))

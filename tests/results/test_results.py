@@ -53,7 +53,6 @@ ABSENT = {f"client/{name}" for name in ("of_data", "liars", "newcomers", "drifte
 
 
 def test_a_file_holds_what_the_table_says(result):
-    """Its arrays, and the attributes of the file, of /meta and of /model."""
     found = set(result.names())
     absent = {name for name in schema.ARRAYS if name.startswith(("finetune", "newcomers", "attack", "graph/reach"))}
     assert found == set(schema.ARRAYS) - ABSENT - absent
@@ -67,7 +66,6 @@ def test_a_file_holds_what_the_table_says(result):
 
 
 def test_the_numbers_belong_together(result):
-    """Counts and best rounds worked out again from the series."""
     assert result["round/number"].tolist() == [0, 1, 2, 3]
     assert result["round/epochs"].tolist() == [1, 3, 5, 7]
     steps = sum(-(-int(n) // 8) for n in result["client/n_train"])
@@ -105,7 +103,6 @@ def test_it_carries_its_origin(result, digits_file):
 
 
 def test_models_give_the_scores(result, digits_file):
-    """`state_dict` loads into the plain module, which reproduces best/test_acc and the confusion matrix on the file's images."""
     from dpfl_mpi.data.recipes import make
     from dpfl_mpi.data.source import open_source
     from dpfl_mpi.models import mlp
@@ -126,7 +123,6 @@ def test_models_give_the_scores(result, digits_file):
 
 
 def test_one_flipped_bit_is_noticed(path, tmp_path):
-    """In any array but provenance; and provenance may differ."""
     others = {"meta/starts": json.dumps({"hosts": ["another"]}), "client/diverged_round": 1}  # -2 would be refused
     with Result(path) as a:
         for name in (name for name in a.names() if a.hdf5.dataset(name, "iufbOS").size):
@@ -168,7 +164,6 @@ def test_a_file_that_cannot_be_trusted_is_refused(copy):
 
 
 def test_a_running_file(tmp_path, monkeypatch):
-    """What another process sees after each flush: a readable file, its state, the rounds so far; at the end it is finished."""
     monkeypatch.setattr(recorders, "CHEAP", 60.0)  # so that a slow disk is written to each round, too
     run = Run(clients=3, rounds=2).resolve()
     recorder = Recorder(tmp_path / "a" / "run.h5", run, {"parameters": 5}, {"ranks": 2})
@@ -201,7 +196,6 @@ def test_a_running_file(tmp_path, monkeypatch):
 
 # scores ------------------------------------------------------------------------------------------------------------------
 def test_scores_are_scikit_learns():
-    """Clients of five classes, each of which holds some of them and mistakes them for any, in one call for all clients."""
     rng = np.random.default_rng(0)
     truth = [rng.choice(rng.choice(5, rng.integers(1, 6), replace=False), 30) for _ in range(20)]
     taken = [np.where(rng.random(30) < 0.6, y, rng.integers(0, 5, 30)) for y in truth]

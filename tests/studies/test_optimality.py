@@ -36,7 +36,6 @@ def test_greedy_by_hand():
 
 
 def test_rewards_are_losses_of_averages(saved):
-    """Every subset of client 2's others, by a module in plain PyTorch."""
     with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
         models, k = optimality.Models(result, None), 2
         rewards, others = models.rewards(k), [0, 1, 3, 4]
@@ -54,7 +53,6 @@ def test_rewards_are_losses_of_averages(saved):
 
 
 def test_it_is_the_search_of_the_runs(saved):
-    """With the order and the coins of a round, it chooses what Algorithms 2 and 3 choose there."""
     with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
         models = optimality.Models(result, None)
         w = models.rows[torch.from_numpy(fed.ids)]

@@ -68,7 +68,6 @@ def test_seeds_of_one_partition_by_hand(tmp_path, monkeypatch):
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path, capsys):
-    """The sign of a difference can be read only where the two have names of their own."""
     paths = [str(tiny_result.make(tmp_path / f"{share}.h5", search_share=share)) for share in (0.5, 1.0)]
     assert plan_power.main([*paths, "--difference", "5"]) == 0
     assert "dpfl, B_c = 3, search_share 0.5 minus dpfl, B_c = 3, search_share 1.0: +0.00" in capsys.readouterr().out
