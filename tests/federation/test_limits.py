@@ -1,14 +1,17 @@
-"""The limitations that the paper does not have: budgets per client, reach, participation, flipped labels; and the motivating example."""
+"""What the paper does not have: budgets per client, reach, participation, flipped labels, the authors' averages; the motivating example."""
 
+import dataclasses
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import torch
 from launch import differences, federation, run_here, training_rows
 from mpi4py import MPI
 
+from dpfl_mpi import streams
 from dpfl_mpi.data.recipes import make
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import greedy, limits
@@ -18,6 +21,7 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.values import nearest, of_clients
 
 N = 9
 SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
@@ -297,3 +301,95 @@ def test_rounds_between_two_choices_reuse_the_last_one_or_skip(off, tmp_path):
             assert [received[t] for t in (1, 3, 5)] == [result.graph(t).sum() for t in (1, 3, 5)]
             assert np.array_equal(result.graph(1), omega.matrix())
             assert np.array_equal(result.graph(3), result.graph(2)) and np.array_equal(result.graph(5), result.graph(4))
+
+
+@pytest.mark.parametrize(
+    ("rule", "share", "clients", "count"),
+    [  # in floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996
+        *((nearest, *case) for case in ((0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2))),
+        *((of_clients, *case) for case in ((0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7))),
+    ],
+)
+def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
+    assert rule(share, clients) == count
+    fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
+    if rule is nearest:
+        all_of = limits_of(run())
+        some = dataclasses.replace(all_of, participation=share, most_senders=np.zeros(clients))
+        assert some.present(1).sum() == count
+    else:
+        assert limits.flipped(fields).sum() == limits.Drift(fields, 10).drifted.sum() == count
+
+
+def test_one_after_the_other_sends_each_model_once(tmp_path):
+    for averaging in ("synchronous", "serial"):
+        path = run_here(tmp_path / f"{averaging}.h5", SMALL | {"method": "random_graph", "averaging": averaging})
+        assert (Result(path)["traffic/models_received"][1:] == 3).all()
+
+
+def test_who_is_near_row_by_row():
+    far = run(clients=40, reach="geometric:0.4")
+    place = streams.stream(far.seed, streams.REACH, 0, 0).random((40, 2))
+    near = ((place[:, None] - place[None]) ** 2).sum(2) <= 0.4**2
+    np.fill_diagonal(near, False)
+    assert np.array_equal(limits.reach_graph(far).matrix(), near)
+
+
+def test_what_a_method_does_not_read_gives_its_run_no_other_name():
+    assert Run(method="pens", omega_period=5).slug() == Run(method="pens").slug()
+    for method in ("fedavg", "local"):
+        assert Run(method=method, averaging="serial").slug() == Run(method=method).slug()
+    assert Run(method="random_graph", averaging="serial").slug() != Run(method="random_graph").slug()
+
+
+def test_serial_average_is_one_client_after_the_other():
+    with federation(SMALL | {"averaging": "serial"}) as fed:
+        rng = np.random.default_rng(3)
+        graph = CollaborationGraph.from_lists(
+            rng.choice([j for j in range(N) if j != k], k % 4, replace=False) for k in range(N)
+        )
+        models = rng.normal(size=(N, fed.ensemble.size)).astype(np.float32)
+        w = fed.ensemble.zeros(N)
+        w[:, : fed.ensemble.size] = torch.from_numpy(models[fed.ids])
+        serial = fed.average(w, graph).numpy()[fed.row_of, : fed.ensemble.size]
+        now, order = list(models), fed.sums.order
+        for k in order:
+            if len(graph.of(k)):
+                now[k] = reference.average(fed.p, now, {int(k), *map(int, graph.of(k))}).astype(np.float32)
+        assert sorted(order) == list(range(N))
+        np.testing.assert_allclose(serial, now, rtol=0, atol=1e-6)
+        at_once = np.array(
+            [reference.average(fed.p, models, {k, *map(int, graph.of(k))}) if k % 4 else models[k] for k in range(N)]
+        )
+        changed = [k for k in range(N) if np.abs(serial[k] - at_once[k]).max() > 1e-3]
+        late = [k for k in range(N) if any(j % 4 and list(order).index(j) < list(order).index(k) for j in graph.of(k))]
+        assert changed == late and changed  # who averages over an average, and no one else
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, 3 / 5), (2, (1.0 + 0.5 + 0.0) / 3), (4, (0.75 + 0.0) / 2), (5, 3 / 5)]
+)
+def test_means_over_mini_batches(size, expected):
+    with federation(SMALL) as fed:
+        fed.scoring.metric_batch = size
+        assert fed.scoring.mean(np.array([True, True, True, False, False])) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_the_search_has_the_same_mean(block):
+    with federation(SMALL | {"metric": "batch", "batch_size": 7}, block=block) as fed:
+        fed.begin_round(1)
+        w = fed.local_opt(fed.common_row(), 1)
+        rows = fed.backend.blocks[0]
+        pair = torch.stack([w[rows], 0.5 * w[rows]], 1).contiguous()
+        counted = np.ones(rows.stop - rows.start, int)
+        batched = fed.scoring.reward(rows, pair, counted)
+        for i in range(rows.start, rows.stop):
+            n = int(fed.clients.n_val[i])
+            losses = fed.backend.score(rows, pair[:, 1].contiguous())[0][i - rows.start][:n]
+            parts = [losses[at : at + 7].mean() for at in range(0, n, 7)]
+            assert batched[i - rows.start, 1] == pytest.approx(-np.mean(parts), rel=1e-12)
+        fed.scoring.metric_batch = 10**6
+        whole = fed.scoring.reward(rows, pair, counted)
+        fed.scoring.metric_batch = 0
+        np.testing.assert_allclose(whole, fed.scoring.reward(rows, pair, counted), rtol=1e-6)

@@ -127,3 +127,19 @@ def test_a_random_graph_with_dpfls_degrees(plain, tmp_path, redraw):
         assert (together > most).any() if redraw else np.array_equal(together, most)  # the first so many of one order
     with federation(SMALL | {"method": "random_graph"}) as fed:
         assert [random_graph.order(fed, k, 0)[:3].tolist() for k in range(N)] == [fed.shuffle(k, fed.reachable(k), 0)[:3].tolist() for k in range(N)]  # fmt: skip
+
+
+def test_rewiring_in_parts_draws_what_it_drew_at_once():
+    rng = np.random.default_rng(5)
+    graph = CollaborationGraph.from_lists(
+        rng.choice(np.delete(np.arange(30), k), k % 6, replace=False) for k in range(30)
+    )
+    receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
+    draws, edges = np.random.default_rng(1), set(zip(receivers, senders, strict=True))
+    for a, b in draws.integers(0, len(senders), (20 * len(senders), 2)).tolist():
+        one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
+        if one[0] != one[1] and two[0] != two[1] and one not in edges and two not in edges:
+            edges = edges - {(receivers[a], senders[a]), (receivers[b], senders[b])} | {one, two}
+            senders[a], senders[b] = senders[b], senders[a]
+    found = rewired(graph, np.random.default_rng(1))
+    assert set(zip(found.receivers().tolist(), found.senders.tolist(), strict=True)) == edges

@@ -136,6 +136,7 @@ def test_more_ranks_than_clients_and_several_passes(tmp_path, several):
     ("method", "fields", "sentence"),
     [
         ("fedrep", {"options": {"head": "fc7"}}, ".*allowed are head, none, all, or of the layers fc1, head"),
+        ("fedala", {"options": {"layers": "foo"}}, "--options.layers is foo; allowed are head, none, all, or of the layers"),
         ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of tau_train is the head's"),
         ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
     ],

@@ -10,6 +10,7 @@ from twins import HEAD, TAU, N, Twin, play, quadratic
 
 import dpfl_mpi.models
 from dpfl_mpi.methods import knnper, pfedgraph
+from dpfl_mpi.numerics import backend
 from dpfl_mpi.plugins import find
 
 ADAM, ADAMW = ({"optimizer": name, "lr": 0.003, "adam_eps": 1e-4} for name in ("adam", "adamw"))
@@ -137,3 +138,13 @@ def test_fedbn_twin(normed):
         mean = tw.mean(w)
     norms = scored[-1][:, own]
     assert (norms[0] - norms[1]).abs().max() > 1e-3
+
+
+def test_a_memory_is_prepared_in_parts(monkeypatch):
+    with launch.federation({"clients": 9}, kernels="torch") as fed:
+        w = fed.common_row()
+        whole, labels = fed.memory(0, w[:1], 30)
+        monkeypatch.setattr(backend, "PREPARED", 7 * 64)
+        parts, again = fed.memory(0, w[:1], 30)
+        assert len(whole) == 30 and torch.equal(labels, again)
+        torch.testing.assert_close(parts, whole)

@@ -87,18 +87,6 @@ def test_loss_gradient_and_logits(kind, k, constant):
         assert float(g.abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["cifar", "femnist", "odd", "plain", "mlp"])
-def test_many_models_on_one_client(kind):
-    """Rows are client-major: m consecutive rows are scored on one client's images, which are prepared once."""
-    ensemble, modules, w, shape, _ = setup(kind, 4)
-    with torch.no_grad():
-        for clients in (1, 2):
-            x = images(np.random.default_rng(3), clients, 5, shape)
-            logits = ensemble.logits(ensemble.ready(w), ensemble.prepare(ensemble.normalise(x)))
-            for i, m in enumerate(modules):
-                torch.testing.assert_close(logits[i], m(channels_first(x[i * clients // 4])), rtol=2e-5, atol=3e-6)
-
-
 SIZES = [40, 37, 33, 26, 17, 9, 8, 5]  # samples of the clients, in decreasing order
 
 

@@ -6,13 +6,14 @@ import re
 
 import numpy as np
 import pytest
-from launch import run_here, run_mpi
+from launch import federation, run_here, run_mpi
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.placement import ids_of, place
 from dpfl_mpi.plan import needs
 from dpfl_mpi.plugins import find
@@ -188,13 +189,6 @@ def test_refuses_what_cannot_run(capsys, flags, text):
     assert text in error and error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_help_and_a_wrong_flag(capsys):
-    assert "--ranks" in shown(capsys, "--help")
-    with pytest.raises(SystemExit):
-        main(["--client", "3"])
-    assert capsys.readouterr().err.startswith("error: ")
-
-
 def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
     small_shm = {True: (2**20, "/dev/shm"), False: (2**40, "available memory")}
     monkeypatch.setattr(needs, "node_memory", lambda shared=True: small_shm[shared])
@@ -211,3 +205,12 @@ def test_many_classes_and_many_clients(tmp_path, capsys):
     flags += ["--dirichlet_alpha", "5", "--min_per_class", "0", "--ranks", "20", "--rows", "3"]
     text = shown(capsys, *flags)
     assert "largest classes" in text and "... and 17 more (--rows 20)" in text and "and 8 more ranks" in text
+
+
+def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
+    """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
+    monkeypatch.setattr(needs, "node_memory", lambda shared: (18_000, "a test"))
+    federation({"clients": 9}).close()
+    monkeypatch.setattr(needs, "node_memory", lambda shared: (17_999, "a test"))
+    with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
+        federation({"clients": 9})
