@@ -19,9 +19,7 @@ FOLDER = Path(__file__).parent / "golden"
 NATIVE = FOLDER / "digits-native.txt"
 FILES = sorted(FOLDER.glob("digits-*.txt"))
 FIELDS = {"clients": 8, "rounds": 4, "tau_init": 3, "tau_train": 1, "budget": 4, "seed": 42}
-HEAD = (
-    "# round, mean val_acc, mean test_acc, mean train_loss, val_loss, test_loss, senders of client 0; of client 1; ..."
-)
+HEAD = "# round, mean val_acc, mean test_acc, mean train_loss, val_loss, test_loss, senders of client 0; of client 1; ..."  # fmt: skip
 
 
 def compute(path: Path, kernels: str) -> tuple[dict, list[str]]:

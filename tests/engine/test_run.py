@@ -8,6 +8,7 @@ import torch
 from launch import federation, mpirun, run_here, run_many
 
 from dpfl_mpi import streams
+from dpfl_mpi.engine import machine
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -67,16 +68,8 @@ def test_the_command(tmp_path, digits_file):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [["round", str(t)] for t in range(4)]
-    for words in (
-        "test accuracy",
-        "spread over clients",
-        "edges",
-        "models received",
-        "seconds",
-        "results",
-        "analysis/",
-    ):
-        assert words in done.stdout
+    words = ["test accuracy", "spread over clients", "edges", "models received", "seconds", "results", "analysis/"]
+    assert all(said in done.stdout for said in words)
     (path,) = tmp_path.glob("*.h5")
     assert path.name.startswith("image_folder-pathological-dpfl-B4-s5-") and str(path) in done.stdout
     with Result(path) as result:
@@ -117,6 +110,9 @@ def test_dpfl_is_algorithm_1(tmp_path, digits_file, more):
         assert result.graph(0).any()
         if run.ggc_period == 2:  # round 1 averages over the last choice, or not at all
             assert np.array_equal(result["mixed/val_acc"][1], twin.val_acc[1]) == (run.ggc_off_rounds == "skip")
+            evaluated, received = (result[n].any(1) for n in ("graph/evaluations", "traffic/models_received"))
+            assert evaluated.tolist() == [True, False, True, False]  # only rounds that choose score models
+            assert received.tolist() == [True, run.ggc_off_rounds == "reuse"] * 2
 
 
 def data_of(fed, k):
@@ -149,3 +145,58 @@ def test_seeds_differ(tmp_path, fields, one_rank):
         assert Result.same_numbers(a, b) and not Result.same_numbers(a, c)
         assert np.array_equal(a["client/class_counts"], c["client/class_counts"])
         assert not np.array_equal(a["round/val_loss"][0], c["round/val_loss"][0])
+
+
+EPYC = {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "17", "model name": "AMD EPYC", "stepping": "1"}
+EPYC["flags"] = "fpu sse2 avx2 fma avx512f smep"
+ARM = {"CPU implementer": "0x41", "CPU architecture": "8", "CPU part": "0xd40", "CPU revision": "1"}
+ARM["Features"] = "fp sve"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "facts"),
+    [
+        (EPYC, ["AuthenticAMD", "25", "17", "1", "AVX512", "avx2 avx512f fma"]),
+        (ARM, ["0x41", "8", "0xd40", "1", "AVX512", "sve"]),
+        ({}, ["unknown"] * 4 + ["AVX512", ""]),  # no Linux
+    ],
+)
+def test_a_processor_is_more_than_its_name(cpuinfo, facts, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(machine, "cpuinfo", lambda: cpuinfo)
+    names = ["vendor", "family", "model", "stepping", "capability", "extensions"]
+    assert machine.processor() == dict(zip(names, facts, strict=True))
+
+
+def start(model="17", stepping="1", version="2.13.0", **more):
+    return {
+        "device": "cpu",
+        "cpu": "AMD EPYC",
+        "processor": {"vendor": "AuthenticAMD", "family": "25", "model": model, "stepping": stepping},
+        "threads": 1,
+        "versions": {"torch": version, "h5py": "3.16"},
+        "time": model,  # no number depends on it
+    } | more
+
+
+PORTABLE = {"kernels": "native", "portable": True}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changes"),
+    [
+        (start("1", "2"), start(), "processor model 1 -> 17; processor stepping 2 -> 1"),
+        (start(version="2.12.0"), start(), "versions torch 2.12.0 -> 2.13.0"),
+        (start(threads=2), start(), "threads 2 -> 1"),
+        # the processor is no difference under the native kernels alone
+        (start("1", **PORTABLE), start(**PORTABLE), ""),
+        (start("1", kernels="native", portable=False), start(**PORTABLE), "processor model 1 -> 17"),
+        (start(**PORTABLE), start(kernels="torch", portable=False), "kernels native -> torch"),
+        # nor is what a start does not know
+        *(({n: fact for n, fact in start().items() if n != gone}, start(), "") for gone in ("processor", "versions")),
+    ],
+)
+def test_a_start_that_may_round_differently_warns(before, now, changes, capsys):
+    machine.warn_of_change(before, now)
+    warning = f"warning: this start may round differently than the one before ({changes})\n"
+    assert capsys.readouterr().err == (warning if changes else "")

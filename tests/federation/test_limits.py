@@ -287,22 +287,6 @@ def test_motivation_sets_are_runs(tmp_path):
     assert len({r["round/test_loss"][-1, 0] for r in results.values()}) == 4
 
 
-@pytest.mark.parametrize("off", ["reuse", "skip"])
-def test_rounds_between_two_choices_reuse_the_last_one_or_skip(off, tmp_path):
-    fields = SMALL | {"rounds": 5, "ggc_period": 2, "ggc_off_rounds": off}
-    with Result(run_here(tmp_path / "run.h5", fields)) as result:
-        evaluated, received = result["graph/evaluations"].sum(1), result["traffic/models_received"].sum(1)
-        assert (evaluated[[1, 3, 5]] == 0).all() and (evaluated[[0, 2, 4]] > 0).all()
-        omega = result.omega()
-        assert received[2] == received[4] == len(omega.senders)
-        if off == "skip":
-            assert (received[[1, 3, 5]] == 0).all()
-        else:
-            assert [received[t] for t in (1, 3, 5)] == [result.graph(t).sum() for t in (1, 3, 5)]
-            assert np.array_equal(result.graph(1), omega.matrix())
-            assert np.array_equal(result.graph(3), result.graph(2)) and np.array_equal(result.graph(5), result.graph(4))
-
-
 @pytest.mark.parametrize(
     ("rule", "share", "clients", "count"),
     [  # in floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,15 +65,7 @@ def test_methods_reach_no_part_of_the_federation():
         assert "fed._" not in path.read_text(), path.name
 
 
-def module(**content):
-    """Return a module with a good `init` and `round`, but for what is given; None takes it away."""
-    out = ModuleType("mine")
-    out.__dict__.update({"init": lambda fed: None, "round": lambda fed, state, t: None} | content)
-    return out
-
-
-class NoDataclass:
-    pass
+GOOD = {"init": lambda fed: None, "round": lambda fed, state, t: None}
 
 
 @dataclass(frozen=True)
@@ -92,13 +84,13 @@ class BadOptions:
         ({"METHOD": Method(topology="star")}, "has topology='star'; allowed are none, server, graph"),
         ({"METHOD": Method(models=0)}, "has models=0; allowed are whole numbers from 1 to 1000"),
         ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
-        ({"Options": NoDataclass}, "Options of the method mine must be a dataclass"),
+        ({"Options": dict}, "Options of the method mine must be a dataclass"),
         ({"Options": BadOptions}, "with true or false, a number or a text as the default")
     ]
 )  # fmt: skip
 def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
-        load("mine", module(**content))
+        load("mine", SimpleNamespace(**(GOOD | content)))
 
 
 def fed(number=1, **notes):

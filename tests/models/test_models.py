@@ -139,11 +139,6 @@ class Dropping(nn.Module):
         return self.head(self.drop(self.fc(x.flatten(1)).relu()))
 
 
-def dropped(fed, epochs, first=0):
-    batches = fed.clients.batches(slice(0, 1), epochs, np.full(len(fed.ids), first), fed.run.batch_size)
-    return [int(batch.key[0]) for batch in batches]
-
-
 def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeypatch):
     """Blocks of one, two and four clients train alike; each key is the stream's; scores do not draw."""
     monkeypatch.setattr(mlp, "build", lambda shape, classes: Dropping())
@@ -160,7 +155,8 @@ def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeyp
     assert float((rows[0] - rows[1]).abs().max()) < 1e-5 and float((rows[0] - rows[2]).abs().max()) < 1e-5
     n, client = int(fed.clients.n_train[0]), int(fed.ids[0])
     expected = [streams.stream(3, streams.DROPOUT, client, e).integers(0, 2**63, -(-n // 16)) for e in (4, 5)]
-    assert dropped(fed, 2, first=4) == np.concatenate(expected).tolist()
+    keys = [int(batch.key[0]) for batch in fed.clients.batches(slice(0, 1), 2, np.full(4, 4), 16)]
+    assert keys == np.concatenate(expected).tolist()
     block = Block(fed.ensemble, rows[0][:1].clone())
     batch = next(iter(fed.clients.batches(slice(0, 1), 1, np.zeros(4, int), 16)))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Rows against plain PyTorch: one nn.Module and one torch.optim.SGD per client."""
+"""Rows against plain PyTorch, one nn.Module and one torch.optim.SGD per client; what a GPU replays, called here without a recording."""
 
 import copy
 import itertools
@@ -7,13 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from launch import federation
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import cnn, mlp
-from dpfl_mpi.numerics.backend import SGD
+from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point
+from dpfl_mpi.numerics.recorded import RecordedBackend, RecordedSteps, block_sizes
 
 CPU = torch.device("cpu")
 SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: both pools floor
@@ -31,10 +34,6 @@ def build(kind):
 def row_from(tensors, width):
     flat = parameters_to_vector(tensors).detach()
     return nn.functional.pad(flat, (0, width - len(flat)))
-
-
-def row_from_grads(module, width):
-    return row_from([p.grad for p in module.parameters()], width)
 
 
 def setup(kind, k, seed=0):
@@ -56,10 +55,6 @@ def images(rng, k, s, shape, constant=False):
     return torch.from_numpy(x)
 
 
-def channels_first(x_SHWC):
-    return ((x_SHWC.float() / 255 - 0.5) / 0.25).permute(0, 3, 1, 2)
-
-
 @pytest.mark.parametrize("constant", [False, True], ids=["noise", "ties"])
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("kind", ["cifar", "femnist", "odd", "mlp", "plain"])
@@ -77,10 +72,10 @@ def test_loss_gradient_and_logits(kind, k, constant):
         logits = ensemble.logits(ensemble.ready(w), ensemble.prepare(ensemble.normalise(x)))
     for i, m in enumerate(modules):
         real = int((weight[i] > 0).sum())
-        out = m(channels_first(x[i]))
+        out = m(((x[i].float() / 255 - 0.5) / 0.25).permute(0, 3, 1, 2))
         loss = nn.functional.cross_entropy(out[:real], y[i, :real])
         loss.backward()
-        g = row_from_grads(m, ensemble.width)
+        g = row_from([p.grad for p in m.parameters()], ensemble.width)
         torch.testing.assert_close(losses[i], loss.detach(), rtol=2e-6, atol=2e-7)
         torch.testing.assert_close(logits[i], out.detach(), rtol=2e-5, atol=3e-6)
         assert float((block.g[i] - g).abs().max()) <= 3e-6 * max(1.0, float(g.abs().max()))
@@ -208,3 +203,60 @@ def test_bfloat16_rounds_the_products_only(kind):
     with torch.no_grad():
         logits = [e.logits(e.ready(w), e.prepare(x)) for e in (ensemble, rounded)]
     assert 0 < float((logits[0] - logits[1]).abs().max()) < 0.05 * float(logits[0].abs().max())
+
+
+def cost(steps, sizes):
+    """Row-steps: each step costs the smallest size that holds the clients left."""
+    left = [int((steps > t).sum()) for t in range(int(steps.max(initial=0)))]
+    return sum(min(s for s in sizes if s >= n) for n in left)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+def test_block_sizes_are_the_cheapest(most):
+    rng = np.random.default_rng(most)
+    for _ in range(20):
+        k = int(rng.integers(1, 9))
+        steps = np.sort(rng.integers(1, 12, k))[::-1]
+        sizes = block_sizes(steps, most)
+        assert sizes == sorted(set(sizes)) and sizes[-1] == k and len(sizes) <= most
+        every = [c for r in range(1, most + 1) for c in itertools.combinations(range(1, k + 1), r) if c[-1] == k]
+        assert cost(steps, sizes) == min(cost(steps, c) for c in every)
+
+
+def test_rows_behind_the_batch_keep_every_bit():
+    ensemble = Ensemble(mlp.build((8, 8, 1), 10), (0.5,), (0.25,), torch.device("cpu"))
+    rec = RecordedSteps(ensemble, np.array([9, 6, 5, 1]), (8, 8, 1), SGD(4, 0.9, 1e-2, 20.0))
+    assert rec.sizes == [1, 2, 3, 4]
+    torch.manual_seed(0)
+    w, m = torch.randn(4, ensemble.width) * 0.1, torch.randn(4, ensemble.width)
+    w[:, ensemble.size :] = m[:, ensemble.size :] = 0
+    rec.sizes = [4]  # whatever is left runs in a block of four
+    rec.load(w, m, lr=0.1)
+    batch = Batch(2, 0, torch.randn(2, 4, 8, 8, 1), torch.randint(10, (2, 4)), torch.full((2, 4), 0.25))
+    rec.step(batch)
+    assert torch.equal(rec.block.w[2:], w[2:]) and torch.equal(rec.block.momentum[2:], m[2:])
+    assert bool((rec.block.w[:2] != w[:2]).any(1).all()) and rec.loss[2:].tolist() == [0, 0]
+    assert bool((rec.block.w[:, ensemble.size :] == 0).all())
+
+
+@pytest.mark.parametrize("present", [1.0, 0.5])
+@pytest.mark.parametrize("block", [1, 3, 6])
+def test_replayed_training_is_the_plain_loop(present, block, digits_file):
+    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": 6, "batch_size": 8}
+    fields |= {"seed": 3, "classes_per_client": 3, "augment": False, "method": "local"}
+    fields |= {"participation": present, "lr_decay": 0.5}
+    seen = []
+    for kind in (Backend, RecordedBackend):
+        with federation(fields, block=block) as fed:
+            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.sgd, block)
+            w = fed.common_row()
+            for number in (9, 10, 11):
+                fed.begin_round(number)
+                w = fed.local_opt(w, 2)
+            assert kind is Backend or fed.training.backend.recorded
+            done = fed.training
+            seen.append((w, done.momentum["w"], fed.notes["train_loss"], done.steps, done.epochs))
+    (w, m, loss, steps, epochs), (rw, rm, rloss, rsteps, repochs) = seen
+    assert float((w - rw).abs().max()) <= 1e-5 and float((m - rm).abs().max()) <= 1e-4
+    np.testing.assert_allclose(rloss, loss, rtol=1e-4)
+    assert np.array_equal(steps, rsteps) and np.array_equal(epochs, repochs) and steps.max() > steps.min()

@@ -1,4 +1,4 @@
-"""What must hold on a GPU; skipped where PyTorch sees none (`tests/numerics/test_recorded.py` calls the same code on a CPU)."""
+"""What must hold on a GPU; skipped where PyTorch sees none (`tests/numerics/test_ensemble.py` calls the same code on a CPU)."""
 
 import numpy as np
 import pytest
