@@ -13,14 +13,10 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
-BASE = {
-    "dataset": "image_folder", "model": "mlp", "augment": False, "clients": 10, "rounds": 3, "tau_init": 2, "tau_train": 1,
-    "budget": 4, "seed": 5,
-}  # fmt: skip
+BASE = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": 10, "rounds": 3, "tau_init": 2}
+BASE |= {"tau_train": 1, "budget": 4, "seed": 5}
 NARROW = 4.5 * ROW / 2**30  # four rows: with ten clients on three ranks one at a time for each client of a rank
 
-
-# what several numbers of ranks compute
 CNN = {"model": "cnn", "augment": True, "clients": 5, "classes_per_client": 2, "rounds": 1, "tau_init": 1}
 KINDS = {
     "base": {},
@@ -169,14 +165,9 @@ def test_a_processor_is_more_than_its_name(cpuinfo, facts, monkeypatch):
 
 
 def start(model="17", stepping="1", version="2.13.0", **more):
-    return {
-        "device": "cpu",
-        "cpu": "AMD EPYC",
-        "processor": {"vendor": "AuthenticAMD", "family": "25", "model": model, "stepping": stepping},
-        "threads": 1,
-        "versions": {"torch": version, "h5py": "3.16"},
-        "time": model,  # no number depends on it
-    } | more
+    processor = {"vendor": "AuthenticAMD", "family": "25", "model": model, "stepping": stepping}
+    facts = {"device": "cpu", "cpu": "AMD EPYC", "threads": 1, "time": model}  # no number depends on the time
+    return facts | {"processor": processor, "versions": {"torch": version, "h5py": "3.16"}} | more
 
 
 PORTABLE = {"kernels": "native", "portable": True}

@@ -39,7 +39,6 @@ def help_texts(tmp_path_factory):
     return path
 
 
-# where models start ---------------------------------------------------------------------------------------------------------
 class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -84,7 +83,6 @@ def test_a_model_is_the_same_on_every_rank_and_depends_on_the_seed():
     assert torch.equal(one.words.weight, two.words.weight) and not torch.equal(one.words.weight, other.words.weight)
 
 
-# dropout ----------------------------------------------------------------------------------------------------------------------
 def splitmix64(state):
     """The generator of Steele, Lea and Flood in Python's integers: the state after one step, and its output."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
@@ -185,7 +183,6 @@ def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
     assert float((rows[0] - rows[1]).abs().max()) < 1e-5 < float((rows[0] - fed.common_row()).abs().max())
 
 
-# what is refused --------------------------------------------------------------------------------------------------------------
 INSIDE = {  # what comes before the one layer
     "alpha": nn.AlphaDropout(0.5),
     "batch": nn.BatchNorm1d(64),
@@ -362,7 +359,6 @@ def test_a_budget_of_one_is_said_to_be_local(tmp_path, capsys):
     assert "warning: --budget is 1 of 6 clients: B_c counts the client's own model" in capsys.readouterr().err
 
 
-# the shipped ones ---------------------------------------------------------------------------------------------------------------
 def test_resnet_by_hand():
     module = resnet.build((32, 32, 3), 10, "16,32,64", 2, 8)
     first, second = 2 * (32 + 2304 + 32 + 2304), 32 + 4608 + 64 + 9216 + 512 + 64 + 9216 + 64 + 9216

@@ -54,7 +54,6 @@ def words_of(text):
     return [line.split() for line in text.splitlines()]
 
 
-# export ------------------------------------------------------------------------------------------------------------------
 def test_csv_is_long_and_exact(made, tmp_path, said):
     out = tmp_path / "new" / "run.csv"
     assert said(export.main, made["dpfl"], "--out", out) == f"{out}\n"
@@ -137,7 +136,6 @@ def test_show_and_export_need_neither_torch_nor_mpi(made, tmp_path):
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
-# show and the summary ----------------------------------------------------------------------------------------------------
 def test_show_prints_the_run(made, said):
     out = said(show.main, made["dpfl"], "--clients", 1, "--last", 2)
     assert "dpfl on digits, finished, 2 rounds\n" in out
@@ -269,7 +267,6 @@ def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
     assert epochs(result) == result["round/epochs"][-1] == outcome(result)["local epochs"]
 
 
-# evaluate ----------------------------------------------------------------------------------------------------------------
 def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
     out = tmp_path / "scores.csv"
     assert "the same for 4 of 4 clients" in said(evaluate.main, trained, "--out", out, "--device", "cpu")

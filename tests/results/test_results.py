@@ -24,10 +24,8 @@ from dpfl_mpi.results.result import METRICS, score
 from dpfl_mpi.settings import Run
 
 N, C, T = 6, 10, 3
-FIELDS = {
-    "dataset": "image_folder", "model": "mlp", "augment": False, "clients": N, "rounds": T, "tau_init": 1, "tau_train": 2,
-    "budget": 3, "seed": 9, "batch_size": 8,
-}  # fmt: skip
+FIELDS = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": N, "rounds": T, "tau_init": 1}
+FIELDS |= {"tau_train": 2, "budget": 3, "seed": 9, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +192,6 @@ def test_a_running_file(tmp_path, monkeypatch):
             result["round/nothing"]
 
 
-# scores ------------------------------------------------------------------------------------------------------------------
 def test_scores_are_scikit_learns():
     rng = np.random.default_rng(0)
     truth = [rng.choice(rng.choice(5, rng.integers(1, 6), replace=False), 30) for _ in range(20)]
@@ -202,11 +199,8 @@ def test_scores_are_scikit_learns():
     both = list(zip(truth, taken, strict=True))
     confusion = np.array([np.bincount(5 * y + p, minlength=25).reshape(5, 5) for y, p in both])
     assert (confusion.sum(2) == 0).any(), "clients without some class"
-    theirs = {
-        "accuracy": accuracy_score,
-        "balanced_accuracy": balanced_accuracy_score,
-        "macro_f1": functools.partial(f1_score, average="macro"),
-    }
+    macro_f1 = functools.partial(f1_score, average="macro")
+    theirs = {"accuracy": accuracy_score, "balanced_accuracy": balanced_accuracy_score, "macro_f1": macro_f1}
     assert list(theirs) == list(METRICS)
     for metric, function in theirs.items():
         with warnings.catch_warnings():
