@@ -241,9 +241,9 @@ def test_rows_behind_the_batch_keep_every_bit():
 
 @pytest.mark.parametrize("present", [1.0, 0.5])
 @pytest.mark.parametrize("block", [1, 3, 6])
-def test_replayed_training_is_the_plain_loop(present, block, digits_file):
+def test_replayed_training_is_the_plain_loop(present, block):
     fields = {"clients": 6, "batch_size": 8, "seed": 3, "classes_per_client": 3, "method": "local"}
-    fields |= {"dataset": "image_folder", "data": str(digits_file), "participation": present, "lr_decay": 0.5}
+    fields |= {"participation": present, "lr_decay": 0.5}
     seen = []
     for kind in (Backend, RecordedBackend):
         with federation(fields, block=block) as fed:
