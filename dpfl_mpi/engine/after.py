@@ -1,7 +1,6 @@
 """What comes after the rounds: --finetune_epochs (docs/methods.md) and --newcomers (docs/controls.md).
 
-The tuned models come from the base Run's file (the same Run with --finetune_epochs 0) where that is there with its models, else the rounds
-are computed first: the numbers are the same. A newcomer with a graph does lines 1 to 4 of Algorithm 1 with E of `EPOCHS` in place of tau_init.
+The tuned models come from the base Run's file (the same without tuning) where that has them, else the rounds are computed first.
 """
 
 import functools
@@ -32,7 +31,7 @@ REACHED = {
     "epochs": "client/epochs",
 }
 BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
-EPOCHS = (0, 1, 5)  # of a newcomer, in all
+EPOCHS = (0, 1, 5)  # of a newcomer, in all; with a graph it then does lines 1 to 4 of Algorithm 1
 SCORES = ("val_acc", "test_acc")
 
 
@@ -114,7 +113,6 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
 
 
 def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method) -> None:
-    """Let the newcomers in, score them, and record it. Collective."""
     members = parts.members
     frozen = parts.scoring.best.clone()
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1

@@ -72,9 +72,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         "partition_note": partition.note(),
         "parameters": ensemble.size,
     }
-    return Parts(
-        run, about, model.head, partition, members, log, backend, training, scoring, mail, sums, greedy, graphs, drift
-    )
+    made = members, log, backend, training, scoring, mail, sums, greedy
+    return Parts(run, about, model.head, partition, *made, graphs, drift)
 
 
 def warn_of_device(job: Job, world: World, device: torch.device) -> None:
@@ -91,14 +90,11 @@ def budget_of_one(run: Resolved) -> str:
     """Return a warning where a budget leaves nobody to average with: then the method is Local under another name."""
     if run.found("method").topology != "graph" or not run.most_senders == 0 < run.clients - 1:
         return ""
-    return (
-        f"--budget is {run.budget} of {run.clients} clients: B_c counts the client's own model, so every client averages with itself "
-        "alone, as --method local does; --budget 2 or more lets it choose others"
-    )
+    own = "B_c counts the client's own model, so every client averages with itself alone, as --method local does"
+    return f"--budget is {run.budget} of {run.clients} clients: {own}; --budget 2 or more lets it choose others"
 
 
 def warn(text: str, job: Job, world: World) -> None:
-    """Print a warning, if there is one, once, unless the run is --quiet."""
     if text and world.root and not job.quiet:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 

@@ -100,15 +100,10 @@ def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
 def write_best(to: Recorder, parts: Parts, everyone: Mapping[str, np.ndarray]) -> None:
     """Write the gathered `best_so_far`, and make all that was written durable. On root."""
     to.write({name: everyone[name] for name in best_so_far(parts)})
-    to.write({"client/diverged_round": parts.members.diverged_round})
-    write_stopped(to, parts)
+    stopped = {"client/stopped_round": parts.members.stopped_round} if parts.run.patience else {}
+    to.write({"client/diverged_round": parts.members.diverged_round} | stopped)
     benign = everyone["best/test_acc"][parts.members.benign]
     to.flush(parts.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
-
-
-def write_stopped(to: Recorder, parts: Parts) -> None:
-    if parts.run.patience:
-        to.write({"client/stopped_round": parts.members.stopped_round})
 
 
 def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
@@ -184,7 +179,8 @@ def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
     def write(to: Recorder) -> None:
         assert confusion is not None
         to.write({"best/confusion": confusion.astype(np.int32)})
-        write_stopped(to, parts)  # once more: the last may have stopped after the last record
+        if parts.run.patience:  # once more: the last may have stopped after the last record
+            to.write({"client/stopped_round": parts.members.stopped_round})
         if success is not None:
             to.write({"attack/success": success})
         if models is not None:

@@ -28,8 +28,6 @@ SCALE = 10.0  # of the update that `scale` sends
 
 
 class Attack:
-    """The liars of this rank, and what they send."""
-
     def __init__(self, run: Resolved, members: Members, ensemble: Ensemble):
         self.kind, self.seed = run.attack.kind if run.attack else "", run.seed
         self.members, self.ensemble = members, ensemble

@@ -27,8 +27,6 @@ GAINS = [(True, False), (False, True), (False, False), (True, True)]  # a > 0, b
 
 
 class Greedy:
-    """Algorithms 2 and 3 for all clients of this rank."""
-
     def __init__(self, scoring: Scoring, sums: Sums, run: Resolved):
         self.members, self.log, self.scoring, self.mail, self.sums = sums.members, sums.log, scoring, sums.mail, sums
         self.blocks, self.seed = scoring.backend.blocks, run.seed

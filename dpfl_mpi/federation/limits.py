@@ -1,8 +1,4 @@
-"""What limits a client: its budget, whom it can reach, when it takes part, whose labels are flipped, who lies, who comes later, who drifts.
-
-The paper gives every client the same budget, lets everyone reach everyone and all take part; here these limitations are lifted. All draws
-come from keyed streams of the Run's seed, so every rank draws the same without talking. What files hold comes from root.
-"""
+"""What limits a client: budget, reach, presence, flipped labels, lies, coming later, drift. All is drawn from keyed streams, alike on every rank."""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ class MailRoom:
 
     def __init__(self, log: Log, attack: Attack, window_gb: float):
         self.members, self.log, self.ensemble, self.attack = attack.members, log, attack.ensemble, attack
-        self.window_gb = window_gb
+        self.window_gb, self.row_limit = window_gb, window_rows(window_gb, 4 * self.ensemble.width)
         k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
         self.staging = torch.zeros(k, self.ensemble.width, pin_memory=pinned)  # the rows that are put
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
@@ -64,7 +64,7 @@ class MailRoom:
         self.stage(w_KW)
         limit, most = self._capacity(), members.n
         if not members.most_senders.any():  # no graph says how wide the window is
-            limit, most = np.full(members.world.size, self._row_limit()), min(members.n, placement.MOST_ROWS)
+            limit, most = np.full(members.world.size, self.row_limit), min(members.n, placement.MOST_ROWS)
         width, k = rows_per_pass(limit, members.per_rank, most), len(members.ids)
         slots = min(width, members.n - k) if k else 0  # so that later passes need no other window
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
@@ -128,10 +128,7 @@ class MailRoom:
         """Return the slots that every rank's window may have: B_c - 1 per client, no more than there are other clients, within --window_gb."""
         members = self.members
         wanted = np.bincount(members.owner, members.most_senders, minlength=members.world.size).astype(np.int64)
-        return np.minimum(window_slots(wanted, members.per_rank, members.n), self._row_limit())
-
-    def _row_limit(self) -> int:
-        return window_rows(self.window_gb, 4 * self.ensemble.width)
+        return np.minimum(window_slots(wanted, members.per_rank, members.n), self.row_limit)
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first. Collective."""

@@ -1,7 +1,4 @@
-"""`Members`: who the clients are, which rank computes each, and who takes part in a round.
-
-Clients of a rank are in decreasing order of training size; `ids` are their global numbers.
-"""
+"""`Members`: who the clients are, which rank computes each (in decreasing order of training size), and who takes part in a round."""
 
 import math
 from collections.abc import Sequence

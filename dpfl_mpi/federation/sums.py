@@ -1,8 +1,4 @@
-"""`Sums`: weighted sums over clients: the average along a graph (equation 4), the mean of all, and the sum that the greedy search's w^Y starts from.
-
-Where a sum can be computed in several ways that must give the same bits, it is exact: its terms are fixed-point numbers, whose order and
-grouping do not matter.
-"""
+"""`Sums`: weighted sums over clients: the average along a graph (equation 4), the mean of all, and the exact sum that the search's w^Y starts from."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -29,8 +29,6 @@ def learning_rate(run: Resolved, t: int) -> float:
 
 
 class Training:
-    """LocalOpt of Algorithm 1 for every client of this rank that takes part."""
-
     def __init__(self, members: Members, log: Log, backend: Backend, attack: Attack, run: Resolved):
         self.members, self.log, self.backend, self.attack, self.run = members, log, backend, attack, run
         self.momentum: dict[str, Tensor] = {}  # what the optimiser remembers of each client [K, ...], by name

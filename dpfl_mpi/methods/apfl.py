@@ -52,5 +52,4 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return alpha v + (1 - alpha) w, rows."""
     return alpha * v + (1 - alpha) * w

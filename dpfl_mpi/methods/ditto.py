@@ -35,6 +35,5 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def newcomer(fed: Federation, state: State) -> Newcomer:
-    """Return v = w, pulled to w."""
     w = state["shared"]["w"]
     return Newcomer(fed.copies(w), gradient=fed.proximal(w, fed.options["lam"]))

@@ -28,7 +28,6 @@ def personal(fed: Federation, own: str, shared: str = "w") -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t: w <- sum p_i ClientUpdate(i, w)."""
     w = update(fed, state["shared"]["w"])
     fed.evaluate(fed.copies(w))
     return {"client": {}, "shared": {"w": w}}

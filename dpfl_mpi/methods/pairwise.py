@@ -1,10 +1,7 @@
 """Pairwise: DPFL without the combination. A client's collaborators are the models that are best by themselves on its validation images.
 
-Omega_k is the B_c - 1 reachable clients whose models have the smallest loss on client k's validation images, each model scored alone; of
-equal ones those with the smaller number. They are chosen in round 0, where DPFL chooses Omega, and C_k = Omega_k in every round: the best
-B_c - 1 of B_c - 1 models are all of them. With --omega_period P they are chosen anew from the trained models of every P-th round.
-
-Like Algorithm 3 it asks every reachable client once. Unlike it, each model counts alone (PENS, arXiv 2107.08517, chooses so, too).
+Omega_k is the B_c - 1 reachable clients whose models have the smallest loss there, each scored alone (as in PENS, arXiv 2107.08517); of equal
+ones those with the smaller number. C_k = Omega_k in every round; with --omega_period P they are chosen anew in every P-th.
 """
 
 import numpy as np

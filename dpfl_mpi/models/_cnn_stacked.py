@@ -115,10 +115,8 @@ class StackedCNN:
         """Return the layers and the filters of both convolutions at their four places."""
         return layers, phases(layers["conv1.weight"]), phases(layers["conv2.weight"])
 
-    def logits(
-        self, ready: tuple[dict[str, Tensor], Tensor, Tensor], prepared: tuple[Tensor, tuple[int, int, int]]
-    ) -> Tensor:
-        """Return `[rows, S, classes]`; with more rows than clients, consecutive rows share one client's images."""
+    def logits(self, ready, prepared) -> Tensor:
+        """Return `[rows, S, classes]` from `ready`'s and `prepare`'s; with more rows than clients, consecutive rows share one client's images."""
         return self._forward(ready, prepared)[0]
 
     def gradient(

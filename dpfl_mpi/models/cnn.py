@@ -13,8 +13,6 @@ HEAD = "head"
 
 
 class CNN(nn.Module):
-    """conv-ReLU-pool, conv-ReLU-pool, fc-ReLU, fc-ReLU, head."""
-
     def __init__(self, shape: tuple[int, ...], classes: int, channels: tuple[int, int], units: tuple[int, int]):
         super().__init__()
         h, w, c = shape
@@ -33,7 +31,6 @@ class CNN(nn.Module):
         return self.head(x)
 
     def stacked(self, bf16: bool):
-        """Return kernels that compute many rows of this model at once."""
         from dpfl_mpi.models._cnn_stacked import StackedCNN
 
         return StackedCNN(bf16)

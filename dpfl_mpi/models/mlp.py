@@ -8,8 +8,6 @@ HEAD = "head"
 
 
 class MLP(nn.Module):
-    """Flatten, 64 hidden units with ReLU, logits."""
-
     def __init__(self, inputs: int, classes: int, hidden: int = 64):
         super().__init__()
         self.fc1 = nn.Linear(inputs, hidden)

@@ -40,8 +40,6 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Convolution, stages of blocks, norm, mean over the pixels, head."""
-
     def __init__(self, channels: int, classes: int, widths: list[int], blocks: int, groups: int):
         super().__init__()
         self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
@@ -66,5 +64,5 @@ def build(shape: tuple[int, ...], classes: int, widths: str, blocks: int, groups
         raise UserError("--model resnet needs images; use --model mlp for vectors")
     sizes = [int(width) if width.strip().isdecimal() else 0 for width in str(widths).split(",")]
     if min(sizes) < 1:
-        raise UserError(f"--model_options.widths is {widths}; allowed are numbers from 1 with commas, such as 16,32,64")
+        raise UserError(f"--model_options.widths is {widths}; allowed are whole numbers from 1 with commas: 16,32,64")
     return ResNet(shape[2], classes, sizes, blocks, groups)

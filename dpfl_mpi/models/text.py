@@ -1,8 +1,4 @@
-"""A small text classifier: embedding, one block of self-attention (Vaswani et al., NeurIPS 2017; normalised first), mean over the words, head.
-
-Attention is written out as matrix products, which `torch.func.vmap` computes for many clients at once. Token 0 fills up short texts and is not
-attended to.
-"""
+"""A small text classifier: embedding, one block of self-attention (Vaswani et al., NeurIPS 2017) as matrix products, mean over the words, head."""
 
 import math
 from dataclasses import dataclass
@@ -26,8 +22,6 @@ class Options:
 
 
 class Attention(nn.Module):
-    """Self-attention between the words of a text."""
-
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
@@ -43,8 +37,6 @@ class Attention(nn.Module):
 
 
 class Text(nn.Module):
-    """Words and their places to numbers, attention, two dense layers, mean over the words, head."""
-
     def __init__(self, length: int, rows: int, classes: int, width: int, heads: int, dropout: float):
         super().__init__()
         self.rows = rows

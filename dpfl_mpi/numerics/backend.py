@@ -1,7 +1,6 @@
 """`Backend`: what computes a rank's clients, here in PyTorch: training steps, scores and rewards, a block of clients at a time; its optimisers.
 
-Another way to compute them is a subclass: `native_backend.NativeBackend` (C, on a CPU) and `recorded.RecordedBackend` (CUDA graphs).
-
+A subclass computes them in another way: `native_backend.NativeBackend` (C, on a CPU) and `recorded.RecordedBackend` (CUDA graphs).
 Axes: K clients on this rank, k in a block, W row width, S images, H W C image, C classes, m models scored on one client's images.
 """
 
@@ -38,11 +37,7 @@ class SGD:
         return width
 
     def step(self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None) -> None:
-        """Step rows `[k, W]` in place, as `torch.optim.SGD` after `clip_grad_norm_` for each row by itself.
-
-        Where `trained` (bool, `[W]` or `[k, 1]`) is false, columns or rows are frozen: weights, momentum, decay and their part of the
-        clipped norm. `lr` as a tensor may change in a recorded step.
-        """
+        """Step rows `[k, W]` in place as `torch.optim.SGD` after `clip_grad_norm_`, each by itself; not `trained` (bool `[W]` or `[k, 1]`) is frozen."""
         self._clip(g, trained)
         if trained is None:
             g.add_(w, alpha=self.weight_decay)
@@ -102,7 +97,6 @@ class Adam(SGD):
 
 
 def optimiser(run: Run) -> SGD:
-    """Return how a resolved Run takes its steps."""
     sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
     if run.optimizer == "sgd":
         return sgd
@@ -110,8 +104,6 @@ def optimiser(run: Run) -> SGD:
 
 
 class Backend:
-    """Training and scoring of this rank's clients in PyTorch."""
-
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
         """Compute `at_once` clients as one tensor program; 0: one on a CPU, all on a GPU."""
         self.ensemble, self.clients, self.sgd = ensemble, clients, sgd

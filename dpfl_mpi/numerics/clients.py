@@ -175,11 +175,7 @@ class Clients:
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield `(x, y, mask)`: normalised images of the block's validation and test sets, in equal parts of at most `chunk`.
-
-        With `search_only` they are the validation images that the search sees. x is `[k, S, H, W, C]`, y int64 `[k, S]`. A client with fewer
-        samples is padded, where mask `[k, S]` is false.
-        """
+        """Yield `(x [k, S, H, W, C] normalised, y [k, S], mask)` of validation (with `search_only` the search's part of it) and test sets, at most `chunk` at once."""
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))

@@ -71,8 +71,6 @@ class Block:
 
 
 class Ensemble:
-    """The numerics of one architecture on one device."""
-
     def __init__(
         self,
         module: nn.Module,
@@ -99,7 +97,6 @@ class Ensemble:
         self.kernels: Any = module.stacked(self.bf16) if own else None  # type: ignore[operator]
 
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return k rows of zeros, `[k, W]`."""
         return torch.zeros(k, self.width, dtype=dtype, device=self.device)
 
     def layers(self, w_kW: Tensor) -> dict[str, Tensor]:
@@ -134,17 +131,13 @@ class Ensemble:
         return row[0] > 0
 
     def initial_row(self, init: str, rng: np.random.Generator) -> Tensor:
-        """Return one common initial row `[W]`.
-
-        "kaiming" draws weights of dense and convolutional layers from U(+-sqrt(6/fan_in)) and sets their biases to 0; "torch" draws both from
-        U(+-1/sqrt(fan_in)). Everything else (norms, embeddings, parameters of a module's own), and with "own" all, is as the module was built.
-        """
+        """Return one common initial row `[W]`: dense and convolutional weights from U(+-sqrt(6/fan_in)), biases 0; "torch": both U(+-1/sqrt(fan_in))."""
         row, fan_in = self.zeros(1), 1
         built = dict(self.module.named_parameters())
         for name, layer in self.layers(row).items():
             shape, (of, _, kind) = layer.shape[1:], name.rpartition(".")
             ruled = kind in ("weight", "bias") and isinstance(self.module.get_submodule(of), DENSE)
-            if init == "own" or not ruled:
+            if init == "own" or not ruled:  # norms, embeddings, parameters of a module's own: as they were built
                 layer[0] = built[name].detach()
                 continue
             if len(shape) > 1:
@@ -216,7 +209,6 @@ class Ensemble:
         return losses
 
     def _module(self, layers: dict[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
-        """Return one model's logits `[S, classes]`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = functional_call(self.learner if training else self.module, layers, (x,))
             return logits.float() if self.bf16 else logits

@@ -108,8 +108,6 @@ class RecordedSteps:
 
 
 class RecordedBackend(Backend):
-    """A `Backend` whose plain training steps are recorded per block of clients and replayed."""
-
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
         super().__init__(ensemble, clients, sgd, at_once)
         self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block

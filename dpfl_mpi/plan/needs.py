@@ -1,8 +1,4 @@
-"""What a run will need, before it is trained: who computes what, memory, bytes on the wire, steps; and the seconds that these will take.
-
-`describe` shows it. The window's arithmetic is that of the run itself (`mpi.placement`). The seconds are a short measurement on this machine,
-times what was counted.
-"""
+"""What a run will need before it is trained, by its own arithmetic (`mpi.placement`): memory, bytes on the wire, steps; and the seconds of these."""
 
 import os
 import timeit
@@ -62,7 +58,6 @@ class Needs:
 
     @property
     def memory(self) -> np.ndarray:
-        """Bytes a rank needs in all."""
         return PYTHON + self.data + self.models + self.scratch + self.confusion + self.window
 
 
@@ -129,10 +124,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 
 
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the slots that the widest graph needs on each rank, the slots of each rank's window, both `[ranks]`, and in how many passes it is sent.
-
-    `k_r` `[ranks]` clients, rows of `row` bytes. 0 passes: not even one model per client fits the window.
-    """
+    """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits."""
     n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, row))
     slots = placement.window_slots(k_r * run.most_senders, k_r, n)
     window = np.minimum(slots, limit)
@@ -188,7 +180,6 @@ def image_bytes(source: Source, ensemble: Any) -> int:
 
 
 def megabytes(size: float) -> str:
-    """Return bytes in words."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 

@@ -38,11 +38,7 @@ class Recorder:
         snapshot: Path | None = None,
         still_ours: Callable[[], object] = lambda: None,
     ):
-        """Create the file, or go on with it as a checkpoint's `snapshot` left it: what came later is recorded again.
-
-        `meta` are facts of the run, `start` describes this start. `still_ours` is called before each replacement of the file; it ends the run
-        where another one has taken its lock. A disk that fails is a `UserError`, here and in all that puts the file on it.
-        """
+        """Create the file, or go on from a checkpoint's `snapshot`; `meta` tells of the run, `start` of this start; `still_ours` is called before each write."""
         self.path, self.still_ours = path, still_ours
         self.written = self.took = 0.0  # when the file was last replaced, and the seconds of that
         starts: list[dict[str, Any]] = []
@@ -80,7 +76,6 @@ class Recorder:
         self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
 
     def explained(self) -> contextlib.AbstractContextManager[None]:
-        """Return what raises `UserError` where writing fails inside."""
         return explained(f"the results file {self.path} cannot be written")
 
     def _replace(self) -> None:
@@ -129,7 +124,6 @@ class Recorder:
             stored[-1] = row
 
     def append_graph(self, graph: CollaborationGraph) -> None:
-        """Append a round's graph to /graph/chosen."""
         name = "graph/chosen/senders"
         if name not in self.file:
             self.file.create_dataset(name, (0,), np.int32, maxshape=(None,), chunks=(4096,), **GROWS)
@@ -147,7 +141,6 @@ class Recorder:
             self._replace()
 
     def close(self, state: str) -> None:
-        """Close the file, marked finished or stopped."""
         if self.file:
             self._set(state=state)
             self._replace()

@@ -79,7 +79,6 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there."""
         return self.state == "finished"
 
     @property
@@ -127,7 +126,6 @@ class Result:
         return list(self.hdf5.json(name, list, "meta"))
 
     def omega(self) -> CollaborationGraph:
-        """Return Omega, the graph of preprocessing."""
         return self._graph("graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])
 
     def chosen(self, t: int) -> CollaborationGraph:
@@ -257,7 +255,6 @@ def score(confusion: np.ndarray, metric: str) -> np.ndarray:
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return part / whole, nan where whole is 0."""
     return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=whole > 0)
 
 

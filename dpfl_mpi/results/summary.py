@@ -108,7 +108,6 @@ def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
 
 
 def entry(name: str, text: str) -> str:
-    """Return a name and a text beside it, in as many lines as it takes."""
     return folded(text, " " * 23, f"  {name:<21}")
 
 

@@ -59,8 +59,6 @@ def greedy(rewards: np.ndarray, order: np.ndarray, coins: np.ndarray, most: int)
 
 
 class Models:
-    """The saved models of a run, and the images of its clients."""
-
     def __init__(self, result: Result, data: Path | None):
         """Deal the data anew; `UserError`: there are too many clients, no models, or other data."""
         import torch
@@ -148,7 +146,6 @@ def agrees(found: Found) -> tuple[int, int]:
 
 
 def report(all_found: list[Found], budget: Any, orders: int) -> str:
-    """Return the sentences that are printed."""
     gaps = np.array([f.rewards[f.best] - f.rewards[f.chosen] for f in all_found])  # [clients, orders]
     best = np.mean([-f.rewards[f.best] for f in all_found])
     alone = np.mean([-f.rewards[0] for f in all_found])
@@ -182,7 +179,6 @@ def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, search, print, return the exit code."""
     about = str(__doc__).split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.optimality", description=about, allow_abbrev=False)
     add = parser.add_argument

@@ -111,7 +111,6 @@ def needed(chance: Chance, difference: float, clients: float, wanted: float, lev
 
 
 def report(chance: Chance, names: Sequence[str], difference: float, wanted: float, level: float) -> str:
-    """Return the sentences and the table that are printed."""
     over, between = "partition means", f"{chance.between:.2f}"
     if chance.partitions == 1:
         over, between = "the clients of one partition", "unknown: one partition, taken as 0"
@@ -134,7 +133,6 @@ def report(chance: Chance, names: Sequence[str], difference: float, wanted: floa
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, print the plan, return the exit code."""
     about = str(__doc__).split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.plan_power", description=about, allow_abbrev=False)
     add = parser.add_argument

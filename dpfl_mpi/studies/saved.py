@@ -1,7 +1,4 @@
-"""The models that a run saved (--save_models), and the data that they are scored on: the run's, dealt anew, or others.
-
-Every function here raises `UserError` where models, data or code are not those that belong together.
-"""
+"""The models that a run saved (--save_models), and the data to score them on; what does not belong together is a `UserError`."""
 
 from __future__ import annotations
 
