@@ -89,7 +89,7 @@ def copy_base(path: Path, blocks: list[slice], job: Job, parts: Parts, to: Recor
 
 
 def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[int]:
-    """Train every client on from its best row and record it; yield after each epoch the round's number, which counts on. The end model is /last. Collective."""
+    """Train every client on from its best row and record it; yield after each epoch the round's number, which counts on. Collective."""
     start = parts.begin_tuning()
     w = start.clone()
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None

@@ -49,13 +49,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
-
     model = make(run, source)
     ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     backend = pick_backend(job, world, ensemble, clients, optimiser(run))
-
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
@@ -109,7 +107,7 @@ def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
 
 
 def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> Backend:
-    """Return what computes the clients, alike on all ranks: recorded steps on a GPU, on a CPU the native kernels where they can be had, else PyTorch. Collective."""
+    """Return what computes the clients, alike on all ranks: recorded steps on a GPU, on a CPU native kernels, if there, else PyTorch. Collective."""
     gpu, pytorch = ensemble.device.type == "cuda", functools.partial(Backend, ensemble, clients, sgd, job.block)
     if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
         if job.kernels not in ("auto", "torch"):

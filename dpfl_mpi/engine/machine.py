@@ -17,12 +17,8 @@ from dpfl_mpi.version import __version__
 
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
-IDENTITY = {
-    "vendor": ("vendor_id", "CPU implementer"),
-    "family": ("cpu family", "CPU architecture"),
-    "model": ("model", "CPU part"),
-    "stepping": ("stepping", "CPU revision"),
-}
+X86, ARM = ("vendor_id", "cpu family", "model", "stepping"), ("implementer", "architecture", "part", "revision")
+IDENTITY = dict(zip(("vendor", "family", "model", "stepping"), zip(X86, ARM, strict=True), strict=True))
 VECTORS = ("avx", "fma", "amx", "asimd", "sve")  # how the names of the extensions begin
 
 
@@ -63,7 +59,7 @@ def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
 def processor() -> dict[str, str]:
     """Return what tells processors of one name apart, which may round differently, and the vector extensions that torch uses."""
     known = cpuinfo()
-    out = {name: next((known[line] for line in lines if line in known), "unknown") for name, lines in IDENTITY.items()}
+    out = {name: known.get(x86, known.get(f"CPU {arm}", "unknown")) for name, (x86, arm) in IDENTITY.items()}
     flags = (known.get("flags") or known.get("Features", "")).split()
     out["capability"] = torch.backends.cpu.get_cpu_capability()  # the kernels that torch chose, such as AVX512
     out["extensions"] = " ".join(sorted(flag for flag in flags if flag.startswith(VECTORS)))

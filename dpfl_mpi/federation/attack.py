@@ -1,14 +1,7 @@
-"""--attack KIND:SHARE: a share of the clients lies. What a lie is, and how far a backdoor opens.
+"""--attack KIND:SHARE: a share of the clients lies. What a lie is (docs/controls.md), and how far a backdoor opens.
 
 Liars train, choose and average as all others do; only what leaves them is false, the same lie along every edge and into every exact sum. Their
 own average has the true model. w is a liar's model, and u how far w has moved since it began to train in this round.
-
-    label_flip   true: the model, trained on labels C - 1 - y, as with --flip_share
-    sign_flip    w - 2 u, the way back
-    noise        w + n, n normal, of the same root mean square as the weights w
-    scale        w + 9 u, ten times the way (model replacement, Bagdasaryan et al., AISTATS 2020)
-    stale        the first model that the liar ever sent
-    backdoor     true: the model, trained with a mark on every second image, whose label is then class 0 (BadNets, Gu et al., 2017)
 """
 
 import math
@@ -55,9 +48,9 @@ class Attack:
         out, true = w_KW.clone(), w_KW[self.mine]
         began = self.began.get("w", next(iter(self.began.values()), true))  # of two models it is "w" that is sent
         if self.kind == "sign_flip":
-            lies = 2 * began - true
+            lies = 2 * began - true  # w - 2 u
         elif self.kind == "scale":
-            lies = began + SCALE * (true - began)
+            lies = began + SCALE * (true - began)  # w + 9 u
         elif self.kind == "noise":
             ids = self.members.ids[self.mine].tolist()
             lies = torch.stack([row + self._noise(k, row) for k, row in zip(ids, true, strict=True)])

@@ -45,7 +45,7 @@ class MailRoom:
         return self.inbox.bytes_put if self.inbox else 0
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send every row along the graph, as far as both ends take part; return what arrives, here until rows are sent again (Algorithm 1, line 9). Collective."""
+        """Send every row along the graph, as far as both ends take part; return what arrives, until the next sending (Algorithm 1, line 9). Collective."""
         members = self.members
         members.exclude_diverged(w_KW)
         graph = members.among_active(graph)
@@ -58,7 +58,7 @@ class MailRoom:
         return Received(self, w_KW, graph, self.put(whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Do `fed.every_row`: as many rows at a time as the window has slots, at most `placement.MOST_ROWS` where there is no graph; a rank gets each once."""
+        """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once."""
         members = self.members
         members.exclude_diverged(w_KW)
         self.stage(w_KW)

@@ -50,7 +50,6 @@ if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a lapto
     from dpfl_mpi.numerics.backend import Predict as Predict
 else:
     Federation = Gradient = Predict = Received = Tensor = Any
-
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
@@ -98,7 +97,6 @@ class Method:
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")  # fewer where it takes steps of its own
     # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
     elementwise: bool = False
-
     init: Callable[[Any], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
     round: Callable[[Any, State, int], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
     finetune_gradient: Callable[[Any, Any], Any] | None = dataclasses.field(default=None, repr=False)

@@ -16,7 +16,6 @@ from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
 LOSSES = 10  # whose standard deviation says that W_i has converged
-
 CITATION = """@inproceedings{zhang2023fedala,
   title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
   author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},

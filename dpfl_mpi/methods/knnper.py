@@ -12,7 +12,6 @@ from dpfl_mpi.methods import Federation, Method, Newcomer, Predict, State, Tenso
 from dpfl_mpi.settings import option
 
 AT_ONCE = 64  # images whose differences to the memory are held at once: 107 MB of 5,000 representations of 84
-
 CITATION = """@inproceedings{marfoq2022knnper,
   title = {Personalized Federated Learning through Local Memorization},
   author = {Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},

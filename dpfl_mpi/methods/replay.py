@@ -1,11 +1,4 @@
-"""Replay: the graphs that another run recorded, taken as they are or changed, so that what the graph is worth is seen apart from the search.
-
-`--graphs RESULT` names the run, `--options.variant` what is done to its graphs:
-
-    as_is      nothing: a run replayed with its own graphs has its own models again
-    reversed   every edge is turned round: k averages with those that averaged with k
-    rewired    the edges of each round are exchanged at random; every client keeps its number of senders and of receivers
-    shuffled   the graphs of rounds 1 to T in another order; Omega stays
+"""Replay: the graphs that another run recorded (--graphs), taken as they are or changed (docs/controls.md): what they are worth without a search.
 
 The budget must allow the most that the graphs ask for: of `reversed` that may be more than the run's own budget.
 """

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.numerics import PAD
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
-PARTS = ("train", "val", "test")
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
 GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
@@ -175,7 +174,7 @@ class Clients:
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield `(x [k, S, H, W, C] normalised, y [k, S], mask)` of validation (with `search_only` the search's part of it) and test sets, at most `chunk` at once."""
+        """Yield `(x [k, S, H, W, C] normalised, y [k, S], mask)` of validation (`search_only`: the search's part) and test sets, in parts up to `chunk`."""
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))

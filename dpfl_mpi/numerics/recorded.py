@@ -1,8 +1,7 @@
 """The training step of a block of clients, recorded for a few block sizes and replayed: a GPU launches it as one CUDA graph.
 
-Launching the seventy kernels of a CNN's step one by one takes longer than running them. A recording has fixed shapes and addresses. So rows,
-momentum and mini-batches pass through buffers that stay, and a step of k clients runs in the smallest recorded size that holds them; the rows
-behind are masked. On a CPU nothing is recorded and the same calls are made.
+A recording has fixed shapes and addresses. So rows, momentum and mini-batches pass through buffers that stay, and a step of k clients runs in
+the smallest recorded size that holds them; the rows behind are masked. On a CPU nothing is recorded and the same calls are made.
 """
 
 import time

@@ -242,7 +242,6 @@ def check_ours(path: Path) -> None:
         raise UserError(f"{path} is not a result of dpfl_mpi, and {only}")
 
 
-# scores --------------------------------------------------------------------------------------------------------------
 def score(confusion: np.ndarray, metric: str) -> np.ndarray:
     """Return a score of `METRICS`, 0 to 1, of each matrix `[..., C, C]` of counts by true class and by class taken for; nan where it has no image."""
     counts = np.asarray(confusion, np.float64)

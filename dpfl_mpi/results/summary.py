@@ -13,17 +13,8 @@ from dpfl_mpi.results.schema import PHASES
 
 WIDTH = 80  # of a terminal; tables and paths are as wide as they are
 KEPT = "\xa0"  # a blank at which no line ends
-DIGITS = {
-    "test accuracy, %": 2,
-    "std over clients": 2,
-    "lowest client, %": 1,
-    "last round, %": 2,
-    "local epochs": 0,
-    "edges in Omega": 0,
-    "edges at the end": 0,
-    "models received per client": 1,
-    "seconds": 1,
-}
+TWO = ("test accuracy, %", "std over clients", "last round, %")  # figures with two digits
+NONE = ("local epochs", "edges in Omega", "edges at the end")  # the other figures have one
 
 
 def seconds(result: Result) -> dict[str, np.ndarray]:
@@ -53,7 +44,7 @@ def epochs(result: Result) -> int:
 
 
 def outcome(result: Result) -> dict[str, float]:
-    """Return the figures of `DIGITS`: accuracies in percent of the best models by validation over the clients scored, nan where none is."""
+    """Return the figures of a run: accuracies in percent of the best models by validation over the clients scored, nan where none is."""
     scored = (result.scored(name) for name in ("best/test_acc", "last/test_acc"))
     best, last = (values if len(values) else np.array([math.nan]) for values in scored)
     over = curves(result)
@@ -72,7 +63,8 @@ def outcome(result: Result) -> dict[str, float]:
 
 def texts(figures: dict[str, float]) -> dict[str, str]:
     """Return figures as texts, a dash for nan."""
-    return {name: "-" if math.isnan(value) else f"{value:.{DIGITS[name]}f}" for name, value in figures.items()}
+    digits = dict.fromkeys(TWO, 2) | dict.fromkeys(NONE, 0)
+    return {n: "-" if math.isnan(value) else f"{value:.{digits.get(n, 1)}f}" for n, value in figures.items()}
 
 
 def summary(path: Path) -> str:

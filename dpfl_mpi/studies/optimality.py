@@ -1,9 +1,8 @@
 """How far the greedy search is from the best subset: `python -m dpfl_mpi.studies.optimality RESULT` (needs torch, no MPI; the run needs --save_models).
 
-For each client of a run with at most 16 clients, the loss of the average over every subset of the others is computed on the client's validation
-images, from the saved models. Among these stands the best subset within the budget. The greedy search (Algorithm 2 over all others, which by
-Theorem 1 chooses as Algorithm 3 does) is then run in many orders, and what it chooses is compared: in the reward that it maximises, and in
-the test accuracy that counts.
+Of each client, of at most 16, the losses of the averages over all subsets of the others are computed on its validation images, from the saved
+models. The greedy search (Algorithm 2 over all others, as Algorithm 3 by Theorem 1) is then run in many orders and compared with the best
+subset within the budget: in the reward that it maximises, and in the test accuracy that counts.
 """
 
 import argparse

@@ -38,7 +38,7 @@ class Chance:
 
 
 def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
-    """Return each common partition's differences by client, points, first Run minus second, and a result of each Run; seeds that both have are averaged first."""
+    """Return each common partition's differences by client, points, first Run minus second, and a result of each Run; common seeds are averaged first."""
     runs: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # by settings, partition and seed
     first: dict[str, Result] = {}
     for r in results:
