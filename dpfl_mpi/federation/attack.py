@@ -50,7 +50,7 @@ class Attack:
         if self.kind == "sign_flip":
             lies = 2 * began - true  # w - 2 u
         elif self.kind == "scale":
-            lies = began + SCALE * (true - began)  # w + 9 u
+            lies = began + SCALE * (true - began)  # w + 9 u: model replacement (Bagdasaryan et al., AISTATS 2020)
         elif self.kind == "noise":
             ids = self.members.ids[self.mine].tolist()
             lies = torch.stack([row + self._noise(k, row) for k, row in zip(ids, true, strict=True)])
@@ -68,7 +68,6 @@ class Attack:
         return torch.from_numpy(out).to(row_W.device)
 
     def _first(self, true: Tensor) -> Tensor:
-        """Return the first row that each liar ever sent."""
         new = self.mine[(self.first_round[self.mine] < 0) & self.members.active[self.members.ids[self.mine]]]
         self.first[new] = true[np.isin(self.mine, new)]
         self.first_round[new] = self.members.round

@@ -17,7 +17,6 @@ class Log:
     """The notes of one round: `notes[name]`, one value (or row) per client `[K]`, and `seconds[phase]`."""
 
     def __init__(self, k: int, synchronise: bool):
-        """Start for K clients; with `synchronise` a phase ends when the GPU has finished its work."""
         self.k, self.synchronise = k, synchronise
         self._inside = 0.0  # seconds that phases inside the running one have counted, which it must not count again
         self.begin()

@@ -64,7 +64,6 @@ class Members:
 
     @property
     def all_stopped(self) -> bool:
-        """Whether every client that could train has stopped early."""
         stopped = self.stopped_round >= 0
         return bool((stopped | ~self.alive | self.limits.newcomers).all() and stopped.any())
 

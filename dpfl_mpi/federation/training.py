@@ -113,5 +113,4 @@ class Training:
                         self.log.notes["train_loss"][rows] = loss
 
     def _advance(self, epochs: int) -> None:
-        """Count local epochs: the next ones have other batches."""
         self.epochs[self.members.awake[self.members.ids]] += epochs

@@ -147,7 +147,7 @@ def load(name: str, module: ModuleType) -> Method:
 
 
 def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:
-    """Check what init (round 0) or round returned on this rank, from the state `before`; graphs keep to the budget where `budgeted`: a server may mix whom it likes."""
+    """Check what init (round 0) or round returned on this rank, from `before`; graphs keep to the budget where `budgeted`: a server need not."""
     who = f"{'round' if parts.round else 'init'} of the method {name}"
     if said := mistake(who, state, len(parts.ids), parts.n, before):
         raise UserError(said)

@@ -17,7 +17,6 @@ METHOD = Method("FedBN", CITATION, topology="server", elementwise=True, colour="
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row, as what is shared and as every client's own (whole rows, of which only the normalisation counts)."""
     if not fed.columns("normalisation").any():
         raise UserError(f"--method fedbn needs GroupNorm, LayerNorm or the like; --model {fed.run.model} has none")
     return fedavg.personal(fed, "w")

@@ -23,7 +23,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row: the base, and one head per client (as whole rows, of which only the head counts)."""
     return fedavg.personal(fed, "w", "base")
 
 

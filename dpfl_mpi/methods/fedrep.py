@@ -25,7 +25,6 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    """Return the common initial row: the base, and one head per client (as whole rows, of which only the head counts)."""
     base, most = fed.options["base_epochs"], fed.run.tau_train - bool(fed.columns(fed.options["head"]).any())
     if base > most:
         raise UserError(f"--options.base_epochs is {base}; allowed is 0 to {most}: the rest of tau_train is the head's")

@@ -174,7 +174,7 @@ class Clients:
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield `(x [k, S, H, W, C] normalised, y [k, S], mask)` of validation (`search_only`: the search's part) and test sets, in parts up to `chunk`."""
+        """Yield `(x [k, S, H, W, C] normalised, y [k, S], mask)` of validation (`search_only`: the search's) and test sets, in parts up to `chunk`."""
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))
@@ -189,7 +189,7 @@ class Clients:
 
 
 def mark(images: Images) -> Images:
-    """Put the backdoor's mark on images uint8 `[M, H, W, C]` and return them: a white square near the lower right corner, of 1/8 of the height."""
+    """Put the backdoor's mark on images uint8 `[M, H, W, C]` and return them: a white square near the corner, of 1/8 of the height (BadNets, Gu et al., 2017)."""
     side = max(2, images.shape[1] // 8)
     images[:, -1 - side : -1, -1 - side : -1] = 255
     return images

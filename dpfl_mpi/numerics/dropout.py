@@ -38,7 +38,6 @@ class Draws:
         self.given = 0
 
     def begin(self, key: Tensor | None) -> None:
-        """Start a step with its key, int64 without axes."""
         self.key, self.given = key, 0
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
@@ -60,7 +59,6 @@ class KeyedDropout(nn.Module):
         draws.layers += 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with a part of its elements dropped, any shape `[S, ...]`."""
         if not self.training or self.p == 0:
             return x
         one_draw = x.shape[: x.dim() - self.trailing] + (1,) * self.trailing

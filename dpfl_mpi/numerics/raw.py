@@ -23,7 +23,6 @@ class RawImages(nn.Module):
     shift: Tensor
 
     def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float], dtype: str = "uint8"):
-        """Take a network of normalised images `[S, C, H, W]`; `mean` and `std` are per channel, of uint8 scaled to 0..1."""
         super().__init__()
         self.tokens, self.bytes = dtype == "int32", dtype == "uint8"
         self.network = network

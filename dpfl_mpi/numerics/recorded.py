@@ -61,7 +61,6 @@ class RecordedSteps:
         self.bytes = torch.cuda.memory_reserved() - used if device.type == "cuda" else 0
 
     def _record(self, n: int) -> Any:
-        """Return the graph of a step of the first n rows; on a CPU the function itself."""
         block = self.block.first(n)
         key = None if self.key is None else self.key[:n]
 

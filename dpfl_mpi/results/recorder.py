@@ -38,7 +38,7 @@ class Recorder:
         snapshot: Path | None = None,
         still_ours: Callable[[], object] = lambda: None,
     ):
-        """Create the file, or go on from a checkpoint's `snapshot`; `meta` tells of the run, `start` of this start; `still_ours` comes before each write."""
+        """Create the file, or go on from a checkpoint's `snapshot`; `meta` tells of the run, `start` of this start; `still_ours` comes before a write."""
         self.path, self.still_ours = path, still_ours
         self.written = self.took = 0.0  # when the file was last replaced, and the seconds of that
         starts: list[dict[str, Any]] = []

@@ -49,7 +49,7 @@ def declared(run: Any) -> Declared:
     return Declared(**facts)
 
 
-class Result:
+class Result(contextlib.AbstractContextManager["Result"]):
     """A results file as arrays by the names of `schema.LAYOUT`: `result["round/test_acc"]`, `result.graph(t)`."""
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -204,9 +204,6 @@ class Result:
 
     def close(self) -> None:
         self.hdf5.file.close()
-
-    def __enter__(self) -> Result:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -59,7 +59,6 @@ def greedy(rewards: np.ndarray, order: np.ndarray, coins: np.ndarray, most: int)
 
 class Models:
     def __init__(self, result: Result, data: Path | None):
-        """Deal the data anew; `UserError`: there are too many clients, no models, or other data."""
         import torch
 
         from dpfl_mpi.federation.limits import flipped
