@@ -78,7 +78,6 @@ def commit() -> str:
     """Return the commit of the source this runs from, or "" where it is no checkout."""
     words = ["git", "describe", "--always", "--dirty"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
-        ).stdout.strip()
+        done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+        return done.stdout.strip()
     return ""

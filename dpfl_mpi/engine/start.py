@@ -38,9 +38,8 @@ def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
     path = Path(job.out) if job.out else resolved.path(job.results)
     of_sweep = re.search(r"-s\d+-[0-9a-f]{8}$", path.stem)  # begun, it may be, before an edit
     if of_sweep and path.stem != resolved.slug():
-        raise UserError(
-            f"--out is {path}, the name of another Run; this is {resolved.slug()} (a file of it was edited)"
-        )
+        now = f"this is {resolved.slug()} (a file that it names was edited)"
+        raise UserError(f"--out is {path}, the name of another Run; {now}")
     return resolved, path
 
 
@@ -76,7 +75,8 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
     with result:
         mine, theirs = run.key(), result.key
         if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
-            raise UserError(f"{path} holds another Run (different: {fields}); choose another --out, or --fresh")
+            ways = "choose another --out, or overwrite it with --fresh"
+            raise UserError(f"{path} holds another Run (different: {fields}); {ways}")
         if not result.finished:
             return ""
         if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
