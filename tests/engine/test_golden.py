@@ -23,7 +23,6 @@ HEAD = "# round, mean val_acc, mean test_acc, mean train_loss, val_loss, test_lo
 
 
 def compute(path: Path, kernels: str) -> tuple[dict, list[str]]:
-    """Return the start that computed the curve, and a line per round: accuracies of all clients, mean losses, edges."""
     with Result(run_here(path, FIELDS, kernels=kernels)) as result:
         lines, means = [], ("val_acc", "test_acc", "train_loss", "val_loss", "test_loss")
         for t in range(FIELDS["rounds"] + 1):

@@ -16,7 +16,6 @@ ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
 BASE = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": 10, "rounds": 3, "tau_init": 2}
 BASE |= {"tau_train": 1, "budget": 4, "seed": 5}
 NARROW = 4.5 * ROW / 2**30  # four rows: with ten clients on three ranks one at a time for each client of a rank
-
 CNN = {"model": "cnn", "augment": True, "clients": 5, "classes_per_client": 2, "rounds": 1, "tau_init": 1}
 KINDS = {
     "base": {},

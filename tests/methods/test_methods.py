@@ -104,8 +104,6 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
 # replay needs a result, fedbn a normalisation
 BASELINES = [m for m in names("method") if m not in ("dpfl", "fedbn", "replay")]
 SEVEN = {"clients": 7, "rounds": 2, "tau_train": 2, "tau_init": 1, "budget": 3}
-
-
 FEW = {"method": "pfedgraph", "clients": 3, "rounds": 2, "tau_train": 1}
 
 

@@ -154,7 +154,6 @@ def test_show_prints_the_run(made, said):
 
 
 def test_show_fits_a_terminal(made, said):
-    """Prose and lists have lines of 80 columns, in which a setting stays beside its value; tables are as wide as they are."""
     paths = [made[m] for m in ("dpfl", "local")]
     _, *lines = said(show.main, *paths, "--compare", *paths).splitlines()
     first = lines.index("settings") + 1
@@ -247,7 +246,6 @@ def test_no_newcomers_are_no_line(tmp_path):
 
 
 def test_means_are_over_clients_that_are_scored(tmp_path, said):
-    """Those with true labels, and those that did not diverge before they were scored: it says over how many."""
     flip = tiny_result.make(tmp_path / "flip.h5", flipped=[False, True, False, True])  # best .8 .6 1.0 .4
     local = tiny_result.make(tmp_path / "local.h5", "local", flipped=[False, True, False, True])  # .6 .6 .8 .6
     with Result(flip) as a, Result(local) as b:
@@ -262,7 +260,6 @@ def test_means_are_over_clients_that_are_scored(tmp_path, said):
 
 
 def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
-    """Two rounds behind ten epochs; of the four of tuning none is recorded."""
     result = Result(tiny_result.make(tmp_path / "a.h5", finetune_epochs=4, finished=False))
     assert epochs(result) == result["round/epochs"][-1] == outcome(result)["local epochs"]
 
