@@ -235,7 +235,7 @@ def test_what_a_seed_alone_changes_is_what_the_files_say(page):
     """DPFL under two seeds on the same 100 clients, t(99) = 1.98422; both pages and the distance of the oracle quote it."""
     runs, clients = (pd.read_csv(FOLDER / "controls" / f"{name}.csv") for name in ("runs", "clients"))
     lines = clients.merge(runs.query("rounds >= 20")[["run", "row", "seed"]], on="run")
-    accuracy = lines.set_index(["row", "seed", "client"])["test_acc"]
+    accuracy = lines.set_index(["row", "seed", "client"]).sort_index()["test_acc"]
     again = accuracy["DPFL, same clients", 32]
     for one, other in ((again, accuracy["DPFL", 42]), (accuracy["Oracle", 42], again)):
         points = 100 * (one - other)
