@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.lanes.layers import HANDLERS
+from dpfl_mpi.numerics.lanes.joins import KNOWN
 from dpfl_mpi.numerics.lanes.plan import CNet, Plan, plan
 from dpfl_mpi.numerics.lanes.trace import Unknown, trace
 
@@ -294,7 +294,7 @@ class Native:
 def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:
     """Return the plan of a model for samples of a shape and dtype, and its classes; one that the library cannot compute is a `UserError`."""
     try:
-        learns, scores = (trace(module, shape, dtype, HANDLERS, training) for training in (True, False))
+        learns, scores = (trace(module, shape, dtype, KNOWN, training) for training in (True, False))
         if [op.kind for op in learns.ops if op.kind != "drop"] != [op.kind for op in scores.ops]:
             raise Unknown("a forward that does other things in training than in scoring")
         classes = math.prod(learns.logits.shape)

@@ -14,6 +14,15 @@ enum { NORM_GROUPS, NORM_EACH, NORM_RELU };
 INLINE F ROOT(F a) { return (F){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
 #endif
 
+/* Run `call` for each number i of a line; k is i modulo 4, which the compiler knows. */
+#define IN_FOURS(units, ...) \
+  { \
+    int32_t start_ = 0; \
+    for (; start_ + 4 <= (units); start_ += 4) \
+      UNROLL for (int k = 0; k < 4; k++) { const int32_t i = start_ + k; __VA_ARGS__; } \
+    for (int k = 0; start_ + k < (units); k++) { const int32_t i = start_ + k; __VA_ARGS__; } \
+  }
+
 /* What the four sums of a line come to. */
 INLINE F together(const F *sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
 
@@ -52,22 +61,20 @@ static void norm(const Pass *p, const Layer *layer) {
   const float count = (float)n.planes * n.in->lines * units;
   for (int32_t g = 0; g < n.groups; g++) {
     F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
-    GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) sum[i & 3] += x[from + i])
+    GROUP_LINES(n, g, IN_FOURS(units, sum[k] += x[from + i]))
     const F middle = together(sum) / count;
-    GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) {
-      const F v = x[from + i] - middle;
-      square[i & 3] = FMA(v, v, square[i & 3]);
-    })
+    GROUP_LINES(n, g, IN_FOURS(units, const F v = x[from + i] - middle; square[k] = FMA(v, v, square[k])))
     const F by = 1.f / ROOT(together(square) / count + layer->number[0]);
     kept[2 * g] = middle, kept[2 * g + 1] = by;
     GROUP_LINES(n, g, {
-      F scale = n.scale ? FILL(n.scale[first]) : FILL(1.f), shift = n.shift ? FILL(n.shift[first]) : ZERO;
-      for (int32_t i = 0; i < units; i++) {
-        if (n.each && n.scale) scale = FILL(n.scale[first + i]);
-        if (n.each && n.shift) shift = FILL(n.shift[first + i]);
-        const F v = FMA((x[from + i] - middle) * by, scale, shift);
-        y[to + i] = layer->size[NORM_RELU] ? relu(v) : v;
-      }
+      const F scale = n.scale ? FILL(n.scale[first]) : FILL(1.f), shift = n.shift ? FILL(n.shift[first]) : ZERO;
+      if (n.each)
+        for (int32_t i = 0; i < units; i++) {
+          const F a = n.scale ? FILL(n.scale[first + i]) : scale, b = n.shift ? FILL(n.shift[first + i]) : shift;
+          y[to + i] = FMA((x[from + i] - middle) * by, a, b);
+        }
+      else for (int32_t i = 0; i < units; i++) y[to + i] = FMA((x[from + i] - middle) * by, scale, shift);
+      if (layer->size[NORM_RELU]) for (int32_t i = 0; i < units; i++) y[to + i] = relu(y[to + i]);
     })
   }
 }
@@ -88,14 +95,14 @@ static void norm_back(const Pass *p, const Layer *layer) {
     GROUP_LINES(n, g, {
       F sum[4] = {ZERO, ZERO, ZERO, ZERO}, product[4] = {ZERO, ZERO, ZERO, ZERO};
       const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
-      for (int32_t i = 0; i < units; i++) {
-        F d = dy[to + i];
-        const F v = (x[from + i] - middle) * by;
-        if (n.each) scales[first + i] = FMA(d, v, scales[first + i]), shifts[first + i] += d;
-        if (n.each && n.scale) d *= FILL(n.scale[first + i]);
-        sum[i & 3] += d;
-        product[i & 3] = FMA(d, v, product[i & 3]);
-      }
+      if (n.each)
+        IN_FOURS(units, F d = dy[to + i]; const F v = (x[from + i] - middle) * by;
+                 scales[first + i] = FMA(d, v, scales[first + i]); shifts[first + i] += d;
+                 if (n.scale) d *= FILL(n.scale[first + i]);
+                 sum[k] += d; product[k] = FMA(d, v, product[k]))
+      else
+        IN_FOURS(units, const F d = dy[to + i]; sum[k] += d;
+                 product[k] = FMA(d, (x[from + i] - middle) * by, product[k]))
       of_plane += together(sum), moment_of_plane += together(product);
       if (line_ + 1 == n.in->lines) {
         if (!n.each) scales[first] = moment_of_plane, shifts[first] = of_plane;
@@ -107,8 +114,9 @@ static void norm_back(const Pass *p, const Layer *layer) {
     all = all / count, moment = moment / count;
     GROUP_LINES(n, g, {
       const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
+      const int own = n.each && n.scale;
       for (int32_t i = 0; i < units; i++) {
-        const F v = (x[from + i] - middle) * by, s = n.each && n.scale ? FILL(n.scale[first + i]) : scale;
+        const F v = (x[from + i] - middle) * by, s = own ? FILL(n.scale[first + i]) : scale;
         const F d = by * (FMA(s, dy[to + i], ZERO - all) - v * moment);
         dx[from + i] = adds ? dx[from + i] + d : d;
       }

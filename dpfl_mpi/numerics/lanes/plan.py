@@ -3,7 +3,7 @@
 import ctypes
 import math
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Use, View, move
@@ -66,7 +66,7 @@ class Plan:
 
 
 def fused(ops: list[Op], logits: Slot) -> list[Op]:
-    """Return the ops with what the library does in one: a 5x5 convolution, its 2x2 pool and ReLU; a dense layer and its ReLU."""
+    """Return the ops with what the library does in one: a 5x5 convolution, its 2x2 pool and ReLU; a dense layer or a norm, and its ReLU."""
     readers: dict[Slot, list[Op]] = {logits: []}
     for op in ops:
         for use in op.uses:
@@ -86,6 +86,10 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
         one = after(op, "relu")
         if op.kind == "dense" and one:
             op = Op("dense", op.uses, one.out, lambda x, y: ([1], []), op.weight, op.bias, scratch=op.scratch)
+            gone.add(one)
+        if op.kind == "norm" and one:
+            groups, each, _ = op.fill(None, None)[0]
+            op = replace(op, out=one.out, fill=lambda x, y, size=[groups, each, 1]: (size, []), keeps=True)
             gone.add(one)
         first = one or after(op, "max_pool")
         second = after(first, "max_pool" if one else "relu") if first else None

@@ -1,0 +1,311 @@
+"""What a call of PyTorch that joins values becomes (as `layers`, which see): sums and products, parts side by side, attention, tokens, dropout."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from dpfl_mpi.numerics.dropout import BITS
+from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles
+from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Recorder, S, Slot, Unknown, Use, image, move
+
+
+# sums, products, parts ----------------------------------------------------------------------------------------------------------------
+def is_number(value: Any) -> bool:
+    """Return whether a call's argument is one number."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+
+
+@handles("add", "radd", "iadd")
+def add(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
+    joined(r, out, "add", input, other, alpha)
+
+
+@handles("sub", "isub", "subtract")
+def sub(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
+    joined(r, out, "sub", input, other, alpha)
+
+
+@handles("rsub")
+def rsub(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
+    joined(r, out, "sub", other, input, alpha)
+
+
+@handles("mul", "rmul", "imul", "multiply")
+def mul(r: Recorder, out: Tensor, input: Any, other: Any) -> None:
+    joined(r, out, "mul", input, other)
+
+
+@handles("div", "truediv", "true_divide", "itruediv", "divide")
+def div(r: Recorder, out: Tensor, input: Any, other: Any) -> None:
+    joined(r, out, "div", input, other)
+
+
+JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
+
+
+def joined(r: Recorder, out: Tensor, what: str, a: Any, b: Any, alpha: float = 1) -> None:
+    """Two values, or a value and numbers or parameters."""
+    if is_number(b) and not r.tracked(b):
+        n = float(b) * alpha
+        factor, shift = {"add": (1.0, n), "sub": (1.0, -n), "mul": (n, 0.0), "div": (1 / n if n else math.inf, 0.0)}[
+            what
+        ]
+        return each(r, out, "line", a, factor, shift)
+    if is_number(a) and not r.tracked(a):
+        if what == "div" or alpha != 1:
+            raise Unknown(f"a number over a tensor{r.place()}")
+        n = float(a)
+        factor, shift = {"add": (1.0, n), "sub": (-1.0, n), "mul": (n, 0.0)}[what]
+        return each(r, out, "line", b, factor, shift)
+    if alpha != 1:
+        raise Unknown(f"{what} with alpha{r.place()}")
+    if r.tracked(a) and r.tracked(b):
+        return both(r, out, what, a, b)
+    sample, parameter = (a, b) if r.tracked(a) else (b, a)
+    if what not in ("add", "mul"):
+        raise Unknown(f"{what} of a parameter{r.place()}")
+    plus(r, out, what == "mul", sample, parameter)
+
+
+def plus(r: Recorder, out: Tensor, times: bool, input: Tensor, parameter: Tensor) -> None:
+    """A parameter for each number, or each of the first axis, or each of the last axes, added or multiplied."""
+    view, w = r.leading(input), r.column(parameter)
+    shape, own = list(view.shape), list(parameter.shape)
+    own = [1] * (len(shape) - len(own)) + own if len(own) <= len(shape) else own[len(own) - len(shape) :]
+    kept = [i for i, n in enumerate(own) if n != 1]
+    first, last = (kept[0], kept[-1]) if kept else (0, 0)
+    if tuple(out.shape[1:]) != view.shape or own[first : last + 1] != shape[first : last + 1]:
+        raise Unknown(f"a parameter of the shape {tuple(parameter.shape)} at a tensor {shape}{r.place()}")
+    share = math.prod(shape[last + 1 :]) if kept else math.prod(shape)
+    use = Use(view, flat(view.shape))
+    slot = r.made([use], flat(view.shape), (w, parameter))
+    size = [int(times), share, parameter.numel()]
+    op = Op("plus", [use], slot, lambda x, y: (size, []), w, in_place=True, overwrites=not times, keeps=False)
+    op.scratch = parameter.numel()
+    r.record(out, op)
+
+
+def both(r: Recorder, out: Tensor, what: str, a: Tensor, b: Tensor, otherwise: float = 0.0) -> None:
+    """Two values number by number; of one alone, or of different shapes, by strides."""
+    first, second = r.leading(a), r.leading(b)
+    same = first.shape == second.shape and first.whole and second.whole and first.slot is not second.slot
+    if what == "add" and same and not first.slot.tokens:
+        geometry = first.slot.geometry
+        uses = [Use(first, geometry), Use(second, geometry)]
+        op = Op("sum", uses, r.made(uses, geometry), in_place=True, overwrites=True, keeps=False)
+        return r.record(out, op)
+    wide_a, wide_b = (r.leading(t.expand(out.shape)) if t.dim() == out.dim() else None for t in (a, b))
+    if wide_a is None or wide_b is None:
+        raise Unknown(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes{r.place()}")
+    shape = tuple(out.shape[1:])
+    size = [JOINS.index(what), len(shape), wide_a.offset, wide_b.offset]
+    table = [*shape, *contiguous(shape), *wide_a.strides, *wide_b.strides]
+    uses = [Use(wide_a), Use(wide_b)]
+    r.record(out, Op("join", uses, r.made(uses, natural(shape)), lambda *_: (size, table), numbers=(otherwise,)))
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of numbers that lie one after the other."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def natural(shape: tuple[int, ...]) -> Geometry:
+    """Return the geometry of a shape: an image, lines, or a vector."""
+    if len(shape) == 3:
+        return shape[0], shape[1], shape[2]
+    return (1, *shape) if len(shape) == 2 else flat(shape)  # type: ignore[return-value]
+
+
+@handles("where")
+def where(r: Recorder, out: Tensor, condition: Tensor, input: Any, other: Any) -> None:
+    if not is_number(other) or not r.tracked(input):
+        raise Unknown(f"where of two tensors{r.place()}")
+    both(r, out, "choose", input, condition, float(other))
+
+
+@handles("contiguous", "clone", "reshape", "flatten")
+def moved(r: Recorder, out: Tensor, input: Tensor, *shape: Any, **more: Any) -> None:
+    """Numbers that are brought into the order of their axes."""
+    view = r.leading(input)
+    if out.shape[0] != S:
+        raise Unknown(f"a view across samples{r.place()}")
+    r.record(out, move(view, natural(tuple(out.shape[1:]))))
+
+
+@handles("cat", "concat", "concatenate")
+def cat(r: Recorder, out: Tensor, tensors: Any, dim: int = 0) -> None:
+    """Parts side by side: of images channels, else along any axis but the samples'."""
+    views, dim = [r.leading(t) for t in tensors], dim % out.dim() - 1
+    if dim < 0:
+        raise Unknown(f"cat of samples{r.place()}")
+    planes = dim == 0 and len(views[0].shape) in (2, 3)
+    outer = math.prod(views[0].shape[:dim])
+    shape = tuple(out.shape[1:])
+    slot = Slot(image(shape) if planes else (outer, 1, math.prod(shape[dim:])), max(v.slot.upstream for v in views))
+    at = 0
+    for view in views:
+        use = Use(view, image(view.shape) if planes else (outer, 1, math.prod(view.shape[dim:])))
+        assert use.geometry is not None
+        size = [at, 0] if planes else [0, at]
+        r.ops.append(Op("put", [use], slot, lambda x, y, size=size: (size, []), keeps=False))
+        at += use.geometry[0 if planes else 2]
+    r.keep(out, slot)
+
+
+@handles("mean")
+def mean(r: Recorder, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
+    summed(r, out, input, dim, True)
+
+
+@handles("sum")
+def total(r: Recorder, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
+    summed(r, out, input, dim, False)
+
+
+def summed(r: Recorder, out: Tensor, input: Tensor, dim: Any, mean: bool) -> None:
+    """Sums or means over axes; those of an image over its pixels are a pool."""
+    axes = sorted(d % input.dim() for d in ([dim] if isinstance(dim, int) else dim or range(input.dim())))
+    view = r.leading(input)
+    if 0 in axes:
+        raise Unknown(f"a sum over samples{r.place()}")
+    if mean and view.whole and len(view.shape) == 3 and axes == [2, 3]:
+        _, h, w = view.shape
+        use = Use(view, image(view.shape))
+        slot = r.made([use], (view.shape[0], 1, 1))
+        return r.record(out, Op("mean_pool", [use], slot, lambda x, y: ([], [0, h, h, 0, w, w]), keeps=False))
+    gone = [a - 1 for a in axes]
+    stays = [i for i in range(len(view.shape)) if i not in gone]
+    table = [view.shape[i] for i in stays + gone] + [view.strides[i] for i in stays + gone]
+    count = math.prod(view.shape[i] for i in gone)
+    size, use = [len(stays), len(gone), view.offset], Use(view)
+    slot = r.made([use], flat(tuple(view.shape[i] for i in stays)))
+    numbers = (1 / count if mean else 1.0,)
+    r.record(out, Op("total", [use], slot, lambda x, y: (size, table), numbers=numbers, keeps=False))
+
+
+# attention ----------------------------------------------------------------------------------------------------------------------------
+@handles("matmul", "bmm", "rmatmul")
+def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
+    """Products of matrices of the sample, `[..., I, K] [..., K, J]` with up to two axes before."""
+    if not r.tracked(other):
+        raise Unknown(f"matmul with a parameter{r.place()}; nn.Linear is known")
+    a, b = r.leading(input), r.leading(other)
+    if len(a.shape) != len(b.shape) or not 2 <= len(a.shape) <= 4 or a.shape[:-2] != b.shape[:-2]:
+        raise Unknown(f"matmul of tensors of different shapes{r.place()}")
+    batch = [1] * (4 - len(a.shape)) + list(a.shape[:-2])
+    (i, k), j = a.shape[-2:], b.shape[-1]
+    shape = tuple(out.shape[1:])
+    steps = [[0] * (4 - len(strides)) + list(strides) for strides in (a.strides, b.strides, contiguous(shape))]
+    size, table = [*batch, i, j, k, a.offset, b.offset], [n for step in steps for n in step]
+    uses = [Use(a), Use(b)]
+    r.record(out, Op("product", uses, r.made(uses, natural(shape)), lambda *_: (size, table), keeps=False))
+
+
+@handles("softmax")
+def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_: Any, **more: Any) -> None:
+    view = r.leading(input)
+    if dim is None or dim % input.dim() != input.dim() - 1:
+        raise Unknown(f"softmax over another axis than the last{r.place()}")
+    lines = math.prod(view.shape[:-1])
+    use = Use(view, (1, lines, view.shape[-1]))
+    r.record(out, Op("softmax", [use], r.made([use], (1, lines, view.shape[-1])), in_place=True))
+
+
+@handles("scaled_dot_product_attention")
+def attention(
+    r: Recorder,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None:
+    """Softmax of the scaled products of queries and keys, times the values."""
+    if attn_mask is not None or dropout_p or is_causal:
+        raise Unknown(f"attention with a mask or dropout{r.place()}")
+    factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
+    score = query @ key.transpose(-1, -2)
+    matmul(r, score, query, key.transpose(-1, -2))
+    scaled, share = score * factor, score.softmax(-1)
+    each(r, scaled, "line", score, factor, 0.0)
+    softmax(r, share, scaled, -1)
+    matmul(r, out, share, value)
+
+
+# tokens and dropout ---------------------------------------------------------------------------------------------------------------------
+@handles("gt", "ne")
+def above(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
+    """1.0 where a token is above a number, else 0.0; no token is below 0."""
+    token(r, out, input, 0, other, False)
+
+
+@handles("remainder", "mod")
+def remainder(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
+    token(r, out, input, 1, other, True)
+
+
+def token(r: Recorder, out: Tensor, input: Tensor, what: int, number: Any, tokens: bool) -> None:
+    view = r.leading(input)
+    if not view.slot.tokens or not view.whole or not isinstance(number, int):
+        raise Unknown(f"a comparison or remainder of other than tokens{r.place()}")
+    use = Use(view, view.slot.geometry)
+    op = Op("token", [use], Slot(view.slot.geometry, 0, tokens), lambda x, y: ([what, number], []))
+    r.record(out, op)
+
+
+@handles("float", "to", "type")
+def cast(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> None:
+    """Yes and no as 1 and 0, which they are already."""
+    view = r.leading(input)
+    if view.slot.tokens or not out.is_floating_point() or input.dtype.is_floating_point:
+        raise Unknown(f"a cast{r.place()}")
+    r.record(out, move(view, natural(view.shape)))
+
+
+@handles("embedding")
+def embedding(
+    r: Recorder,
+    out: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> None:
+    view = r.leading(input)
+    if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
+        raise Unknown(f"an embedding of numbers, with max_norm or scale_grad_by_freq{r.place()}")
+    w, lines = r.column(weight), math.prod(view.shape)
+    rows, width = weight.shape
+    use = Use(view, (1, 1, lines))
+    slot = r.made([use], (1, lines, width), (w, weight))
+    size = [rows, -1 if padding_idx is None else padding_idx % rows]
+    r.record(out, Op("embed", [use], slot, lambda x, y: (size, []), w, keeps=False))
+
+
+@handles("dropout")
+def dropout(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> None:
+    """A keyed layer: nn.Dropout and the like, while they train."""
+    layer, view = r.dropping, r.leading(input)
+    if layer is None:
+        raise Unknown(f"dropout that is no layer{r.place()}")
+    shape, r.dropping = view.shape, None
+    share = math.prod(shape[len(shape) - layer.trailing :]) if layer.trailing else 1
+    r.drops += 1
+    size = [r.drops, share, math.ceil(layer.p * 2**BITS)]
+    use = Use(view, flat(shape))
+    op = Op(
+        "drop", [use], r.made([use], flat(shape)), lambda x, y: (size, []), in_place=True, overwrites=True, keeps=False
+    )
+    op.numbers, op.space = (1 / (1 - layer.p) if layer.p < 1 else 0.0,), math.prod(shape) // share
+    r.record(out, op)
+
+
+KNOWN = HANDLERS  # the functions of both files
