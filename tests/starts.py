@@ -176,13 +176,6 @@ def checkpoint_rounds(out: Path) -> list[int]:
     return sorted(int(name[:6]) for name in glob.glob("*.manifest.h5", root_dir=f"{out}.checkpoint"))
 
 
-def recorded(out: Path) -> int:
-    """Return the last round that a running results file holds, -1 before there is one or while it is written."""
-    with contextlib.suppress(Exception), Result(out) as result:  # of half a file HDF5 says this and that
-        return result.last_round
-    return -1
-
-
 def times_started(out: Path) -> int:
     """Return how often the run of a results file was started."""
     with Result(out) as result:

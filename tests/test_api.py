@@ -63,22 +63,17 @@ def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"metod": "dpfl"}, "there is no setting metod; did you mean method?"),
-        ({"xyzzy": 1}, "there is no setting xyzzy"),
-        ({"budget": 0}, "--budget is 0"),
-        ({"clients": 2.5}, "--clients is 2.5; allowed is a whole number of at least 1"),
-        ({"device": "tpu"}, "--device is 'tpu'; allowed are auto, cpu, cuda"),
-        ({"lr": float("inf")}, "--lr is inf; allowed is a number above 0"),
-        ({"clients": True}, "--clients is True; allowed is a whole number of at least 1"),
-        ({"overlap": 1}, "--overlap is 1; allowed is true or false"),
-        ({"tie": None}, "--tie is None; allowed are latest, earliest"),
-        ({"ranks": 0}, "ranks is 0; allowed is a whole number of at least 1"),
-        ({"ranks": "8"}, "ranks is '8'; allowed is a whole number of at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"metod": "dpfl"}, "there is no setting metod; did you mean method?"),
+    ({"xyzzy": 1}, "there is no setting xyzzy"),
+    ({"device": "tpu"}, "--device is 'tpu'; allowed are auto, cpu, cuda"),
+    ({"lr": float("inf")}, "--lr is inf; allowed is a number above 0"),
+    ({"clients": True}, "--clients is True; allowed is a whole number of at least 1"),
+    ({"overlap": 1}, "--overlap is 1; allowed is true or false"),
+    ({"tie": None}, "--tie is None; allowed are latest, earliest"),
+    ({"ranks": 0}, "ranks is 0; allowed is a whole number of at least 1"),
+    ({"ranks": "8"}, "ranks is '8'; allowed is a whole number of at least 1"),
+])  # fmt: skip
 def test_a_mistake_starts_nothing(monkeypatch, settings, sentence):
     monkeypatch.setattr(api.subprocess, "Popen", None)
     with pytest.raises(UserError) as error:
@@ -99,8 +94,7 @@ def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
 
 
 def test_mpirun_is_found_beside_the_interpreter(monkeypatch):
-    """The kernel of a notebook starts without the environment's folder in its path."""
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")  # as the kernel of a notebook may start
     assert launcher.candidates() == [[os.path.join(os.path.dirname(sys.executable), "mpirun")]]
 
 
@@ -161,16 +155,16 @@ dpfl_mpi.run(ranks=2, out=sys.argv[1], **eval(sys.argv[2]))
 
 def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     """INT reaches this process alone, as the kernel of a notebook gets it: the ranks keep a checkpoint and are gone."""
-    out, fields = tmp_path / "run.h5", starts.small(rounds=300)
+    out, fields = tmp_path / "run.h5", starts.small(rounds=300, checkpoint_every="1")
     words = [sys.executable, "-c", SCRIPT, str(out), repr(fields)]
     process = subprocess.Popen(words, env=starts.environment(), stdout=-1, stderr=-1, text=True)  # -1: a pipe
-    starts.wait_for(lambda: starts.recorded(out) >= 1, process)
+    starts.wait_for(lambda: starts.checkpoint_rounds(out), process)
     below = starts.children(process.pid)
     assert len(below) >= 2
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), errors
-    (t,) = starts.checkpoint_rounds(out)
+    *_, t = starts.checkpoint_rounds(out)
     assert f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
     starts.wait_for(lambda: not any(map(starts.alive, below)), timeout=10)
 
@@ -183,21 +177,16 @@ def tiny(tmp_path):
     return dpfl_mpi.Result(tiny_result.make(tmp_path / "tiny.h5"))
 
 
-def test_a_result_says_what_it_is(tiny, tmp_path):
+def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
     run = "dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42"
     assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
-
-
-def test_a_closed_result_is_not_called_damaged(tmp_path):
-    with dpfl_mpi.Result(tiny_result.make(tmp_path / "a.h5")) as result:
-        assert result.finished
-    properties = (lambda: result["best/test_acc"], lambda: result.state)
-    for read in (result.names, result.omega, result.starts, result.to_pandas, *properties):
-        with pytest.raises(UserError, match=r"a\.h5 is closed, so nothing is read from it any more"):
+    tiny.file.close()
+    for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, lambda: tiny["best/test_acc"]):
+        with pytest.raises(UserError, match=r"tiny\.h5 is closed, so nothing is read from it any more"):
             read()
 
 
-def test_one_row_per_client(tiny):
+def test_one_row_per_client(tiny, tmp_path):
     frame = tiny.to_pandas()
     assert frame.index.tolist() == [0, 1, 2, 3] and frame.index.name == "client"
     assert frame["best_test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4] == frame["last_test_acc"].tolist()
@@ -205,9 +194,6 @@ def test_one_row_per_client(tiny):
     assert frame["collaborators"].tolist() == [2, 0, 1, 0]  # in round 2
     assert frame["models_received"].tolist() == [2 * 2 + 1 + 2, 2 * 1, 2 * 2 + 1 + 1, 0]
     assert "class_counts" not in frame and "confusion" not in " ".join(frame.columns)  # more than a number per client
-
-
-def test_what_is_not_one_number_per_client_is_no_column(tmp_path):
     path = tiny_result.make(tmp_path / "drift.h5", drift="0.5:1")
     with h5py.File(path, "r+") as file:
         file["client/drift_classes"], file["client/drifted"] = np.array([0, 2]), np.array([True, False, True, False])
@@ -224,17 +210,14 @@ def test_one_row_per_round(tiny):
     assert frame["seconds"].tolist() == [21.0] * 3  # 1 + 2 + ... + 6
 
 
-def test_tables_of_a_run_without_a_round(tmp_path):
+def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatch):
     tiny_result.empty(tmp_path / "run.h5", dpfl_mpi.settings.run.Run().resolve())
     result = dpfl_mpi.Result(tmp_path / "run.h5")
     assert len(result.curves()) == len(result.to_pandas()) == 0
     assert "finished, test accuracy not known yet" in repr(result)
-
-
-def test_tables_without_pandas_say_what_to_install(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match="a table needs pandas: pip install pandas"):
-        tiny.curves()
+        result.curves()
 
 
 def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
@@ -259,12 +242,8 @@ def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
     images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
     assert model(images).shape == model(images.long().numpy()).shape == (3, 10)
     held = "it takes samples as the data hold them: whole numbers from 0 to 255, [S, H, W, 1]"
-    odd_ones = {
-        "float32 [3, 8, 8, 1]": images / 255,
-        "uint8 [3, 1, 8, 8]": images.movedim(-1, 1),
-        "uint8 [8, 8, 1]": images[0],
-    }
-    for kind, odd in odd_ones.items():
+    for odd in (images / 255, images.movedim(-1, 1), images[0]):
+        kind = f"{str(odd.dtype).removeprefix('torch.')} {list(odd.shape)}"
         with pytest.raises(UserError, match=f"^{re.escape(f'the model was given {kind}; {held}')}$"):
             model(odd)
 

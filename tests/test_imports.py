@@ -1,7 +1,4 @@
-"""The rooms of the package lie on floors: a module uses its own room and the floors below it, and no two modules use each other.
-
-All imports count, those inside functions and those for types alone too.
-"""
+"""Rooms lie on floors: a module uses its own room and the floors below it, no two modules use each other. Imports in functions and for types count."""
 
 import ast
 import graphlib
@@ -93,12 +90,9 @@ def room(module: str) -> str:
     return "commands" if top in COMMANDS else top
 
 
-def test_every_room_has_a_floor():
-    assert {room(module) for module in FILES if module} == {name for floor in FLOORS for name in floor.split()}
-
-
-def test_no_arrow_runs_up():
+def test_every_room_has_a_floor_and_no_arrow_runs_up():
     level = {name: i for i, floor in enumerate(FLOORS) for name in floor.split()}
+    assert {room(module) for module in FILES if module} == set(level)
     arrows = {(a, b) for a, path in FILES.items() if a for b in own(path) if room(a) != room(b)}
     assert sorted(f"{a} uses {b}" for a, b in arrows if level[room(b)] >= level[room(a)]) == []
 
@@ -134,29 +128,24 @@ def test_commands_that_draw_are_figures_alone():
 def test_light_rooms_and_resolving_a_run_load_nothing_heavy():
     """In a fresh interpreter, through every data set and method: what a laptop without MPI would run."""
     light = [f"dpfl_mpi.{module}".rstrip(".") for module in FILES if module.split(".")[0] in LIGHT.split()]
-    code = (
-        "import importlib, sys, dpfl_mpi.__main__\n"
-        "assert not {'yaml', 'h5py'} & set(sys.modules)\n"
-        f"for module in {light!r}: importlib.import_module(module)\n"
-        "from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names\n"
-        "for d in names('dataset'):\n"
-        "    for m in names('method'):\n"
-        "        Run(dataset=d, method=m).resolve()\n"
-        "Run().slug()\n"
-        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
-    )
+    code = f"""
+import importlib, sys, dpfl_mpi.__main__
+assert not {{'yaml', 'h5py'}} & set(sys.modules)
+for module in {light}: importlib.import_module(module)
+from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names
+all(Run(dataset=d, method=m).resolve() for d in names('dataset') for m in names('method')) and Run().slug()
+print(sorted(set({HEAVY}) & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_root_alone_loads_the_parser_and_scikit_learn(tmp_path):
     """Of a start's seconds most are imports, once per rank."""
-    (tmp_path / "run.py").write_text(
-        "import sys; from dpfl_mpi.__main__ import main; main(sys.argv[1:])\n"
-        "from mpi4py import MPI; import os\n"
-        "found = sorted({'yaml', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))\n"
-        "if MPI.COMM_WORLD.rank: os.write(1, f'{found}\\n'.encode())"
-    )
+    (tmp_path / "run.py").write_text("""
+import os, sys; from dpfl_mpi.__main__ import main; main(sys.argv[1:]); from mpi4py import MPI
+found = sorted({'yaml', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))
+if MPI.COMM_WORLD.rank: os.write(1, f'{found}\\n'.encode())
+""")
     few = ["--clients=8", "--rounds=0", "--tau_init=0", "--quiet", f"--results={tmp_path}"]
     done = mpirun(2, tmp_path / "run.py", *few)
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 import yaml
 from launch import ROOT
 from packaging.requirements import Requirement
@@ -28,25 +27,19 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
 
 
 def pins(file: str) -> dict[str, str]:
-    """Return the version of each package that a constraints file names."""
     lines = [line for line in (ROOT / file).read_text().splitlines() if line and line[0] not in "#-"]
     return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in map(Requirement, lines)}
 
 
-def requirements() -> list[Requirement]:
-    texts = [SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()]
-    return [Requirement(line) for text in texts for line in text.splitlines() if line and line[0] != "#"]
-
-
-@pytest.mark.parametrize("requirement", requirements(), ids=str)
-def test_every_requirement_has_a_pin_that_it_allows(requirement):
-    assert requirement.specifier.contains(pins("constraints.txt")[canonicalize_name(requirement.name)])
-
-
-def test_cpu_constraints_ask_for_the_same_torch_without_cuda():
-    text = (ROOT / "constraints-cpu.txt").read_text()
-    assert pins("constraints-cpu.txt") == {"torch": pins("constraints.txt")["torch"] + "+cpu"}
-    assert "\n-c constraints.txt\n" in text  # and everything else is pinned alike
+def test_every_requirement_has_a_pin_that_it_allows():
+    pinned, texts = (
+        pins("constraints.txt"),
+        [SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()],
+    )
+    required = [Requirement(line) for text in texts for line in text.splitlines() if line and line[0] != "#"]
+    assert [r for r in required if not r.specifier.contains(pinned[canonicalize_name(r.name)])] == []
+    assert pins("constraints-cpu.txt") == {"torch": pinned["torch"] + "+cpu"}  # and everything else is pinned alike
+    assert "\n-c constraints.txt\n" in (ROOT / "constraints-cpu.txt").read_text()
 
 
 def test_the_metadata_agree():
@@ -56,8 +49,8 @@ def test_the_metadata_agree():
     assert codemeta["description"] == SETUP["metadata"]["description"]
     assert codemeta["version"] == citation["version"] == dpfl_mpi.__version__
     assert f"\n## {dpfl_mpi.__version__}" in (ROOT / "CHANGELOG.md").read_text()
-    license = SETUP["metadata"]["license"]
-    assert codemeta["license"].endswith(f"/{license}") and citation["license"] == license
+    assert codemeta["license"].endswith(f"/{SETUP['metadata']['license']}")
+    assert citation["license"] == SETUP["metadata"]["license"]
     assert [a["name"] for a in codemeta["author"]] == [a["name"] for a in citation["authors"]]
     paper, cited = codemeta["referencePublication"], citation["preferred-citation"]
     assert (paper["name"], paper["url"], paper["datePublished"]) == (cited["title"], cited["url"], str(cited["year"]))
@@ -67,12 +60,10 @@ def test_the_metadata_agree():
 
 def test_one_lowest_and_one_highest_python_everywhere():
     python = SETUP["options"]["python_requires"]
-    versions = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
-    low, high = versions[0], versions[-1]
+    low, *_, high = versions = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
     assert python == f">={low}" and SETUP["mypy"]["python_version"] == low
     assert all(SpecifierSet(python).contains(v) for v in versions)
     assert f'target-version = "py{low.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
-    for page in ("README.md", "docs/install.md", "codemeta.json"):
-        said = re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / page).read_text())
-        assert said == [(low, high)], page  # .ci/newest reads the highest from setup.cfg
+    for page in ("README.md", "docs/install.md", "codemeta.json"):  # .ci/newest reads the highest from setup.cfg
+        assert re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / page).read_text()) == [(low, high)], page
     assert f'python-version: "{low}"' in (ROOT / ".github/workflows/ci.yml").read_text()

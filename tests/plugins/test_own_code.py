@@ -93,17 +93,13 @@ def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
     assert in_path("", tmp_path / "one" / "start.py").sha256 == first
 
 
-def test_files_of_one_content_are_executed_under_their_own_names(tmp_path):
-    """Two methods of the same text in one process, and a file that is renamed between two Runs."""
+def test_what_was_hashed_is_what_runs(tmp_path):
+    """Under its own name; not a file that was edited meanwhile, and not the bytecode beside it, which Python tells from an older one by whole seconds."""
     text = own.METHOD.replace('title="Mine", ', "")
     own.folder(tmp_path, mine_a=text, mine_b=text)
     runs = [Run(method=str(tmp_path / f"mine_{name}.py"), **own.SMALL).resolve() for name in "ab"]
     assert runs[0].contents["method"] == runs[1].contents["method"]
     assert [find("method", run.method).title for run in runs] == ["mine_a", "mine_b"]
-
-
-def test_what_was_hashed_is_what_runs(tmp_path):
-    """Not a file that was edited meanwhile, and not the bytecode beside it, which Python tells from an older one by whole seconds."""
     method = own.folder(tmp_path) / "mine.py"
     held = admit("method", str(method))
     method.write_text("raise RuntimeError\n")
@@ -156,25 +152,22 @@ def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, capsys)
     assert admit("method", "fedavg") == "" and find("method", "fedavg").title == "FedAvg"
     assert admit("model", "lab_net").startswith("code:")
     assert not (tmp_path / "executed").exists()
-    run = Run(method="lab_gossip", dataset="lab_trees", model="lab_net", **own.SMALL).resolve()
+    fields = {"method": "lab_gossip", "dataset": "lab_trees", "model": "lab_net"} | own.SMALL
+    run = Run(**fields).resolve()
     assert run.slug().startswith("lab_trees-pathological-lab_gossip-B1-s42-")
     assert set(run.contents) == {"method", "dataset", "model"}
     net = find("model", "lab_net")
     assert net.HEAD == "head" and net.build((3, 3, 1), 4).head.out_features == 4
-    before = run.slug()
     (package / "lab" / "helper.py").write_text("SCALE = 2.0\n")
-    assert Run(method="lab_gossip", dataset="lab_trees", model="lab_net", **own.SMALL).resolve().slug() != before
+    assert Run(**fields).resolve().slug() != run.slug()
 
 
-def test_module_and_object(package):
+def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monkeypatch):
     """`MODULE:` is what the entry point of that module is, and the same Run."""
     keys = [Run(method=m, **own.SMALL).resolve().key() for m in ("lab_gossip", "lab.gossip:")]
     assert keys[0] == keys[1]
     with pytest.raises(UserError, match=r"--model is lab.nets:build_it; the module lab.nets has no build_it"):
         admit("model", "lab.nets:build_it"), find("model", "lab.nets:build_it")
-
-
-def test_one_name_of_two_packages_is_refused(package, tmp_path, monkeypatch):
     announce(tmp_path / "second", "den", "[dpfl_mpi.methods]\nlab_gossip = den.method\n")
     monkeypatch.syspath_prepend(tmp_path / "second")
     with pytest.raises(UserError, match=r"a name that den \(den.method\) and lab \(lab.gossip\) announce; write"):
@@ -272,12 +265,10 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, tmp_path, monke
     fields = {"method": "mine.py", "model": "nets/net.py", "dataset": "trees.py", "options": {"scale": 0.5}} | own.SMALL
     with Result(run_here(tmp_path / "one.h5", fields)) as one, Result(path) as two:
         assert Result.differences(one, two) == ["model/best"] and one.key == two.key
+        since = two.starts()[0]["time"][:16].replace("T", " ")
     capsys.readouterr()
     run_here(path, fields, quiet=False)
-    said = capsys.readouterr().out
-    with Result(path) as result:
-        since = result.starts()[0]["time"][:16].replace("T", " ")
-    assert said == f"found, not computed (since {since}); --fresh runs anew\n"
+    assert capsys.readouterr().out == f"found, not computed (since {since}); --fresh runs anew\n"
 
 
 def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
@@ -298,15 +289,15 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
         find("method", result.run.method)
 
 
-@pytest.mark.parametrize("models", [0, 10**30, True, "2"])
-def test_a_number_that_no_method_can_declare_is_refused(models, alone):
+def test_a_number_that_no_method_can_declare_is_refused(alone):
     """A result tells of its method what its code said; 10^30 models would end in an overflow."""
-    with tiny_result.changing(alone) as file:
-        told = json.loads(file.attrs["declared"])
-        told["method"]["models"] = models
-        file.attrs["declared"] = json.dumps(told)
-    with pytest.raises(UserError, match="is not a result of dpfl_mpi, or it is damaged"):
-        Result(alone)
+    for models in (0, 10**30, True, "2"):
+        with tiny_result.changing(alone) as file:
+            told = json.loads(file.attrs["declared"])
+            told["method"]["models"] = models
+            file.attrs["declared"] = json.dumps(told)
+        with pytest.raises(UserError, match="is not a result of dpfl_mpi, or it is damaged"):
+            Result(alone)
 
 
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):
@@ -364,10 +355,8 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     assert "--method is mine.py, of which this is another version than the one that root read" in done.stderr
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
-    assert done.returncode == 0, done.stderr
     said = f"error: --model is nets/net.py, which fails: ValueError: no such layer ({a}/nets/parts.py, line 1)\n"
-    assert done.stderr == said
-    assert not list(a.glob("results/*"))
+    assert (done.returncode, done.stderr) == (0, said) and not list(a.glob("results/*"))
 
 
 # what else takes names --------------------------------------------------------------------------------------------------
@@ -382,5 +371,5 @@ def test_prepare_takes_a_file(tmp_path, monkeypatch, capsys):
     with Result(run_here(tmp_path / "a.h5", {"dataset": "trees.py", "tau_init": 0} | own.SMALL)) as result:
         assert result.finished and json.loads(str(result.file.attrs["declared"]))["dataset"] == {"name": "trees"}
     assert prepare.main(["digits"]) == 2
-    said = "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
-    assert capsys.readouterr().err == said
+    said = capsys.readouterr().err
+    assert said == "error: digits needs no file: it has no read(source); run it with --dataset digits\n"

@@ -111,15 +111,18 @@ def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatc
         assert result.finished and result.key == Run(**fields).key()
 
 
-def test_to_change_a_field_is_to_resolve_anew():
+def test_changed_fields_resolve_anew_and_are_the_command_line():
     run = Run(method="fedprox", finetune_epochs=2, options={"finetune_prox": False}).resolve()
     assert isinstance(run, Resolved) and run.untuned() == Run(method="fedprox").resolve()
     assert Run(**as_dict(run)).resolve() == run
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.seed = 1
+    assert changed(Run(seed=3, augment=False)) == {"seed": 3, "augment": False}
+    fields = {"seed": 3, "augment": False, "quiet": True, "out": None, "options": {"mu": 1.0, "head": "a b"}}
+    assert to_flags(fields) == ["--seed=3", "--no-augment", "--quiet", "--options.mu=1.0", "--options.head=a b"]
 
 
-# figures on a laptop -----------------------------------------------------------------------------------------------------
+# figures on a laptop ----------------------------------------------------------------------------------------------------
 def paths_of(folder, **fields):
     """Return the results that a figure finds for a Run in a folder, or why there are none."""
     found, missing = command.gather([Run(**fields)], folder)
@@ -184,10 +187,3 @@ def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, mon
                 tiny_result.empty(path, held)
         found, missing = command.gather(runs, tmp_path / "results")
         assert (len(found), missing) == (len(runs), []), file.name
-
-
-def test_changed_fields_are_the_command_line():
-    assert changed(Run(seed=3, augment=False)) == {"seed": 3, "augment": False}
-    assert to_flags({"seed": 3, "augment": False, "quiet": True, "out": None, "options": {"mu": 1.0, "head": "a b"}}) == [
-        "--seed=3", "--no-augment", "--quiet", "--options.mu=1.0", "--options.head=a b"
-    ]  # fmt: skip

@@ -1,5 +1,6 @@
 """What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
 
+import hashlib
 import io
 import json
 import os
@@ -50,15 +51,18 @@ def test_fresh_replaces_only_a_result(tmp_path, kind):
         out.symlink_to("/dev/null") if os.getuid() else os.mknod(out, 0o20666, os.makedev(1, 3))
     else:
         out.mkdir()
-    before = os.lstat(out)
+    before = os.lstat(out)[:7]  # without the times
     refused("notes.h5", starts.here, out)
     words = "allowed is the name of a file" if kind == "folder" else "--fresh replaces nothing else"
     refused(words, starts.here, out, fresh=True)
-    after = os.lstat(out)
-    assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, before.st_size)
+    assert os.lstat(out)[:7] == before[:7]
 
 
 def test_nothing_is_written_through_a_link(tmp_path):
+    folder(tmp_path / "others", {"000001.h5": b"kept"})
+    (tmp_path / "s.h5.checkpoint").symlink_to(tmp_path / "others")
+    refused("is a link, or no folder", starts.here, tmp_path / "s.h5")
+    assert (tmp_path / "others" / "000001.h5").read_bytes() == b"kept"
     result, victim = tiny_result.make(tmp_path / "r.h5"), tmp_path / "victim"
     victim.write_text("kept")
     (tmp_path / "r.csv").symlink_to(victim)
@@ -72,9 +76,7 @@ def stored(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
     return out.getvalue()
 
 
-def deep_png(values: bytes) -> bytes:
-    """Return a colour PNG of one pixel with 16 bits per channel, which Pillow opens as 8."""
-
+def deep_png(values: bytes) -> bytes:  # which Pillow opens as 8 bits
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
@@ -234,14 +236,6 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
         refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(at))
 
 
-def test_a_checkpoint_folder_that_leads_elsewhere(tmp_path):
-    (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "000001.h5").write_text("kept")
-    (tmp_path / "r.h5.checkpoint").symlink_to(tmp_path / "others")
-    refused("is a link, or no folder", starts.here, tmp_path / "r.h5")
-    assert (tmp_path / "others" / "000001.h5").read_text() == "kept"
-
-
 # one damaged file -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [
     b"", b"{", b"[]", b"\xff", b'{"jobs": 3}', b"[" * 9000,
@@ -267,20 +261,18 @@ def test_names_that_no_result_can_have(tmp_path, monkeypatch, capsys, out):
     assert prepare.main(["image_folder", "--source", str(tmp_path), f"--out={out}"]) == 2
 
 
-def test_a_long_setting_is_not_tried_as_a_path():
-    groups = "groups:" + ";".join(",".join(map(str, range(k, k + 10))) for k in range(0, 100, 10))
-    assert len(groups) > 255 and str(Run(dataset="cifar10", reach=groups).resolve().reach) == groups
-
-
 @pytest.mark.parametrize("field, value", [
     ("rounds", 10**400), ("lr", 10**400), ("lr", 1e400), ("clients", 2**63), ("seed", -1), ("budget", "9" * 400), ("budget", "9" * 400 + "N"),
     ("budget", "uniform:1:" + "9" * 400), ("reach", "geometric:" + "9" * 400), ("reach", "sites:" + "9" * 400), ("available", "a\0b"), ("data", "a\udcff"),
 ])  # fmt: skip
 def test_settings_beyond_all_bounds(field, value):
     refused(f"--{field} is ", Run(**{field: value}).resolve)
+    groups = "groups:" + ";".join(",".join(map(str, range(k, k + 10))) for k in range(0, 100, 10))
+    # a long setting is not tried as a path
+    assert len(groups) > 255 and str(Run(dataset="cifar10", reach=groups).resolve().reach) == groups
 
 
-def test_an_encrypted_archive(tmp_path):
+def test_an_encrypted_archive_and_one_without_arrays(tmp_path):
     path = zipped(tmp_path / "a.zip", images(("train", "test"), ("a",), 1))
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.arange(9) % 2)
     for file, read in ((path, image_folder.read), (tmp_path / "a.npz", arrays.read)):
@@ -290,14 +282,10 @@ def test_an_encrypted_archive(tmp_path):
                 raw[at + flag] |= 1
         file.write_bytes(raw)
         refused("is encrypted", read, file)
-
-
-def test_a_member_that_is_no_array(tmp_path):
-    np.save(tmp_path / "y.npy", np.arange(9))
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("x", b"text")
-        archive.write(tmp_path / "y.npy", "y.npy")
-    refused("x is truncated, or no array of NumPy's", arrays.read, tmp_path / "a.npz")
+        archive.writestr("y", b"text")
+    refused("x is truncated, or no array of NumPy's", arrays.read, tmp_path / "b.npz")
 
 
 def test_folders_that_are_not_in_utf8(tmp_path):
@@ -315,15 +303,12 @@ def test_ctrl_c_while_preparing(tmp_path, monkeypatch, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
 
-def test_a_large_file_is_refused_by_its_size(tmp_path):
+def test_what_memory_does_not_hold(tmp_path, monkeypatch):
     (tmp_path / "large").write_bytes(bytes(101))
     refused("is too large; allowed are 100 bytes", foreign.read_bytes, tmp_path / "large", 100)
+    assert foreign.sha256(tmp_path / "large") == hashlib.sha256(bytes(101)).hexdigest()
     for most in (101, 2**46):  # more than all memory, as a manifest's bound may be: most systems refuse that at once
         assert foreign.read_bytes(tmp_path / "large", most) == bytes(101)
-    refused("cannot be read: ", foreign.read_text, tmp_path / "none")
-
-
-def test_what_memory_does_not_hold(tmp_path, monkeypatch):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), 20))
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((2000, 40), np.uint8), y=np.arange(2000) % 2)
     for module in (_files, arrays):

@@ -7,6 +7,9 @@ number before it begins: a crash or an endless loop in a library is a case, too,
 
 import argparse
 import collections
+import contextlib
+import dataclasses
+import json
 import os
 import resource
 import select
@@ -14,34 +17,329 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
-from fuzzing import READERS, damage
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where this file is the command
+import starts
+from launch import federation, run_here
+from making import folder as files_in
+from making import images, leaf, png, tar, zipped
+from starts import small
+
+from dpfl_mpi import __main__, describe, export, prepare, show
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import open_source
+from dpfl_mpi.datasets import arrays, femnist
+from dpfl_mpi.datasets import image_folder as pictures
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import limits
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import summary
+from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.survival.checkpoint import Checkpoints
+from dpfl_mpi.survival.lock import Lock
+from dpfl_mpi.sweep.known import Known, recall
 
 SECONDS, MEMORY = 20, 2**31  # that a case may take; address space beyond that of the process when it starts
+TEXTS = (
+    "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400", "nan", "inf", "null", "true", "{}", "[]",
+    "[" * 3000, '{"a":' * 3000, "&a [" + "*a," * 30 + "]", "- " * 3000, "x" * 300, "groups:" + "0,1;" * 80, "file:" + "y" * 250, "0.5N", "1:2:3",
+    "uniform:1:" + "9" * 400, "geometric:" + "9" * 400, "%s", "\n\n", " ", "0 0", "1 1 1", "1\n2\n3\n4", "sites:0", "1_0", "٣",
+)  # fmt: skip
 
 
+# a kind of file: its bytes by name, what reads it in a folder
+Reader = tuple[dict[str, bytes], Callable[[Path], object]]
+
+
+def damage(files: dict[str, bytes], folder: Path, rng: np.random.Generator) -> None:
+    """Damage one of the files."""
+    if not files:
+        (folder / "seed").write_text(str(rng.integers(2**31)))
+        return
+    path = folder / sorted(files)[rng.integers(len(files))]
+    how = rng.integers(10)
+    if how < 4 and h5py.is_hdf5(path):
+        with contextlib.suppress(KeyError, ValueError, OSError, TypeError), h5py.File(path, "r+") as file:
+            in_hdf5(file, rng)
+    elif how < 5:
+        replace(path, rng)
+    else:
+        path.write_bytes(in_bytes(path.read_bytes(), rng))
+
+
+def in_bytes(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return the bytes with flipped bits, overwritten, cut, with a hostile text or number inside."""
+    out, how = bytearray(data), rng.integers(6)
+    at = int(rng.integers(len(out))) if out else 0
+    if how == 0 or not out:
+        return bytes(out[:at])
+    if how <= 2:
+        for i in rng.integers(len(out), size=rng.integers(1, 9)):
+            out[i] ^= 1 << rng.integers(8)
+    elif how == 3:
+        length = int(rng.choice([1, 4, 8, 64, 500]))
+        out[at : at + length] = rng.choice([b"\0", b"\xff", rng.bytes(1)]) * length
+    else:
+        text = hostile(rng)
+        if how == 5 and (words := [i for i in range(len(out)) if chr(out[i]) in '0123456789:,"']):
+            at = words[rng.integers(len(words))]
+        out[at : at + int(rng.integers(3))] = text
+    return bytes(out)
+
+
+def hostile(rng: np.random.Generator) -> bytes:
+    return TEXTS[rng.integers(len(TEXTS))].encode("utf-8", "surrogatepass")
+
+
+def replace(path: Path, rng: np.random.Generator) -> None:
+    """Put something else in the place of the file: nothing, a folder, a link, a pipe, an endless device, another text."""
+    path.unlink()
+    (
+        path.mkdir,
+        lambda: path.symlink_to(path.name),
+        lambda: path.symlink_to("/dev/zero"),
+        lambda: os.mkfifo(path),
+        lambda: path.write_bytes(b""),
+        lambda: path.write_bytes(hostile(rng)),
+        lambda: None,
+    )[rng.integers(7)]()
+
+
+def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
+    """Remove or change one array, group or attribute of an HDF5 file that stays one."""
+    names: list[str] = [""]
+    file.visit(names.append)
+    name = names[rng.integers(len(names))]
+    item = file[name or "/"]
+    texts = (b"\xff\xfe", "x", "", "[" * 3000, "9" * 400, "{}", "null")
+    values = (*texts, 10**18, -1, float("nan"), [1, 2], np.zeros((2, 2)), np.bool_(True))
+    if item.attrs and rng.random() < (0.6 if name else 1):
+        attribute = sorted(item.attrs)[rng.integers(len(item.attrs))]
+        if rng.random() < 0.2:
+            del item.attrs[attribute]
+        elif rng.random() < 0.4 and isinstance(item.attrs[attribute], str):
+            item.attrs[attribute] = in_bytes(item.attrs[attribute].encode(), rng).decode("utf-8", "surrogateescape")
+        else:
+            item.attrs[attribute] = values[rng.integers(len(values))]
+        return
+    shape, how = getattr(item, "shape", (3,)), rng.integers(9)
+    if not name:
+        return
+    if how == 0 and isinstance(item, h5py.Dataset) and item.size:  # one value out of its range
+        data = item[()]
+        if data.dtype.kind in "iuf":
+            data.reshape(-1)[rng.integers(data.size)] = rng.choice([-1, 127, 0])
+            item[()] = data
+        return
+    del file[name]
+    if how == 1:
+        file[name] = np.zeros(shape, rng.choice(["i1", "f4", "f8", "S5", "c8", "u8"]))
+    elif how == 2:
+        file[name] = np.zeros(tuple(rng.integers(0, 9, rng.integers(4))))
+    elif how == 3:
+        huge = (10**6, *shape[1:]) if len(shape) > 2 else (10**5,) * max(1, len(shape))
+        file.create_dataset(name, huge, "i8", chunks=True)
+    elif how == 4:
+        file.create_group(name)
+    elif how == 5:
+        file[name] = h5py.ExternalLink("/etc/passwd", "/x") if rng.random() < 0.5 else h5py.SoftLink("/" + name)
+    elif how == 6:
+        file.create_dataset(name, shape or (1,), h5py.vlen_dtype(np.int32))
+    elif how == 7:
+        file.create_dataset(name, shape or (1,), "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)])
+
+
+# the readers ---------------------------------------------------------------------------------------------------------
+def result(folder: Path) -> Reader:
+    path = run_here(folder / "r.h5", small(reach="geometric:2"), save_models=True, mixed=True)
+
+    def read(where: Path) -> None:
+        with Result(where / "r.h5") as it:
+            assert isinstance(it.state, str) and isinstance(it.finished, bool) and isinstance(it.test_acc, float)
+            assert it.benign.dtype == bool and isinstance(it.last_round, int)
+            for name in it.names():
+                assert isinstance(it[name], np.ndarray)
+            it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round), it.starts(), it.state_dict(1)
+        summary(where / "r.h5")
+        for command in (show.main, export.main):
+            if code := command([str(where / "r.h5")]):
+                raise SystemExit(code)
+        show.main(["--compare", str(where / "r.h5"), str(path)])
+        Known(it.run, where / "r.h5").look(set())
+
+    return {"r.h5": path.read_bytes()}, read
+
+
+def data(folder: Path) -> Reader:
+    own = femnist.read(files_in(folder / "leaf", leaf(4, 10)))
+    prepare.write(own, "femnist", folder / "d.h5")
+
+    def read(where: Path) -> None:
+        fields = small(dataset="femnist", data=str(where / "d.h5"), partition="dirichlet", min_samples=2, clients=3)
+        run = Run(**fields).resolve()
+        source = open_source(run)
+        deal(run, source)
+        for part, labels in source.labels.items():
+            source.images(part, np.arange(len(labels)))
+        prepare.prepare("femnist", where, where / "d.h5", {})
+
+    return {"d.h5": (folder / "d.h5").read_bytes()}, read
+
+
+def partition(folder: Path) -> Reader:
+    path = folder / "p.json"
+    words = f"--dataset image_folder --data {starts.data()} --clients 3 --min_per_class 1 --save {path}"
+    with contextlib.redirect_stdout(None):
+        describe.main(words.split())
+
+    def read(where: Path) -> None:
+        run = Run(**small(partition=f"file:{where / 'p.json'}", clients=None)).resolve()
+        deal(run, open_source(run))
+
+    return {"p.json": path.read_bytes()}, read
+
+
+def checkpoint(folder: Path) -> Reader:
+    with pytest.MonkeyPatch.context() as patch:
+        starts.cut_after(patch, 2, folder / "r.h5")
+    job = Job(out=str(folder / "r.h5"), quiet=True)
+    fed = federation(small(), out=job.out)
+    kept = {f"r.h5.checkpoint/{p.name}": p.read_bytes() for p in (folder / "r.h5.checkpoint").iterdir()}
+    kept |= {"r.h5.checkpoint/begun_from": b"3\n"}
+
+    def read(where: Path) -> None:
+        mine = Checkpoints(where / "r.h5", fed.run, job, fed.world)
+        mine.restore(fed)
+        mine.note_start()
+        mine._forget("")
+
+    return kept, read
+
+
+def lock(folder: Path) -> Reader:
+    Lock(folder / "r.h5").acquire()
+
+    def read(where: Path) -> None:
+        mine = Lock(where / "r.h5")
+        mine.taken()
+        mine.acquire(patience=0)
+        mine.release()
+
+    return {"r.h5.lock": (folder / "r.h5.lock").read_bytes()}, read
+
+
+def jobs(folder: Path) -> Reader:
+    entry = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
+    text = json.dumps(entry).encode()
+    run = Run(**small()).resolve()
+
+    def read(where: Path) -> None:
+        known = Known(run, where / "r.h5")
+        recall([known], where / "sweeps")
+        known.look(set())
+        known.log()
+
+    return {"sweeps/a/jobs.json": text, "sweeps/b/jobs.json": text}, read
+
+
+def archive(folder: Path) -> Reader:
+    files = images(("train", "test"), ("a", "b"), 1, (5, 5))
+    made = {"a.zip": zipped(folder / "zip", files).read_bytes()}
+    for kind, mode in (("tar", "w"), ("tgz", "w:gz"), ("txz", "w:xz")):
+        made[f"a.{kind}"] = tar(folder / kind, files, mode).read_bytes()
+
+    def read(where: Path) -> None:
+        for name in made:
+            with contextlib.suppress(UserError):
+                pictures.read(where / name)
+
+    return made, read
+
+
+def image(folder: Path) -> Reader:
+    from PIL import Image
+
+    files = images(("train", "test"), ("a",), 1, (6, 6))
+    for i, suffix in enumerate((".gif", ".jpg", ".tif", ".bmp", ".webp", ".ppm")):
+        Image.fromarray(np.full((6, 6, 3), 9 * i, np.uint8)).save(folder / f"a{suffix}")
+        files[f"train/a/{i}{suffix}"] = (folder / f"a{suffix}").read_bytes()
+    files["train/a/16.png"] = png(np.full((6, 6), 60000, np.uint16))
+    return files, pictures.read
+
+
+def npz(folder: Path) -> Reader:
+    np.savez(folder / "a.npz", x=np.zeros((20, 4), np.uint8), y=np.arange(20) % 2, client=np.array(["a", "b"] * 10))
+    return {"a.npz": (folder / "a.npz").read_bytes()}, lambda where: arrays.read(where / "a.npz")
+
+
+def limit(folder: Path) -> Reader:
+    there = b"1 1 0 1\n1 1 1 1\n0 1 1 1\n1 1 1 1\n"
+    texts = {"budget": b"1 2 inf 2\n", "reach": b"0 1\n1 2\n3 2\n", "available": there}
+
+    def read(where: Path) -> None:
+        fields = small(clients=4, rounds=3) | {name: str(where / name) for name in texts}
+        limits.limits_of(Run(**fields).resolve(), World(MPI.COMM_SELF))
+
+    return texts, read
+
+
+def config(folder: Path) -> Reader:
+    fields = small(clients=4, rounds=3, method="fedprox") | {"quiet": True, "out": "x.h5", "options": {"mu": 0.1}}
+    text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
+    return {"c.yaml": text.encode()}, lambda where: __main__.parse(["--config", str(where / "c.yaml")])
+
+
+def settings(folder: Path) -> Reader:
+    """No file: a hostile value of one field of Run or Job, as a word of the command line and as a value in Python."""
+
+    def read(where: Path) -> None:
+        rng = np.random.default_rng(int((where / "seed").read_text()))
+        names = [f.name for f in (*dataclasses.fields(Run), *dataclasses.fields(Job))]
+        name, text = names[rng.integers(len(names))], TEXTS[rng.integers(len(TEXTS))]
+        if rng.random() < 0.5:
+            __main__.parse([f"--{name}={text}"])
+            return
+        value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][rng.integers(8)]
+        if name in {f.name for f in dataclasses.fields(Run)}:
+            run = Run(**small() | {name: value}).resolve()
+            run.path(), limits.limits_of(run, World(MPI.COMM_SELF))
+            deal(run, open_source(run))
+
+    return {}, read
+
+
+def shards(folder: Path) -> Reader:
+    return leaf(2, 4), femnist.read
+
+
+ALL = result, data, partition, checkpoint, lock, jobs, archive, image, npz, shards, limit, config, settings
+READERS: dict[str, Callable[[Path], Reader]] = {make.__name__: make for make in ALL}
+
+
+# the cases --------------------------------------------------------------------------------------------------------------
 class Hang(BaseException):
     """A case took too long; no reader catches it."""
 
 
 def stop(*_: object) -> None:
-    """End the case."""
     raise Hang
 
 
-def outcome(reader, folder: Path, number: int) -> str:
+def outcome(name: str, reader, folder: Path, number: int) -> str:
     """Return "" where a damaged file was read or refused in one sentence, else what happened instead."""
-    rng = np.random.default_rng((number, *reader.name.encode()))
-    for file, data in reader.files.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(data)
-    damage(reader, folder, rng)
+    files, read = reader
+    damage(files, files_in(folder, files), np.random.default_rng((number, *name.encode())))
     try:
-        reader.read(folder)
-    except (reader.sentence, SystemExit) as error:
+        read(folder)
+    except (UserError, SystemExit) as error:
         text = "" if isinstance(error, SystemExit) else str(error)
         return "exit code" if text == "" and error.code != 2 else "several lines" if "\n" in text else ""
     except BaseException as error:
@@ -51,7 +349,7 @@ def outcome(reader, folder: Path, number: int) -> str:
     return ""
 
 
-def process(reader, numbers: list[int], out: int) -> None:
+def process(name: str, reader, numbers: list[int], out: int) -> None:
     """Run the cases one after the other; tell a number before, and "number what" after one that went wrong."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
@@ -63,22 +361,22 @@ def process(reader, numbers: list[int], out: int) -> None:
         os.write(out, f"{number}\n".encode())
         with tempfile.TemporaryDirectory() as folder:
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
-            what = outcome(reader, Path(folder), number)
+            what = outcome(name, reader, Path(folder), number)
             signal.setitimer(signal.ITIMER_REAL, 0)
         if what:
             os.write(out, f"{number} {what}\n".encode())
 
 
-def fuzz(reader, numbers: list[int]) -> dict[int, str]:
-    """Return what went wrong, by the number of the case."""
+def fuzz(name: str, folder: Path, numbers: range) -> dict[int, str]:
+    """Return what went wrong of a reader, whose files are made in `folder`, by the number of the case."""
+    reader, left = READERS[name](folder), list(numbers)
     wrong: dict[int, str] = {}
-    left = list(numbers)
     while left:
         theirs, mine = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                process(reader, left, mine)
+                process(name, reader, left, mine)
             finally:
                 os._exit(0)
         os.close(mine)
@@ -106,8 +404,7 @@ def fuzz(reader, numbers: list[int]) -> dict[int, str]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_no_damaged_file_is_a_traceback(name, tmp_path):
-    reader = READERS[name](tmp_path)
-    assert fuzz(reader, list(range(reader.few))) == {}
+    assert fuzz(name, tmp_path, range(32)) == {}
 
 
 def main() -> int:
@@ -121,7 +418,7 @@ def main() -> int:
     for i, name in enumerate(names):
         cases = args.cases // len(names) + (i < args.cases % len(names))
         with tempfile.TemporaryDirectory() as folder:
-            wrong = fuzz(READERS[name](Path(folder)), list(range(args.first, args.first + cases)))
+            wrong = fuzz(name, Path(folder), range(args.first, args.first + cases))
         bad += len(wrong)
         print(f"{name:12s} {len(wrong):5d} of {cases}", flush=True)
         for what, count in collections.Counter(wrong.values()).most_common():

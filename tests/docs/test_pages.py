@@ -1,17 +1,19 @@
-"""The pages on code of one's own: the complete file that each shows runs, and each mistake of its table says what stands there."""
+"""The pages on code of one's own: the file that each shows runs, each mistake of its table says what stands there. The notebook runs."""
 
 import ast
 import dataclasses
+import os
 import re
 import subprocess
 import sys
 import traceback
+import warnings
 
 import numpy as np
 import own
 import pytest
 import torch
-from launch import ROOT, mpirun, run_here
+from launch import ROOT, environment, mpirun, run_here
 
 from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
@@ -115,10 +117,8 @@ def fields_of(tmp_path, page, change):
     """Write the page's file, with a text replaced or as it is, and return the fields of a Run of it."""
     path, text = tmp_path / FILES[page], own.example(page)
     given = change if isinstance(change, dict) else {}
-    if not given:
-        assert change[0] in text
-        text = text.replace(*change)
-    path.write_text(text)
+    assert given or change[0] in text
+    path.write_text(text if given else text.replace(*change))
     few = {"method": "local", "rounds": 0}
     kinds = {"own-method.md": FIELDS | {"method": str(path)}, "own-model.md": FIELDS | few | {"model": str(path)}}
     return kinds.get(page, few | {"dataset": str(path)}) | given
@@ -127,8 +127,7 @@ def fields_of(tmp_path, page, change):
 def on_two_ranks(tmp_path, fields, code):
     """Return what two ranks say that end with an exit code and one error or traceback."""
     done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
-    kind = "Traceback" if code == 1 else "error: "
-    assert (done.returncode, done.stderr.count(kind)) == (code, 1), done.stderr
+    assert (done.returncode, done.stderr.count("Traceback" if code == 1 else "error: ")) == (code, 1), done.stderr
     return done.stderr
 
 
@@ -179,8 +178,8 @@ def test_the_switches_of_the_page_have_their_defaults():
 
 
 def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
-    (tmp_path / "gossip.py").write_text(text := own.example("own-method.md"))
-    (tmp_path / "before.py").write_text(text.replace("searches=False,", "searches=False, preprocesses=True,"))
+    text = own.example("own-method.md")
+    own.write(tmp_path, gossip=text, before=text.replace("searches=False,", "searches=False, preprocesses=True,"))
     plain, before = (Run(method=str(tmp_path / f"{n}.py"), tau_init=3).resolve() for n in ("gossip", "before"))
     assert (plain.tau_init, before.tau_init) == (0, 3) and plain.rounds == 22
     assert plain.key() == Run(method=plain.method).resolve().key()
@@ -190,16 +189,12 @@ def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
 AVERAGE = "    mean = fed.average(w, chosen)\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "instead", "error"),
-    [
-        (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
-        (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Sums.average() got an unexpected keyword"),
-        ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
-        ("    mean = ", "    1 / (4 not in fed.ids)\n    mean = ", "ZeroDivisionError"),
-    ],
-    ids=["verb", "keyword", "option", "on one rank"],
-)
+@pytest.mark.parametrize(("text", "instead", "error"), [
+    (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
+    (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Sums.average() got an unexpected keyword"),
+    ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
+    ("    mean = ", "    1 / (4 not in fed.ids)\n    mean = ", "ZeroDivisionError"),
+], ids=["verb", "keyword", "option", "on one rank"])  # fmt: skip
 def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
     """On ranks one traceback, the line and the error at its end, exit code 1; nothing runs after it, though a launcher may need a moment."""
     fields = fields_of(tmp_path, "own-method.md", (text, instead))
@@ -216,16 +211,12 @@ def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, inste
 EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "instead", "places"),
-    [
-        (AVERAGE, "    mean = fed.average(w, chosen) if 0 in fed.ids else w\n", {"fed.average", "the end of round"}),
-        (AVERAGE, EVERY + AVERAGE, {"fed.average", "the next pass of fed.every_row"}),
-    ],
-    ids=["left out", "broken off"],
-)
-def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, text, instead, places):
-    said = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (text, instead)), code=2)
+@pytest.mark.parametrize(("instead", "places"), [
+    ("    mean = fed.average(w, chosen) if 0 in fed.ids else w\n", {"fed.average", "the end of round"}),
+    (EVERY + AVERAGE, {"fed.average", "the next pass of fed.every_row"}),
+], ids=["left out", "broken off"])  # fmt: skip
+def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, instead, places):
+    said = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (AVERAGE, instead)), code=2)
     assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", said).groups()) == places
 
 
@@ -255,19 +246,13 @@ def test_the_figure_of_the_page_draws(tmp_path):
     rows = (tmp_path / "figures" / "nine_in_ten.csv").read_text().splitlines()
     assert (tmp_path / "figures" / "nine_in_ten.pdf").is_file() and len(rows) == 1 + 2 * 5
     with Result(tmp_path / "local.h5") as local:
-        best = sorted(100 * local["best/test_acc"])
-        setting, method, seed, samples, shown = rows[1].split(",")
-        assert (setting, method, seed, samples) == ("Digits Patho(5)", "Local", "42", str(local["client/n_train"][0]))
-        assert float(shown) == pytest.approx(100 * local["best/test_acc"][0])
+        found, samples = 100 * local["best/test_acc"], local["client/n_train"]
+    best, (*labels, shown) = sorted(found), rows[1].split(",")
+    assert labels == ["Digits Patho(5)", "Local", "42", str(samples[0])] and float(shown) == pytest.approx(found[0])
     said = drawn("local.h5")[1].splitlines()
     assert [c.strip() for c in said[0].split("|")[1:-1]] == ["setting", "row", "nine in ten reach, %"]
     between = 0.6 * best[0] + 0.4 * best[1]  # of the places 0 to 4 of five clients, place 0.4
     assert said[2].split("|")[-2].strip() == f"{between:.2f}"
-    for scale in (1, 2):
-        mine = own.folder(tmp_path / str(scale), helper=f"SCALE = {scale}\n") / "mine.py"
-        run_here(tmp_path / f"{scale}.h5", FIELDS | {"method": str(mine), "budget": None})
-    rows = [line.split("|")[2].strip() for line in drawn("1.h5", "2.h5")[1].splitlines() if "Mine" in line]
-    assert len(set(rows)) == 2 and all(row.startswith("Mine, method mine [") for row in rows)
     code, _, said = drawn()
     assert code == 2 and f"all of them at once: python -m dpfl_mpi.sweep {file}" in said
     file.write_text(file.read_text().replace("return Drawing", "Drawing"))
@@ -297,11 +282,34 @@ def test_the_model_of_the_page_runs(tmp_path):
 
 def test_the_data_of_the_page_run(tmp_path):
     """Its own six clients and the text model by default; every passage is somebody's."""
-    path = tmp_path / "topics.py"
-    path.write_text(own.example("own-data.md"))
-    with Result(run_here(tmp_path / "a.h5", {"dataset": str(path), "rounds": 0, "tau_init": 1})) as result:
+    own.write(tmp_path, topics=own.example("own-data.md"))
+    fields = {"dataset": str(tmp_path / "topics.py"), "rounds": 0, "tau_init": 1}
+    with Result(run_here(tmp_path / "a.h5", fields)) as result:
         run = result.run
         assert (run.clients, str(run.partition), run.model, run.rounds) == (6, "natural", "text", 0)
         assert result["client/of_data"].tolist() == list(range(6))
         assert result["client/class_counts"].sum() > 600 and (result["client/class_counts"] > 0).all()
         assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"
+
+
+def test_the_notebook(tmp_path, monkeypatch):
+    """It runs from its first cell to its last, and what it shows is of the cells as they are."""
+    nbformat, nbclient, *_ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib"))
+    for name in [n for n in os.environ if n.startswith(("PMI", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    stored, notebook = (nbformat.read(ROOT / "docs" / "notebook.ipynb", 4) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Jupyter's own
+        nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    def texts(book):  # what each code cell shows
+        cells = [cell.outputs for cell in book.cells if cell.cell_type == "code"]
+        return [" ".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in shown) for shown in cells]
+
+    before, now = texts(stored), texts(notebook)
+    results = re.findall(r"results-notebook/\S+\.h5", " ".join(now))
+    assert len(results) == 2 and results == re.findall(r"results-notebook/\S+\.h5", " ".join(before))
+    accuracy, recorded = re.search(r"'([\d.]+) of \d+ images, recorded ([\d.]+)'", now[-1]).groups()
+    assert accuracy == recorded and [bool(text) for text in before] == [bool(text) for text in now]
