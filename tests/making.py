@@ -31,14 +31,9 @@ def png(pixels):
 
 def images(splits, classes, each=3, size=(32, 32), channels=3, seed=0):
     """Return {SPLIT/CLASS/0.png: bytes}."""
-    rng = np.random.default_rng(seed)
-    shape = (*size, 3) if channels == 3 else size
-    return {
-        f"{split}/{name}/{i}.png": png(rng.integers(0, 256, shape, np.uint8))
-        for split in splits
-        for name in classes
-        for i in range(each)
-    }
+    rng, shape = np.random.default_rng(seed), (*size, 3) if channels == 3 else size
+    places = [f"{split}/{name}/{i}.png" for split in splits for name in classes for i in range(each)]
+    return {place: png(rng.integers(0, 256, shape, np.uint8)) for place in places}
 
 
 def labelled(path, sizes, shape, noise):
@@ -93,12 +88,9 @@ def leaf(writers=6, each=20, labels=62, seed=0):
         train = {"x": [*x[:cut], x[0]], "y": [*y[:cut], y[0]]}  # LEAF lists an image of each writer twice
         shards["train/a.json" if k % 2 else "train/b.json"][f"f{k:02}"] = train
         shards["test/a.json"][f"f{k:02}"] = {"x": x[cut:], "y": y[cut:]}
-    return {
-        name: json.dumps(
-            {"users": list(data), "num_samples": [len(d["y"]) for d in data.values()], "user_data": data}
-        ).encode()
-        for name, data in shards.items()
-    }
+    counts = {name: [len(d["y"]) for d in data.values()] for name, data in shards.items()}
+    whole = {n: {"users": list(data), "num_samples": counts[n], "user_data": data} for n, data in shards.items()}
+    return {name: json.dumps(shard).encode() for name, shard in whole.items()}
 
 
 def records(count, label, seed=0, header=1):

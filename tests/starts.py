@@ -33,11 +33,8 @@ def data() -> Path:
 
 def small(**more: Any) -> dict[str, Any]:
     """Return a small Run: six clients, four rounds, a model of a few hundred kB."""
-    return (
-        {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
-        | {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "min_per_class": 2}
-        | more
-    )
+    fields = {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
+    return fields | {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "min_per_class": 2} | more
 
 
 def script(path: Path, text: str) -> None:
@@ -209,7 +206,7 @@ class Cut(Exception):
 
 
 def cut_after(
-    monkeypatch: pytest.MonkeyPatch, t: int, out: Path, fields: dict[str, object] | None = None, **job: object
+    patching: pytest.MonkeyPatch, t: int, out: Path, fields: dict[str, Any] | None = None, **job: Any
 ) -> None:
     """Compute the small run up to the records of round t, no further."""
     from dpfl_mpi.engine import record
@@ -222,6 +219,6 @@ def cut_after(
             fed.close()  # MPI names windows that are open at its end
             raise Cut
 
-    with monkeypatch.context() as patch, pytest.raises(Cut):
+    with patching.context() as patch, pytest.raises(Cut):
         patch.setattr(record, "write_round", cut)
         here(out, fields, **({"checkpoint_every": "1"} | job))

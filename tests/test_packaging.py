@@ -32,10 +32,8 @@ def pins(file: str) -> dict[str, str]:
 
 
 def test_every_requirement_has_a_pin_that_it_allows():
-    pinned, texts = (
-        pins("constraints.txt"),
-        [SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()],
-    )
+    pinned = pins("constraints.txt")
+    texts = [SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()]
     required = [Requirement(line) for text in texts for line in text.splitlines() if line and line[0] != "#"]
     assert [r for r in required if not r.specifier.contains(pinned[canonicalize_name(r.name)])] == []
     assert pins("constraints-cpu.txt") == {"torch": pinned["torch"] + "+cpu"}  # and everything else is pinned alike

@@ -26,12 +26,11 @@ from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.prepare import write
 from dpfl_mpi.settings import Run
 
-IMPORTS = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n"
-
 
 def own_file(path, paper=None, body="", load="load()"):
     """Write a data set of one's own, of which `body` is the function, and return its path as a Run has it."""
-    path.write_text(f"{IMPORTS}PAPER = {paper or {}}\ndef {load}:\n    {body or 'pass'}\n")
+    imports = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n"
+    path.write_text(f"{imports}PAPER = {paper or {}}\ndef {load}:\n    {body or 'pass'}\n")
     return str(path)
 
 
@@ -91,9 +90,8 @@ def test_clients_are_counted_by_number(tmp_path):
 
 def test_what_the_file_says_of_a_run_holds(tmp_path):
     """PAPER of one's own file comes before what follows from the prepared data."""
-    found = []
     (tmp_path / "source").touch()
-    dealt = {"partition": "pathological", "clients": 3, "model": "resnet"}
+    dealt, found = {"partition": "pathological", "clients": 3, "model": "resnet"}, []
     for i, paper in enumerate(({}, dealt, {"partition": "dirichlet"})):
         body = "return arrays_of(np.zeros((60, 16, 16)), np.arange(60) % 3, client=np.arange(60) % 5)"
         path = own_file(tmp_path / f"mine{i}.py", paper, body, "read(source)")

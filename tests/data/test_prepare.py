@@ -206,39 +206,30 @@ def test_killed_run_leaves_nothing_half_done(tmp_path, how):
     assert [p.name for p in out.parent.iterdir()] == ["i.h5"]
 
 
-@pytest.fixture
-def server(tmp_path):
-    """Serve a folder on this machine."""
-    (tmp_path / "web").mkdir()
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "web")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
-        threading.Thread(target=web.serve_forever, daemon=True).start()
-        yield tmp_path / "web", f"http://127.0.0.1:{web.server_port}"
-        web.shutdown()
-
-
-def test_download_is_checked_and_kept(tmp_path, server, monkeypatch, capsys):
-    web, url = server
+def test_download_is_checked_and_kept(tmp_path, monkeypatch):
+    (web := tmp_path / "web").mkdir()
     archive = tar(web / "c.tar.gz", images(("train", "valid", "test"), NAMES, each=1))
-    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
-    out = tmp_path / "data" / "c.h5"
-    monkeypatch.setattr(cinic10, "DOWNLOAD", (f"{url}/c.tar.gz", "md5:" + "0" * 32, 1))
-    with pytest.raises(UserError, match="came with another checksum than md5:0000"):
-        stage("cinic10", None, out)
-    assert [p.name for p in out.parent.rglob("*")] == ["downloads"]
-    monkeypatch.setattr(cinic10, "DOWNLOAD", (f"{url}/c.tar.gz", f"md5:{md5}", 1))
-    assert "20 training" in stage("cinic10", None, out)
+    md5, out = hashlib.md5(archive.read_bytes()).hexdigest(), tmp_path / "data" / "c.h5"
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=web)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/c.tar.gz"
+        monkeypatch.setattr(cinic10, "DOWNLOAD", (url, "md5:" + "0" * 32, 1))
+        with pytest.raises(UserError, match="came with another checksum than md5:0000"):
+            stage("cinic10", None, out)
+        assert [p.name for p in out.parent.rglob("*")] == ["downloads"]
+        monkeypatch.setattr(cinic10, "DOWNLOAD", (url, f"md5:{md5}", 1))
+        assert "20 training" in stage("cinic10", None, out)
+        server.shutdown()
     assert sorted(p.name for p in out.parent.rglob("*")) == ["c.h5", "c.tar.gz", "downloads"]
     for dataset, text in (("femnist", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample"), ("arrays", "your own arrays")):
         refused(tmp_path, dataset, None, text)  # which cannot be downloaded
-    archive.unlink()
     assert "is there already" in stage("cinic10", None, out)
     assert "20 training" in prepare("cinic10", None, out, {}, force=True)  # from the archive that was kept
     monkeypatch.setattr(cinic10, "DOWNLOAD", ("http://127.0.0.1:9/c.tar.gz", f"md5:{'1' * 32}", 1))
     with pytest.raises(UserError, match="compute nodes often have no network: prepare on the login node"):
         stage("cinic10", None, tmp_path / "other" / "c.h5")
     assert not any(p.is_file() for p in (tmp_path / "other").rglob("*"))
-    capsys.readouterr()
 
 
 # malformed input --------------------------------------------------------------------------------------------------------
