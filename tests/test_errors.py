@@ -331,12 +331,8 @@ def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
     assert os.environ["OMP_NUM_THREADS"] == used
 
 
-READ = (
-    "-m dpfl_mpi --help",
-    "-m dpfl_mpi.sweep --list --seeds 1,2",
-    "-m dpfl_mpi RUN",
-    "HERE/analysis/accuracy_table.py RESULT",
-)
+READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]
+READ += ["HERE/analysis/accuracy_table.py RESULT"]
 
 
 @pytest.mark.parametrize("command", READ)
