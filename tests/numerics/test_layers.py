@@ -264,6 +264,19 @@ def test_dropout_draws_as_keyed(form):
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
+        (lambda s, t: s.h(s.e(t + 1).mean(1)), "arithmetic with tokens"),
+        (lambda s, t: s.h(s.e(t % 20).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
+        (lambda s, t: s.h((s.e(t) * (t != 3)[..., None]).mean(1)), "a comparison with another token than 0"),
+    ],
+)
+def test_what_is_done_to_tokens_is_named(function, sentence):
+    with pytest.raises(UserError, match=sentence):
+        native.describe(Forward(function, e=nn.Embedding(17, 8), h=nn.Linear(8, CLASSES)), *TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
         (lambda s, x: s.h(x.flatten(1).cumsum(1)), "no layer for cumsum"),
         (lambda s, x: s.h((x - x.mean(0)).flatten(1)), "no layer for a sum over samples"),
         (lambda s, x: s.h(x.flatten(1)) if x.sum() > 0 else s.h(-x.flatten(1)), "no layer for "),

@@ -127,7 +127,7 @@ def where(r: Recorder, out: Tensor, condition: Tensor, input: Any, other: Any) -
 @handles("contiguous", "clone", "reshape", "flatten")
 def moved(r: Recorder, out: Tensor, input: Tensor, *shape: Any, **more: Any) -> None:
     """Numbers that are brought into the order of their axes."""
-    view = r.leading(input)
+    view = r.leading(input, True)
     if out.shape[0] != S:
         raise Unknown(f"a view across samples{r.place()}")
     r.record(out, move(view, natural(tuple(out.shape[1:]))))
@@ -238,10 +238,18 @@ def attention(
 
 
 # tokens and dropout ---------------------------------------------------------------------------------------------------------------------
-@handles("gt", "ne")
+@handles("gt")
 def above(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
-    """1.0 where a token is above a number, else 0.0; no token is below 0."""
+    """1.0 where a token is above a number, else 0.0."""
     token(r, out, input, 0, other, False)
+
+
+@handles("ne")
+def differs(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
+    """1.0 where a token is not 0: none is below."""
+    if other != 0:
+        raise Unknown(f"a comparison with another token than 0{r.place()}")
+    token(r, out, input, 0, 0, False)
 
 
 @handles("remainder", "mod")
@@ -250,18 +258,19 @@ def remainder(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
 
 
 def token(r: Recorder, out: Tensor, input: Tensor, what: int, number: Any, tokens: bool) -> None:
-    view = r.leading(input)
+    view = r.leading(input, True)
     if not view.slot.tokens or not view.whole or not isinstance(number, int):
         raise Unknown(f"a comparison or remainder of other than tokens{r.place()}")
     use = Use(view, view.slot.geometry)
     op = Op("token", [use], Slot(view.slot.geometry, 0, tokens), lambda x, y: ([what, number], []))
+    op.facts = {"below": number} if tokens else {}
     r.record(out, op)
 
 
 @handles("float", "to", "type")
 def cast(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> None:
     """Yes and no as 1 and 0, which they are already."""
-    view = r.leading(input)
+    view = r.leading(input, True)
     if view.slot.tokens or not out.is_floating_point() or input.dtype.is_floating_point:
         raise Unknown(f"a cast{r.place()}")
     r.record(out, move(view, natural(view.shape)))
@@ -279,11 +288,14 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> None:
-    view = r.leading(input)
+    view = r.leading(input, True)
     if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
         raise Unknown(f"an embedding of numbers, with max_norm or scale_grad_by_freq{r.place()}")
     w, lines = r.column(weight), math.prod(view.shape)
     rows, width = weight.shape
+    below = [op.facts["below"] for op in r.ops if op.out is view.slot and "below" in op.facts]
+    if not view.whole or any(n > rows for n in below):
+        raise Unknown(f"an embedding of {rows} rows, which tokens may exceed{r.place()}")
     use = Use(view, (1, 1, lines))
     slot = r.made([use], (1, lines, width), (w, weight))
     size = [rows, -1 if padding_idx is None else padding_idx % rows]

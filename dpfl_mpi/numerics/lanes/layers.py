@@ -180,16 +180,22 @@ def gelu(r: Recorder, out: Tensor, input: Tensor, approximate: str = "none") -> 
 
 
 @handles("clamp", "clip")
-def clamp(r: Recorder, out: Tensor, input: Tensor, min: float | None = None, max: float | None = None) -> None:
-    each(r, out, "clamp", input, -math.inf if min is None else min, math.inf if max is None else max)
+def clamp(r: Recorder, out: Tensor, input: Tensor, min: Any = None, max: Any = None) -> None:
+    if not all(limit is None or isinstance(limit, int | float) for limit in (min, max)):
+        raise Unknown(f"a clamp to tensors{r.place()}")
+    each(r, out, "clamp", input, -math.inf if min is None else float(min), math.inf if max is None else float(max))
 
 
-@handles("hardtanh", "relu6")
+@handles("hardtanh")
 def hardtanh(
-    r: Recorder, out: Tensor, input: Tensor, min_val: float | None = None, max_val: float = 1.0, inplace: bool = False
+    r: Recorder, out: Tensor, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> None:
-    six = min_val is None or isinstance(min_val, bool)  # relu6(input, inplace)
-    each(r, out, "clamp", input, *((0.0, 6.0) if six else (float(min_val or 0.0), max_val)))
+    each(r, out, "clamp", input, min_val, max_val)
+
+
+@handles("relu6")
+def relu6(r: Recorder, out: Tensor, input: Tensor, inplace: bool = False) -> None:
+    each(r, out, "clamp", input, 0.0, 6.0)
 
 
 @handles("neg")

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
 
 S = 3  # samples of the trial: an axis of this size and of a sample's stride is the one that becomes lanes
+MOST_AXES = 7  # of a sample
 Geometry = tuple[int, int, int]  # planes, lines, units
 ASKS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point", "stride"}
 ASKS |= {"is_contiguous", "get_device", "storage_offset", "element_size", "data_ptr", "is_complex"}
@@ -185,9 +186,11 @@ class Recorder(TorchFunctionMode):
         del shape[samples[0]], strides[samples[0]]
         return View(slot, tuple(shape), tuple(strides), tensor.storage_offset(), samples[0])
 
-    def leading(self, tensor: Any) -> View:
-        """Return a tensor as a view whose first axis is that of the samples."""
+    def leading(self, tensor: Any, tokens: bool = False) -> View:
+        """Return a tensor as a view whose first axis is that of the samples; of whole numbers only where `tokens` are known."""
         view = self.view(tensor)
+        if (view.slot.tokens and not tokens) or len(view.shape) > MOST_AXES:
+            raise Unknown(f"arithmetic with tokens, or so many axes{self.place()}")
         if view.axis:
             raise Unknown(f"samples along axis {view.axis}{self.place()}")
         return view
