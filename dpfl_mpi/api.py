@@ -4,8 +4,6 @@ In a script or a notebook `run` starts mpirun by itself, and the ranks are proce
 started it is a collective call: every rank makes it, with the same settings, and every rank gets the result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -49,7 +47,7 @@ class Result(results.Result):
             f"seed {run.seed}: {self.state}, test accuracy {accuracy}, {self.path}>"
         )
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self) -> "pd.DataFrame":
         """Return one row per client: each array `/client/NAME` of one number per client as NAME, of `/best` and `/last` as best_NAME and last_NAME.
 
         Accuracies are from 0 to 1. Beside them stand collaborators (senders in the last graph) and models_received (over the whole run).
@@ -64,7 +62,7 @@ class Result(results.Result):
             columns["models_received"] = self["traffic/models_received"].sum(0)
         return table(columns, "client")
 
-    def curves(self) -> pd.DataFrame:
+    def curves(self) -> "pd.DataFrame":
         """Return one row per round (0 is after preprocessing): means over benign clients of losses and accuracies (0 to 1), and what it cost.
 
         epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over clients,
@@ -80,7 +78,7 @@ class Result(results.Result):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
         return source
 
-    def model(self, client: int, code: str | None = None) -> RawImages:
+    def model(self, client: int, code: str | None = None) -> "RawImages":
         """Return a client's best model by validation: a `torch.nn.Module` that takes raw images, uint8 `[S, H, W, C]`, and returns logits.
 
         It normalises them itself. On the client's own test images it is as accurate as `/best/test_acc` says, with two exceptions. Of methods that
@@ -101,7 +99,7 @@ class Result(results.Result):
         return fill(network_of(self, self.source), self, client)
 
 
-def table(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
+def table(columns: Mapping[str, Any], index: str) -> "pd.DataFrame":
     """Return the columns as a data frame, whose index has this name."""
     try:
         import pandas as pd
@@ -196,7 +194,7 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
         raise SystemExit(leave.code) from None
 
 
-def compare(settings: Mapping[str, Any], world: World) -> None:
+def compare(settings: Mapping[str, Any], world: "World") -> None:
     """Raise `UserError` on every rank where the call of one has other settings than that of root. Collective."""
     names = world.decide(lambda: sorted(settings))
     unlike = world.unlike({name: settings.get(name) for name in names} | {"": sorted(settings)})

@@ -4,8 +4,6 @@ run. `python -m dpfl_mpi.describe` takes a run's own flags.
 Runs in one process, without mpirun: `--ranks 8 --nodes 2` says which job is
 planned. `--save PATH` writes the partition as JSON, which `--partition
 file:PATH` and any other framework can read; `--plot FILE` draws it.
-
-Axes: N clients in all, K on a rank, D parameters, C classes.
 """
 
 import argparse
@@ -20,17 +18,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.plan.needs import (
-    Cost,
-    Needs,
-    crowding,
-    ensemble_of,
-    measure,
-    megabytes,
-    needs_of,
-    refuse,
-    seconds_of,
-)
+from dpfl_mpi.plan.needs import Cost, Needs, crowding, ensemble_of, measure, megabytes, needs_of, refuse, seconds_of
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import reason, replacing
@@ -56,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
-        about_it = str(__doc__).split("\n\nAxes")[0]
-        print(f"{about_it}\n\n{parser().format_help()}\nFlags of a run: python -m dpfl_mpi --help")
+        print(f"{__doc__}\n{parser().format_help()}\nFlags of a run: python -m dpfl_mpi --help")
         return 0
     own, rest = parser().parse_known_args(arguments)
     run, job = parse(rest)

@@ -96,9 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
     check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
         if drift := result.run.drift:
-            raise UserError(
-                f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored here"
-            )
+            raise UserError(f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored")
         result.state_dict(0)  # says so at once where no models were saved
         result.run = with_code(result.run, {"model": args.model, "dataset": args.dataset})
         source = source_of(result, args.data)

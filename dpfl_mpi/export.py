@@ -97,12 +97,8 @@ def places(results: Sequence[Result], form: str, out: Path | None) -> list[Path]
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     """Write the files that the command line asks for, and print their paths."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser("python -m dpfl_mpi.export", description=__doc__, **how)
     parser.add_argument("results", nargs="+", metavar="RESULT", help="result files, finished or running")
     parser.add_argument("--format", choices=("csv", "clients", "pfllib"), default="csv")
     text = "file to write; of several results with pfllib the folder (default: beside the result, of several runs.csv; with pfllib in pfllib/)"

@@ -1,13 +1,9 @@
-"""The directed collaboration graph: who receives from whom.
-
-Axes: N clients, E edges.
-"""
-
-from __future__ import annotations
+"""The directed collaboration graph: who receives from whom."""
 
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -26,14 +22,14 @@ class CollaborationGraph:
     senders: np.ndarray  # int64 [E]
 
     @classmethod
-    def from_lists(cls, lists: Iterable[Senders]) -> CollaborationGraph:
+    def from_lists(cls, lists: Iterable[Senders]) -> Self:
         """Return the graph with these senders of receiver 0, 1, ..., in any order."""
         each = [np.asarray(senders, np.int64) for senders in lists]
         receivers = np.repeat(np.arange(len(each)), [len(s) for s in each])
         return cls.from_edges(len(each), receivers, np.concatenate([np.zeros(0, np.int64), *each]))
 
     @classmethod
-    def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
+    def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> Self:
         """Return the graph of n clients with these edges `[E]`, in any order; a sender that is no client is a `UserError`."""
         if len(senders) and not 0 <= senders.min() <= senders.max() < n:
             wrong = senders[(senders < 0) | (senders >= n)][0]
@@ -42,13 +38,12 @@ class CollaborationGraph:
         return cls(indptr, np.sort(receivers * n + senders) % max(n, 1))
 
     @classmethod
-    def empty(cls, n: int) -> CollaborationGraph:
+    def empty(cls, n: int) -> Self:
         """Return the graph of n clients without an edge."""
         return cls(np.zeros(n + 1, np.int64), np.zeros(0, np.int64))
 
     @property
     def n(self) -> int:
-        """Number of clients N."""
         return len(self.indptr) - 1
 
     def of(self, k: int) -> np.ndarray:
@@ -63,11 +58,11 @@ class CollaborationGraph:
         """Return the receiver of every edge, int64 `[E]`."""
         return np.repeat(np.arange(self.n), self.degrees())
 
-    def only(self, edges: np.ndarray) -> CollaborationGraph:
+    def only(self, edges: np.ndarray) -> Self:
         """Return the graph of the edges that bool `[E]` marks."""
-        return CollaborationGraph.from_edges(self.n, self.receivers()[edges], self.senders[edges])
+        return self.from_edges(self.n, self.receivers()[edges], self.senders[edges])
 
-    def where(self, receivers: np.ndarray, other: CollaborationGraph) -> CollaborationGraph:
+    def where(self, receivers: np.ndarray, other: Self) -> Self:
         """Return this graph for the receivers that bool `[N]` marks, the other graph for the rest."""
         if receivers.all():
             return self
@@ -75,7 +70,7 @@ class CollaborationGraph:
         senders = np.concatenate([mine.senders, theirs.senders])
         return self.from_edges(self.n, np.concatenate([mine.receivers(), theirs.receivers()]), senders)
 
-    def within(self, other: CollaborationGraph) -> bool:
+    def within(self, other: Self) -> bool:
         """Return whether every edge is an edge of the other graph, of which, it may have N^2 edges, nothing is copied."""
         for mine, theirs in ((self.of(k), other.of(k)) for k in range(self.n)):
             if len(mine) > len(theirs) or (theirs.take(theirs.searchsorted(mine), mode="clip") != mine).any():

@@ -125,12 +125,8 @@ def already(out: Path, dataset: str, made: Mapping[str, str]) -> str:
             train, test = (len(file.dataset(f"{part}/labels", "iu", (None,))) for part in ("train", "test"))
     except Unreadable:
         raise UserError(f"--out is {out}, which is not a readable file of dpfl_mpi; {other}") from None
-    sentences = {
-        "dataset": f"holds {held['dataset']}",
-        "options": f"was made with the options {held['options']}",
-        "code": f"was made by {dataset} before it was edited",
-        "source": "was made from another source",
-    }
+    sentences = {"dataset": f"holds {held['dataset']}", "options": f"was made with the options {held['options']}"}
+    sentences |= {"code": f"was made by {dataset} before it was edited", "source": "was made from another source"}
     for name, sentence in sentences.items():
         if held[name] != made[name]:
             raise UserError(f"--out is {out}, which {sentence}; {other}")

@@ -1,7 +1,4 @@
-"""Anyone's own samples as a data set: `arrays_of(x, y)` says what they are, checks them, sets a test part aside and finds the normalisation.
-
-Axes: M samples, H W C image, F numbers of a vector, L tokens of a text.
-"""
+"""Anyone's own samples as a data set: `arrays_of(x, y)` says what they are, checks them, sets a test part aside and finds the normalisation."""
 
 import sys
 
@@ -11,15 +8,11 @@ from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.errors import UserError
 
 CLASSES = 65536  # most
+Column = np.ndarray | None  # [M]
 
 
 def arrays_of(
-    x: np.ndarray,
-    y: np.ndarray,
-    client: np.ndarray | None = None,
-    test: np.ndarray | None = None,
-    where: str = "the data",
-    note: str = "",
+    x: np.ndarray, y: np.ndarray, client: Column = None, test: Column = None, where: str = "the data", note: str = ""
 ) -> Arrays:
     """Return samples and labels as a data set; `UserError` where an array has another length or type, or a value is out of its range.
 
@@ -45,9 +38,7 @@ def arrays_of(
         test = aligned(where, "test", test, len(samples))
         odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
         if len(odd):
-            raise UserError(
-                f"{where}: test holds {text(odd[0])}; allowed are true and false, or 1 (the test part) and 0"
-            )
+            raise UserError(f"{where}: test holds {text(odd[0])}; allowed are true and false, or 1 and 0")
         flags = test.astype(bool)
     if not flags.any() or flags.all():
         raise UserError(f"{where} has {(~flags).sum()} training and {flags.sum()} test samples; both are needed")

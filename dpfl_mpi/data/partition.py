@@ -1,9 +1,4 @@
-"""Who holds which sample: every client's train, validation and test sets, the file of them, and the part of a validation set that the search sees.
-
-Axes: N clients, C classes, M samples.
-"""
-
-from __future__ import annotations
+"""Who holds which sample: every client's train, validation and test sets, the file of them, and the part of a validation set that the search sees."""
 
 import hashlib
 import json
@@ -11,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,7 +38,6 @@ class Partition:
 
     @property
     def n(self) -> int:
-        """Number of clients N."""
         return len(self.p)
 
     def of(self, part: str, k: int) -> np.ndarray:
@@ -66,8 +60,7 @@ class Partition:
         return out if self.of_data is None else out | {"of_data": self.of_data}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Partition:
-        """Return the partition that `arrays` describes."""
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         indptr, indices = ({part: arrays[f"{name}/{part}"] for part in PARTS} for name in ("indptr", "indices"))
         counts, p, pooled = arrays["class_counts"], arrays["p"], bool(arrays["pooled"])
         return cls(indptr, indices, counts, p, pooled, arrays.get("of_data"))
@@ -117,17 +110,11 @@ def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> N
     Indices count the samples of the prepared file: train and val those under /train, test those under /test; where `pooled` is true,
     all three count one pool, /train followed by /test.
     """
-    held = {
-        "format": FORMAT,
-        "dataset": short(run.dataset),
-        "data_sha256": data_sha256,
-        "partition_sha256": partition.sha256(),
-        "made_by": f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}",
-        "pooled": partition.pooled,
-        "note": partition.note(),
-        "p": partition.p.tolist(),
-        "clients": [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)],
-    }
+    held: dict[str, Any] = {"format": FORMAT, "dataset": short(run.dataset), "data_sha256": data_sha256}
+    held["partition_sha256"] = partition.sha256()
+    held["made_by"] = f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}"
+    held |= {"pooled": partition.pooled, "note": partition.note(), "p": partition.p.tolist()}
+    held["clients"] = [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)]
     with explained(f"--save is {path}; it cannot be written"), replacing(path) as part:
         part.write_text(json.dumps(held))
 

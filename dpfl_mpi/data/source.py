@@ -181,23 +181,13 @@ def pooled(source: Source) -> Source:
 def in_memory(arrays: Arrays, **known: Any) -> Source:
     """Return arrays as a `Source`; of arrays that are still in a file, `known` are the fields that the file says."""
     held = arrays.stored()
-    known = known or {
-        "sha256": digest(held.values()),
-        "vocabulary": arrays.vocabulary,
-        "images": lambda part, rows: held[f"{part}/images"][rows],
-    }
-    return Source(
-        shape=arrays.train_images.shape[1:],
-        classes=len(arrays.class_names),
-        mean=arrays.mean,
-        std=arrays.std,
-        labels={part: held[f"{part}/labels"] for part in ("train", "test")},
-        clients={part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held},
-        class_names=arrays.class_names,
-        note=arrays.note,
-        dtype=str(arrays.train_images.dtype),
-        **known,
-    )
+    known = known or {"sha256": digest(held.values()), "vocabulary": arrays.vocabulary}
+    known.setdefault("images", lambda part, rows: held[f"{part}/images"][rows])
+    labels = {part: held[f"{part}/labels"] for part in ("train", "test")}
+    clients = {part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held}
+    known |= {"class_names": arrays.class_names, "note": arrays.note, "dtype": str(arrays.train_images.dtype)}
+    shape, classes = arrays.train_images.shape[1:], len(arrays.class_names)
+    return Source(shape, classes, arrays.mean, arrays.std, labels, clients=clients, **known)
 
 
 def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
@@ -218,15 +208,12 @@ def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
                 raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
             for array in (array for array in ARRAYS if array in file or not array.endswith("clients")):
                 whole = not array.endswith("images")
-                held[array] = file.array(array, "iu", (None,)).astype("i8") if whole else file.dataset(array, "iuf")
-            arrays = Arrays(
-                **{array.replace("/", "_"): values for array, values in held.items()},
-                mean=tuple(file.array("mean", "f", (None,)).tolist()),
-                std=tuple(file.array("std", "f", (None,)).tolist()),
-                class_names=tuple(file.texts("class_names")),
-                client_names=tuple(file.texts("client_names")) if "client_names" in file else (),
-                note=file.attribute("note", str),
-            )
+                name_of = array.replace("/", "_")
+                held[name_of] = file.array(array, "iu", (None,)).astype("i8") if whole else file.dataset(array, "iuf")
+            held |= {name: tuple(file.array(name, "f", (None,)).tolist()) for name in ("mean", "std")}
+            held["class_names"] = tuple(file.texts("class_names"))
+            held["client_names"] = tuple(file.texts("client_names")) if "client_names" in file else ()
+            arrays = Arrays(**held, note=file.attribute("note", str))
             sha256, vocabulary = file.attribute("sha256", str), file.attribute("vocabulary", int)
             check(arrays, f"--data is {path}, which is damaged")
             images = functools.partial(read_rows, path)

@@ -1,10 +1,4 @@
-"""Anyone's own arrays: an npz file with x and y, and optionally the client of every sample.
-
-x        images [M, H, W] or [M, H, W, C], uint8 or floats; vectors [M, F], floats; or tokens [M, L], whole numbers from 0 to 2^31 - 1
-y        labels [M], numbers or names: each that occurs is a class
-client   optional: whom each sample belongs to [M], numbers or names; --partition natural, then the default, deals accordingly
-test     optional: whether a sample belongs to the test set [M]; or x_test, y_test and client_test; else a fixed fifth is the test set
-"""
+"""Anyone's own arrays: an npz file with x and y, and optionally the client of every sample."""
 
 import zipfile
 from pathlib import Path

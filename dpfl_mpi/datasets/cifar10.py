@@ -17,11 +17,8 @@ PAPER = {
 # its first graph is that of its third round: 15 epochs, then 97 rounds, 500 epochs in all
 AUTHORS_CODE = {"weight_decay": 1e-4, "lr_decay": 0.998, "tau_init": 15, "rounds": 97, "batch_size": 32}
 SOURCE = "cifar-10-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
-DOWNLOAD = (
-    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    "md5:c32a1d4ab5d03f1284b67883e8d87530",
-    170_052_171,
-)
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+DOWNLOAD = (URL, "md5:c32a1d4ab5d03f1284b67883e8d87530", 170_052_171)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as in the authors' code
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -14,19 +14,14 @@ from dpfl_mpi.settings import option
 # not in the paper: with 100 classes of 500 images, ten classes per client leave about ten holders of fifty images each
 PAPER = CIFAR10 | {"classes_per_client": 10, "min_per_class": 2}
 SOURCE = "cifar-100-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
-DOWNLOAD = (
-    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-    "md5:03b5dce01913d631647c71ecec9e9cb8",
-    168_513_733,
-)
+URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+DOWNLOAD = (URL, "md5:03b5dce01913d631647c71ecec9e9cb8", 168_513_733)
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of its training images
 IMAGES = {"train.bin": 50_000, "test.bin": 10_000}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `prepare` may be asked for."""
-
     labels: Literal["fine", "coarse"] = option("fine", "100 classes, or the 20 superclasses")
 
 

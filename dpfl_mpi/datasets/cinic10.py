@@ -1,7 +1,4 @@
-"""CINIC-10 (Darlow et al. 2018): CIFAR-10's classes from CIFAR-10 and ImageNet, 90,000 images of 32x32 each to train, validate and test.
-
-The paper joins the first two (section E.4), so the training pool has 180,000.
-"""
+"""CINIC-10 (Darlow et al. 2018): CIFAR-10's classes from CIFAR-10 and ImageNet, 90,000 images of 32x32 each to train, validate and test."""
 
 from pathlib import Path
 
@@ -16,16 +13,13 @@ from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 PAPER = CIFAR10 | {"clients": 200, "rounds": 48}
 AUTHORS_CODE = CIFAR10_CODE | {"rounds": 47, "batch_size": 16}
 SOURCE = "CINIC-10.tar.gz, or a folder {train,valid,test}/CLASS/*.png"
-DOWNLOAD = (
-    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-    "md5:6ee4d0c996905fe93221de577967a372",
-    687_544_992,
-)
+URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
+DOWNLOAD = (URL, "md5:6ee4d0c996905fe93221de577967a372", 687_544_992)
 MEAN, STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)  # its publisher's
 
 
 def read(source: Path) -> Arrays:
-    """Return CINIC-10, train and valid joined, from its archive or a folder; a few of its images are grey and become colour."""
+    """Return CINIC-10, train and valid joined (the paper, section E.4) to 180,000 images, from its archive or a folder; a few of its images are grey and become colour."""
     splits, names = image_splits(source, ("train", "valid", "test"), CLASSES, (32, 32, 3))
     images, labels = (np.concatenate([splits["train"][i], splits["valid"][i]]) for i in (0, 1))
     return Arrays(images, labels, *splits["test"], names, MEAN, STD)

@@ -1,8 +1,4 @@
-"""FEMNIST (LEAF; Caldas et al. 2018): handwritten characters of 28x28, grey; each writer is a client.
-
-`prepare` reads LEAF's json shards, or NIST's own folders `by_class`. Two partitions are the paper's, see `data.recipes`: `natural` (its text:
-each writer is a client) and `fedrep` (where its numbers most likely come from; wants ten classes: `prepare femnist --classes a-j`).
-"""
+"""FEMNIST (LEAF; Caldas et al. 2018): handwritten characters of 28x28, grey; each writer is a client."""
 
 import json
 import re
@@ -34,16 +30,12 @@ SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # LE
 CHOICES = {"digits": range(10), "letters": range(10, 62), "all": range(62), "a-j": range(36, 46)}
 SHARD = 4 * 2**30  # bytes of one json file; LEAF's, of 100 writers, have 0.2 GB
 A_CLASS = 4000  # images of a class that the fedrep construction takes from NIST
-
-
 # of a writer: the name, whether they are of the test part, images uint8 [n, 28, 28, 1] and labels int64 [n]
 Samples = tuple[str, bool, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `prepare` may be asked for."""
-
     classes: Literal["all", "digits", "letters", "a-j"] = option("all", "all 62, the 10 digits, the 52 letters, or a-j")
     min_samples: int = option(0, "leave out writers with fewer images")
 

@@ -1,8 +1,4 @@
-"""A folder that FL-bench's `generate_data.py` made: `data.npy`, `targets.npy`, and `partition.pkl`, which says who holds which of them.
-
-`partition.pkl` is a pickled dictionary, which is read without executing anything. What FL-bench would download (CIFAR-10 and the like) it does not keep
-in the folder; these data sets are prepared here by their own names. `--partition natural`, the default, deals as FL-bench dealt.
-"""
+"""A folder that FL-bench's `generate_data.py` made: `data.npy`, `targets.npy`, and `partition.pkl`, which says who holds which of them."""
 
 from pathlib import Path
 from typing import Any

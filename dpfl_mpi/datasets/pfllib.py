@@ -1,8 +1,4 @@
-"""A folder that PFLlib's `dataset/generate_*.py` made: `train/K.npz` and `test/K.npz` of every client K, each with its `x` and `y`.
-
-The files hold pickled dictionaries, which are read without executing anything. Images come channels first, as PyTorch has them; a text is a pair of
-its tokens and their number. `--partition natural`, the default, deals them as PFLlib dealt them.
-"""
+"""A folder that PFLlib's `dataset/generate_*.py` made: `train/K.npz` and `test/K.npz` of every client K, each with its `x` and `y`."""
 
 import re
 from pathlib import Path
@@ -54,7 +50,7 @@ def read(source: Path) -> Arrays:
 
 
 def client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return samples and labels of one file, which `np.savez(data=...)` wrote; images `[M, H, W, C]`."""
+    """Return samples and labels of one file, which `np.savez(data=...)` wrote, channels first; images `[M, H, W, C]`."""
     members = {path.name: get() for path, get in entries(Path(where), TOTAL, data)}
     if set(members) != {"data.npy"}:
         raise UserError(f"{where} holds {', '.join(members) or 'nothing'}; PFLlib's files hold data")

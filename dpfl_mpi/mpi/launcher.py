@@ -2,8 +2,6 @@
 
 Inside a Slurm job each candidate is tried on two tasks, `srun --mpi=pmi2` (MPICH), `srun --mpi=pmix` (Open MPI), then mpirun; the first
 under which both see one world of two is the one. The wrong kind mostly fails by starting every task alone, and says nothing.
-
-With Open MPI on a single machine: `export $(python -m dpfl_mpi.mpi.launcher --open_mpi)` once before mpirun.
 """
 
 import os
@@ -61,9 +59,7 @@ def find_line() -> list[str]:
         tasks = min(2, int(os.environ.get("SLURM_NTASKS", "1") or 1))
         lines = [line for line in lines if works(line, tasks)][:1] if tasks > 1 else lines[:1]
     if not lines:
-        raise UserError(
-            "neither srun nor mpirun starts one MPI world of two tasks; load the MPI module of mpi4py's MPI"
-        )
+        raise UserError("neither srun nor mpirun starts one MPI world of two tasks; load the module of mpi4py's MPI")
     return lines[0]
 
 

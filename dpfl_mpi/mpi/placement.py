@@ -1,7 +1,4 @@
-"""Which client is computed where, and what a node has: pure functions, so that `describe` can plan a run without MPI.
-
-Axes: N clients in all.
-"""
+"""Which client is computed where, and what a node has: pure functions, so that `describe` can plan a run without MPI."""
 
 import contextlib
 import heapq

@@ -1,9 +1,4 @@
-"""The one-sided RMA window, and who puts which row where along a graph.
-
-Axes: N clients in all, K on this rank, B slots of the inbox, W row width in float32.
-"""
-
-from __future__ import annotations
+"""The one-sided RMA window, and who puts which row where along a graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

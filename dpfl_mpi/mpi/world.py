@@ -2,8 +2,6 @@
 
 Only `mpi.world`, `mpi.window` and `__main__`, which starts MPI, import mpi4py. Only buffers are sent, never pickles. Every rank reaches every
 collective; a rank without clients has arrays of length 0.
-
-Axes: N clients in all, K on this rank.
 """
 
 import contextlib
@@ -118,9 +116,7 @@ class World:
             return
         roots = self.first(place if self.root else "")
         other = self.first(f"rank {self.rank} at {place}" if place != roots else "")
-        raise UserError(
-            f"rank 0 is at {roots}, {other}: every rank must call the same collective verbs of fed, in the same order"
-        )
+        raise UserError(f"rank 0 is at {roots}, {other}: every rank must call the same verbs of fed, in the same order")
 
     def agree(self, flag: bool) -> bool:
         """Return whether any rank raises the flag."""
@@ -191,9 +187,8 @@ class World:
         worst = np.zeros(2, np.int64)
         self.comm.Allreduce(short, worst, MPI.MAX)
         if worst[0]:
-            raise UserError(
-                f"the RMA windows need {worst[0] / 2**30:.2f} GiB on a node that has {limit / 2**30:.2f} GiB ({what}); {advice}"
-            )
+            need_gb, gb = worst[0] / 2**30, limit / 2**30
+            raise UserError(f"the RMA windows need {need_gb:.2f} GiB on a node of {gb:.2f} GiB ({what}); {advice}")
 
     def all_stop(self, seconds: float = PATIENCE) -> bool:
         """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""

@@ -50,10 +50,9 @@ class Code(NamedTuple):
     @property
     def sha256(self) -> str:
         """The hash of all modules by their names; that of the first module does not count, so a file may be renamed."""
-        parts = [
-            ["" if n == self.start else n, hashlib.sha256(m.data or b"").hexdigest()] for n, m in self.modules.items()
-        ]
-        return hashlib.sha256(json.dumps([self.attribute, *sorted(parts)]).encode()).hexdigest()
+        hashes = {n: hashlib.sha256(m.data or b"").hexdigest() for n, m in self.modules.items()}
+        parts = sorted(["" if n == self.start else n, sha] for n, sha in hashes.items())
+        return hashlib.sha256(json.dumps([self.attribute, *parts]).encode()).hexdigest()
 
 
 def top(name: str) -> str:

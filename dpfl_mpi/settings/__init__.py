@@ -1,8 +1,4 @@
-"""`Run` says what decides the numbers, `Job` where and how they are computed.
-
-`fields` know their range and their help, `values` are settings that are written as a short text, `files` what files hold that settings name,
-`command_line` is the parser.
-"""
+"""`Run` says what decides the numbers, `Job` where and how they are computed."""
 
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import NUMERICS, Resolved, Run, option

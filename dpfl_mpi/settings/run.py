@@ -4,8 +4,6 @@ A `Run` is the key of its result: `Run(...).resolve().path("results")` is the fi
 imports neither torch nor MPI, and neither do the data set and method modules that it asks for their defaults.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -19,19 +17,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
 from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields, method_options, model_options, read
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
-from dpfl_mpi.settings.values import (
-    ATTACKS,
-    LIES,
-    PARSED,
-    Attack,
-    Budget,
-    Dealing,
-    Drift,
-    Reach,
-    Text,
-    is_file,
-    written,
-)
+from dpfl_mpi.settings.values import HONEST, PARSED, Attack, Budget, Dealing, Drift, Reach, Text, is_file, written
 
 NUMERICS = 1  # raised by hand with every change that alters numbers: it is part of each result's name
 REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
@@ -119,7 +105,7 @@ class Run:
     model_options: dict[str, Any] = field(None, "model options", "as --model_options.NAME VALUE")
     # fmt: on
 
-    def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
+    def resolve(self, gone: Mapping[str, str] = NOTHING) -> "Resolved":
         """Return the Run with every default filled in, every field checked, and the files that it names read, but those of `gone`.
 
         That is what files held that are not here, as `Resolved.contents` of a result has it. What is not allowed is a `UserError`.
@@ -140,7 +126,7 @@ class Run:
         check(run)  # once more: now with the defaults, of which the data set's module gives some
         return run
 
-    def untuned(self) -> Resolved:
+    def untuned(self) -> "Resolved":
         """Return the Run without fine-tuning: its rounds are this one's."""
         run = self.resolve()
         return dataclasses.replace(run, finetune_epochs=0, options=run.options | run.tuning)
@@ -193,7 +179,7 @@ class Resolved(Run):
             if not isinstance(value := getattr(self, name), Text | None):
                 object.__setattr__(self, name, parse(value))
 
-    def resolve(self, gone: Mapping[str, str] = NOTHING) -> Resolved:
+    def resolve(self, gone: Mapping[str, str] = NOTHING) -> Self:
         return self
 
     def found(self, kind: str) -> Any:
@@ -296,8 +282,7 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
     if epochs and not method.finetunes:
         raise UserError(f"--finetune_epochs is {epochs}; {name} is scored by more than its model: allowed is 0")
     if attack and attack.falsifies and not method.sends_models:
-        known = ", ".join(kind for kind in ATTACKS if kind not in LIES)
-        raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {known}")
+        raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {', '.join(HONEST)}")
 
 
 def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:

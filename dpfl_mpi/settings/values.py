@@ -3,11 +3,7 @@
 `parse` reads the text alone, None where it changes nothing. `resolved` fills in what depends on the Run, and reads the file that the text names, unless `read`
 is false. Both raise `UserError` with what is allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as
 `.txt`.
-
-Axes: N clients, T rounds, E edges.
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
@@ -27,6 +23,7 @@ SHARE = r"(\d{0,9}\.?\d{1,18})"
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
+HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
 
 
 def file_of(text: str) -> str:
@@ -114,7 +111,7 @@ class Budget(Text):
             "for a budget per client uniform:LOW:HIGH, or a file"
         )
 
-    def resolved(self, clients: int, counts_self: bool, read: bool) -> Budget:
+    def resolved(self, clients: int, counts_self: bool, read: bool) -> "Budget":
         """Return the budget of so many clients: a share as the nearest whole number, at least 1; inf where it does not bind; a file with what it holds."""
         if self.kind == "share":
             return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self, read)
@@ -155,7 +152,7 @@ class Reach(Text):
     edges: Any = field(default=None, compare=False, repr=False)  # of a file, int64 [E, 2]: receiver, sender
 
     @classmethod
-    def parse(cls, value: Any, clients: int | None = None) -> Reach:
+    def parse(cls, value: Any, clients: int | None = None) -> Self:
         text = str(value)
         kind, _, rest = text.partition(":")
         if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
@@ -177,7 +174,7 @@ class Reach(Text):
             "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
         )
 
-    def resolved(self, clients: int, read: bool) -> Reach:
+    def resolved(self, clients: int, read: bool) -> Self:
         if self.sites > clients or any(k >= clients for group in self.groups for k in group):
             raise self.refused(self.text, clients)
         if self.kind != "file" or not read:
@@ -196,10 +193,10 @@ class Available(Text):
     table: Any = field(default=None, compare=False, repr=False)  # [T or more, N] of 0 and 1
 
     @classmethod
-    def parse(cls, value: Any) -> Available:
+    def parse(cls, value: Any) -> Self:
         return cls(str(value), path=str(value))
 
-    def resolved(self, clients: int, rounds: int, read: bool) -> Available:
+    def resolved(self, clients: int, rounds: int, read: bool) -> Self:
         if not read:
             return self
         lines, sha256 = lines_of("available", self.path, "a line of 0 and 1 per round, a column per client")
@@ -221,7 +218,7 @@ class Attack(Text):
     share: float
 
     @classmethod
-    def parse(cls, value: Any) -> Attack | None:
+    def parse(cls, value: Any) -> Self | None:
         kind, _, share = str(value).partition(":")
         if kind not in ATTACKS or not re.fullmatch(SHARE, share) or float(share) > 1:
             what = f"KIND:SHARE such as sign_flip:0.2, KIND one of {', '.join(ATTACKS)}, a share from 0 to 1"
@@ -242,7 +239,7 @@ class Drift(Text):
     round: int
 
     @classmethod
-    def parse(cls, value: Any, rounds: int | None = None) -> Drift | None:
+    def parse(cls, value: Any, rounds: int | None = None) -> Self | None:
         found = re.fullmatch(rf"{SHARE}:(\d{{1,18}})", str(value))
         if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= (math.inf if rounds is None else rounds):
             last = "the last" if rounds is None else rounds
@@ -298,15 +295,12 @@ def period(value: Any) -> float:
     raise UserError(f"--omega_period is {value}; allowed is a whole number of rounds of at least 1, or inf")
 
 
-PARSED: dict[str, Any] = {  # by the field of a Run
+PARSED: dict[str, Any] = {
     "partition": Dealing.parse,
     "budget": Budget.parse,
     "omega_period": period,
-    "reach": Reach.parse,
-    "available": Available.parse,
-    "attack": Attack.parse,
-    "drift": Drift.parse,
-}
+}  # by field of a Run
+PARSED |= {"reach": Reach.parse, "available": Available.parse, "attack": Attack.parse, "drift": Drift.parse}
 
 
 def written(value: Any) -> Any:

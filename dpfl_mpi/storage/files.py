@@ -1,7 +1,5 @@
 """Files that are there whole or not at all, and the errors of a disk in words."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib
@@ -90,7 +88,7 @@ def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) 
 
 
 @contextmanager
-def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
+def new_hdf5(path: Path, **options: Any) -> Iterator["h5py.File"]:
     """Give an HDF5 file in memory to fill, with `options` of `h5py.File`; afterwards its bytes are in `path`, which must be ours alone.
 
     HDF5 never sees the disk: after a write of its own that failed it crashes the process at its end.

@@ -5,8 +5,6 @@ one, because a pipe or a device may never end. No more bytes are read than its r
 that its reader asks for, lie in the file itself (HDF5 can name arrays of other files), and not claim to be larger than its bytes can be.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -159,7 +157,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             self.file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
         return found
 
-    def dataset(self, name: str, kinds: str, shape: Shape = None) -> h5py.Dataset:
+    def dataset(self, name: str, kinds: str, shape: Shape = None) -> "h5py.Dataset":
         """Return an array that is still in the file, to be read inside `reading`; `kinds` are NumPy's letters of the types allowed, "O" any text."""
         import h5py
 

@@ -10,8 +10,6 @@ A generation is three kinds of HDF5 files in the folder `<results file>.checkpoi
 Each is written under a temporary name, fsynced and renamed. A shard checks itself: HDF5's checksums cover its metadata (libver v110)
 and every chunk, one client's row each. It also holds its own name, so that another one copied over it is noticed. The manifest's DIGEST
 is of its bytes. The two newest generations are kept.
-
-Axes: N clients in all, K on this rank, W row width.
 """
 
 import contextlib
@@ -233,9 +231,7 @@ class Checkpoints:
             names = ", ".join(DATA[name] for name in different)
             said, mend = f"a run on other data (different: {names})", "bring back the data that it began with, choose"
         if different:
-            raise UserError(
-                f"{self.folder} holds a checkpoint of {said}; {mend} another --out, or start over with --fresh"
-            )
+            raise UserError(f"{self.folder} holds a checkpoint of {said}; {mend} another --out, or add --fresh")
         return whole
 
     def _load(self, file: Hdf5, parts: Parts) -> State:

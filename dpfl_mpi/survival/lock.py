@@ -23,14 +23,10 @@ PATIENCE = 5.0
 
 def myself() -> dict[str, Any]:
     """Return who would own a lock: a process, the start of the machine and the container that count it, and the Slurm job."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "born": born(os.getpid()),
-        "space": f"{pid_space()} {boot()}",  # two machines or containers may have one host name
-        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
-        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
-    }
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "born": born(os.getpid())}
+    me["space"] = f"{pid_space()} {boot()}"  # two machines or containers may have one host name
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
+    return me | {"slurm_job": os.environ.get("SLURM_JOB_ID", ""), "restarts": restarts}
 
 
 def born(pid: int | str) -> str:

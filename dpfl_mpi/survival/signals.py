@@ -1,12 +1,8 @@
 """Signals, end of the allocation, and hangs: when a run must leave, and how.
 
-The round is the unit. USR1, USR2, TERM and INT raise a flag that stays up; the ranks agree on it at the end of the round, keep a checkpoint
-and end with exit code 75, "requeue me". Where the round would outlast `--grace`, all ranks end at once with the same code, and the
-next start replays the round from the last checkpoint, which is exact because every draw is keyed. The end of a Slurm allocation counts
-as a signal `--grace` seconds before it.
+The round is the unit: the ranks agree at its end to keep a checkpoint and leave, or end at once where it would outlast `--grace`; the next start
+replays it, which is exact because every draw is keyed.
 """
-
-from __future__ import annotations
 
 import faulthandler
 import os
@@ -19,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dpfl_mpi.settings import Job
 
@@ -73,7 +69,7 @@ class Watch:
     Use with `with`; `begin` marks each round. `on_abort` is called on the rank that ends them all. Making it is collective.
     """
 
-    def __init__(self, job: Job, world: World, on_abort: Callable[[], None] = lambda: None):
+    def __init__(self, job: Job, world: "World", on_abort: Callable[[], None] = lambda: None):
         self.job, self.world, self.on_abort = job, world, on_abort
         self.round = 0
         self.started, self.last = time.monotonic(), 0.0  # of this round; seconds of the one before
@@ -88,7 +84,7 @@ class Watch:
         self.leaving = False
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._arm()
         # readable after each signal, even while the main thread waits inside MPI, and so runs no handler
         self._out, self._into = os.pipe()
@@ -180,11 +176,7 @@ class Watch:
             file.seek(0)
             text = file.read()
         late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
-        print(
-            f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}", file=sys.stderr, flush=True)
         time.sleep(2)  # for the other ranks to print theirs
         self._end(1)
 

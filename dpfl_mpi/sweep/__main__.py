@@ -1,10 +1,4 @@
-"""Many Runs: `python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits one job for each Run that has no result yet.
-
-Finished Runs are skipped, running ones left alone, stopped ones go on from their checkpoints, failed ones are named with the end of their
-log and submitted again with --retry. Instead of a file of analysis/ a grid: `--datasets cifar10 --methods dpfl,local --seeds 1,2,3`; with a
-file the same flags pick some of its Runs. Every other flag is one of `python -m dpfl_mpi` and holds for all Runs. While Runs go on here,
-and with --watch those on Slurm, a table shows how far each is.
-"""
+"""Many Runs: `python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits one job for each Run that has no result yet."""
 
 import argparse
 import contextlib
@@ -40,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 1 where a Run failed or was left out."""
     args = argparse.Namespace(cluster="", list=True)
     try:
-        flags = parser((__doc__ or "").split("\n\n")[0])
+        flags = parser(__doc__ or "")
         args = argparse.Namespace(**given(sys.argv[1:] if arguments is None else arguments, flags))
         with ended_as_by_ctrl_c():
             return sweep(args)
@@ -51,10 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
         again = f"{again_text(run_and_job(vars(args))[1])} goes on, with --list it says how far they are"
+        said = "--list says how far they are" if args.list else f"{going}; {again}"
         with contextlib.suppress(OSError):  # a terminal that is gone
-            print(
-                f"interrupted: {'--list says how far they are' if args.list else f'{going}; {again}'}", file=sys.stderr
-            )
+            print(f"interrupted: {said}", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -93,9 +86,7 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         if getattr(args, flag) < least:
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
     if args.cluster == "slurm" and args.runs_per_gpu > 1:
-        raise UserError(
-            "--runs_per_gpu is for Runs of this machine; jobs on Slurm share a GPU by --sbatch gres=shard:1"
-        )
+        raise UserError("--runs_per_gpu is for Runs here; jobs on Slurm share a GPU by --sbatch gres=shard:1")
     if args.time:
         minutes(args.time)
     base, job = run_and_job(vars(args))

@@ -1,16 +1,16 @@
 """The Runs of a sweep on this machine: mpirun for each, as many at once as there are cores and GPUs for."""
 
-import argparse
 import contextlib
 import io
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.placement import visible_gpus
@@ -27,7 +27,7 @@ LOOK_S = 0.5  # between two looks at the Runs of this machine
 LEAVING_S = 60.0  # that interrupted Runs have to end their round
 
 
-def gpu_groups(args: argparse.Namespace, job: Job) -> list[str]:
+def gpu_groups(args: Namespace, job: Job) -> list[str]:
     """Return the values of CUDA_VISIBLE_DEVICES that Runs of this machine take turns in, --gpus GPUs in each; [] where GPUs are no matter."""
     gpus = [] if job.device == "cpu" else visible_gpus()
     if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
@@ -56,9 +56,7 @@ class Begun:
         self.command = ["mpirun", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *flags]
         with explained("mpirun cannot be started"), open(log or os.devnull, "ab") as file:
             out = file if log else None
-            self.process = subprocess.Popen(
-                self.command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+            self.process = Popen(self.command, env=env, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.born = born(self.process.pid)
         self.ends = time.monotonic() + limit
         self.asked = False
@@ -84,9 +82,7 @@ class Begun:
 class Computing:
     """Runs that are computed on this machine: those that are `left` to begin, and those that have `begun`."""
 
-    def __init__(
-        self, args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
-    ):
+    def __init__(self, args: Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue):
         self.args, self.job, self.known, self.queue = args, job, known, queue
         self.groups = gpu_groups(args, job)
         self.foreground = args.cluster == "debug"
@@ -174,9 +170,7 @@ class Computing:
             self.note()
 
 
-def compute(
-    args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue
-) -> None:
+def compute(args: Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue) -> None:
     """Compute the Runs `todo` of all that are `known`. A base comes before the Runs that go on from its models, which wait for it.
 
     Where an error ends the sweep, as where somebody interrupts it, the Runs that it began keep a checkpoint and leave.

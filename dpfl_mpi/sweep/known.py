@@ -1,7 +1,5 @@
 """What became of the Runs of a sweep: their result files, the jobs they went to, and what Slurm says."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -65,7 +63,7 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def recall(known: Sequence[Known], sweeps: Path) -> None:
+def recall(known: Sequence["Known"], sweeps: Path) -> None:
     """Fill in the newest submission of each Run."""
     found = []
     for file in sweeps.glob("*/jobs.json"):

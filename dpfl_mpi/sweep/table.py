@@ -1,9 +1,4 @@
-"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line per change, and all at the end.
-
-And how a sweep is ended early: the Runs of this machine keep a checkpoint each.
-"""
-
-from __future__ import annotations
+"""The Runs of a sweep as a table: one line each, refreshed in place on a terminal; in a log one line per change, and all at the end."""
 
 import contextlib
 import os
@@ -109,9 +104,7 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def follow(
-    known: Sequence[Known], live: Live, queue: Queue, pause: float, busy: Callable[[], bool] | None = None
-) -> None:
+def follow(known: list[Known], live: Live, queue: Queue, pause: float, busy: Callable[[], bool] | None = None) -> None:
     """Show the table every `pause` seconds, until `busy` says no; without it, until no Run waits or runs."""
     while True:
         if _arrived:

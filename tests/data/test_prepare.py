@@ -355,7 +355,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
     ({"y": np.array([{}] * 10, object)}, "pickled objects, which are never read"),
     ({"x": np.zeros((10, 3, 32, 24), np.uint8)}, "(10, 3, 32, 24), channels first; images are [M, H, W, C]: save x."),
     ({"x": np.zeros((10, 1, 28, 28))}, "channels first"),
-    ({"test": np.arange(10) % 3}, "test holds 2; allowed are true and false, or 1 (the test part) and 0"),
+    ({"test": np.arange(10) % 3}, "test holds 2; allowed are true and false, or 1 and 0"),
     ({"test": np.where(np.arange(10) > 7, "test", "train")}, "test holds train; allowed are true and false"),
     ({"test": np.linspace(0, 1, 10)}, "test holds 0.1111111111111111; allowed"),
     ({"test": np.full(10, np.nan)}, "test holds nan; allowed"),
