@@ -25,7 +25,6 @@ from dpfl_mpi.storage.files import reason, replacing
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the flags that only `describe` has."""
     usage = "%(prog)s [flags of a run] [flags below]"
     out = argparse.ArgumentParser("python -m dpfl_mpi.describe", usage, add_help=False, allow_abbrev=False)
     out.add_argument("--ranks", type=int, default=1, help="ranks that mpirun or srun will start")
@@ -139,9 +138,7 @@ def plan_text(run: Resolved, plan: Needs) -> str:
         f"{megabytes(received[0] * row)} and {megabytes(received[1] * row)}",
         f"bytes      MPI moves at most {wire[0]} in preprocessing and {wire[1]} per round{passes}",
         f"choosing   {choosing}",
-        f"           {plan.anew} rounds search Omega anew; each receives, moves and scores as much as preprocessing"
-        if plan.anew
-        else "",
+        f"           {plan.anew} rounds search Omega anew; each does as much as preprocessing" if plan.anew else "",
     ]
     return "\n".join(filter(None, lines))
 

@@ -1,8 +1,4 @@
-"""Scores the models that a run saved: `python -m dpfl_mpi.evaluate RESULT --data FILE` (needs torch, no MPI; the run needs --save_models).
-
-Each client's best model by validation is scored on the client's own samples, dealt anew from the Run, or with `--on all` on the whole test set,
-which may also be that of other data with the same images and classes.
-"""
+"""Scores the models that a run saved: `python -m dpfl_mpi.evaluate RESULT --data FILE` (needs torch, no MPI; the run needs --save_models)."""
 
 import argparse
 from pathlib import Path
@@ -50,7 +46,6 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
 
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
-    """Return the sentences that are printed."""
     where = "the whole test set" if on == "all" else f"their own {part} samples"
     stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
     scores = scores[result.benign]
@@ -73,8 +68,7 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
 
 
 def arguments_of(words: list[str] | None) -> argparse.Namespace:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.evaluate", description=about, allow_abbrev=False)
+    parser = argparse.ArgumentParser("python -m dpfl_mpi.evaluate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("result", metavar="RESULT", help="result of a run with --save_models")
     for kind in ("model", "dataset"):

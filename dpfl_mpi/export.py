@@ -65,7 +65,6 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Result], Iterator[tuple[Any, 
 
 
 def write_table(results: Sequence[Result], out: Path, form: str) -> None:
-    """Write all results as one of the `TABLES`."""
     columns, rows_of = TABLES[form]
     if len(results) == 1:
         write_csv(out, columns, rows_of(results[0]))
@@ -76,7 +75,6 @@ def write_table(results: Sequence[Result], out: Path, form: str) -> None:
 
 
 def write_pfllib(result: Result, out: Path) -> None:
-    """Write one result in PFLlib's layout."""
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as new, new_hdf5(new) as file:
         file["rs_test_acc"] = mean(result["round/test_acc"], result["client/n_test"] * result.benign)
         file["rs_test_auc"] = np.zeros(0)

@@ -39,7 +39,6 @@ class CollaborationGraph:
 
     @classmethod
     def empty(cls, n: int) -> Self:
-        """Return the graph of n clients without an edge."""
         return cls(np.zeros(n + 1, np.int64), np.zeros(0, np.int64))
 
     @property

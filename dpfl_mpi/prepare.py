@@ -174,14 +174,10 @@ def download(module: ModuleType, folder: Path) -> Path:
         raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
 
 
-class Tried(Exception):
-    """What ends a trial of writing a file."""
-
-
 def check_writable(out: Path) -> None:
     """Raise `UserError` where the file cannot be written: known before an hour of download, not after it."""
-    with explained(f"--out is {out}; it cannot be written"), contextlib.suppress(Tried), replacing(out):
-        raise Tried
+    with explained(f"--out is {out}; it cannot be written"), contextlib.suppress(EOFError), replacing(out):
+        raise EOFError  # so that nothing is replaced
 
 
 def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:

@@ -135,8 +135,7 @@ def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_s
     if len(clients) != run.clients:
         raise UserError(f"{where} holds {len(clients)} clients; --clients is {run.clients}")
     if of_data not in ("", data_sha256):
-        have = f"this {short(run.dataset)} has {data_sha256[:12]}"
-        raise UserError(f"{where} was made for other data (sha256 {of_data[:12]}, {have})")
+        raise UserError(f"{where} was made for other data (sha256 {of_data[:12]}, here {data_sha256[:12]})")
     if p is not None and not (np.isfinite(p).all() and (p > 0).all()):
         raise UserError(f"{where} holds a p that is not positive")
     counts = []

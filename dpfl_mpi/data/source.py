@@ -81,7 +81,6 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """What the samples are, in a word."""
         return KINDS[self.dtype]
 
     @property

@@ -1,7 +1,6 @@
 """Reading what a publisher ships, a folder or an archive, without unpacking anything.
 
-Nothing is written to disk, nothing in a pickle is executed, and every size is bounded before it is read. An archive that names a place
-outside itself is refused as a whole: it was not made by the publisher.
+Nothing is written to disk, nothing in a pickle is executed, and every size is bounded before it is read.
 """
 
 import functools

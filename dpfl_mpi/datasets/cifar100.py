@@ -30,17 +30,11 @@ def read(source: Path, labels: str = "fine") -> Arrays:
     at, classes = (1, 100) if labels == "fine" else (0, 20)
     found = binaries(source, IMAGES, 2, at, classes)
     if found:
-        return Arrays(*found["train.bin"], *found["test.bin"], class_names(source, labels, classes), MEAN, STD)
+        listed = (get() for p, get in entries(source, 60_000 * (2 + PIXELS)) if p.name == f"{labels}_label_names.txt")
+        names = tuple(next(listed, b"").decode("utf-8", "replace").split())
+        names = names if len(names) == classes else tuple(map(str, range(classes)))
+        return Arrays(*found["train.bin"], *found["test.bin"], names, MEAN, STD)
     if labels == "coarse":
         raise UserError(f"--labels is coarse, and {source} holds images by class; the binary archive has them")
     splits, names = image_splits(source, ("train", "test"), shape=(32, 32, 3))
     return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)
-
-
-def class_names(source: Path, labels: str, classes: int) -> tuple[str, ...]:
-    for path, get in entries(source, 60_000 * (2 + PIXELS)):
-        if path.name == f"{labels}_label_names.txt":
-            names = tuple(get().decode("utf-8", "replace").split())
-            if len(names) == classes:
-                return names
-    return tuple(str(c) for c in range(classes))

@@ -35,8 +35,8 @@ def read(source: Path) -> Arrays:
     first = found[parts[0]][0]
     for (part, k), (x, _) in found.items():
         if (x.ndim, x.shape[2:], x.dtype) != (first.ndim, first.shape[2:], first.dtype):
-            others = f"{parts[0][1]}.npz of {first.shape[1:]}"
-            raise UserError(f"{source}: {part}/{k}.npz has samples of {x.dtype} {x.shape[1:]}, {others}")
+            other, shape = parts[0][1], first.shape[1:]
+            raise UserError(f"{source}: {part}/{k}.npz has samples of {x.dtype} {x.shape[1:]}, {other}.npz of {shape}")
     texts = first.ndim == 2 and first.dtype.kind in "iu"
     longest = max(x.shape[1] for x, _ in found.values())
     sizes = [len(found[place][1]) for place in parts]

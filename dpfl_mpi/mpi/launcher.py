@@ -1,8 +1,4 @@
-"""Which launch line starts one MPI world here: `python -m dpfl_mpi.mpi.launcher` prints it, for `$(python -m dpfl_mpi.mpi.launcher) python -m dpfl_mpi`.
-
-Inside a Slurm job each candidate is tried on two tasks, `srun --mpi=pmi2` (MPICH), `srun --mpi=pmix` (Open MPI), then mpirun; the first
-under which both see one world of two is the one. The wrong kind mostly fails by starting every task alone, and says nothing.
-"""
+"""Which launch line starts one MPI world here: `python -m dpfl_mpi.mpi.launcher` prints it, for `$(python -m dpfl_mpi.mpi.launcher) python -m dpfl_mpi`."""
 
 import os
 import shutil
@@ -38,7 +34,7 @@ def candidates() -> list[list[str]]:
 
 
 def works(line: list[str], tasks: int) -> bool:
-    """Return whether the line starts one world of this many tasks."""
+    """Return whether the line starts one world of this many tasks: one of the wrong kind mostly starts each alone, and says nothing."""
     few = [*line, "-n", str(tasks), sys.executable, "-c", TRY]
     return output(few).count(f"world of {tasks}") == tasks
 

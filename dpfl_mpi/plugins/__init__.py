@@ -5,9 +5,7 @@
     package.module:NAME  the object NAME of an importable module; it holds what the file of its kind holds
     mine                 a name that an installed package announces as an entry point of the group `dpfl_mpi.methods`, `.models` or `.datasets`
 
-Whatever is not shipped is **admitted** before it is found: `admit` reads its source and executes nothing, `find` executes what was admitted, and
-nothing else. A Run admits what it names when it is resolved. Results and checkpoints are never resolved, so no file executes because one of them
-names it. A shipped name wins over an entry point.
+`find` executes only what was admitted. A resolved Run has admitted what it names; results and checkpoints are never resolved.
 """
 
 import contextlib

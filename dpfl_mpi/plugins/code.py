@@ -1,9 +1,4 @@
 """Source code of one's own as a value: a file, what it imports from its own folder, and the hash of all of it; and its execution, from those very bytes.
-
-The **folder** of a file is the one it lies in; of a file in a package (folders with an `__init__.py`) the one that the outermost package lies in.
-Import statements are read from file to file, those inside functions too. Not part of the hash: modules that are imported by a text
-(`importlib.import_module(name)`), other installed packages, and files that the code reads.
-
 Executed, each code is a package of its own in `sys.modules`, whose name has the hash: an edited file is executed anew, and two folders may both have
 a `helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told from an older one by whole seconds, plays a part.
 """

@@ -150,8 +150,7 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
     if not isinstance(given or {}, Mapping):
         raise UserError(f"--options is {given!r}; allowed are names and values, as --options.NAME VALUE")
     for name in (name for name in given or {} if name not in kinds):
-        valid = ", ".join(kinds) or "none"
-        raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {valid}")
+        raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {', '.join(kinds) or 'none'}")
     options = schema(**{name: read(schema, name, value, prefix) for name, value in (given or {}).items()})
     check(options, prefix)
     return {name: read(schema, name, value) for name, value in dataclasses.asdict(options).items()}

@@ -111,7 +111,6 @@ def read_text(path: Path, largest: int = TEXT, follow: bool = True) -> str:
 
 
 def read_json(path: Path, largest: int = TEXT, follow: bool = True) -> Any:
-    """Return what a JSON file holds."""
     data = read_bytes(path, largest, follow)
     with refused_as(f"{path} is not a JSON file, or it is damaged"):
         return json.loads(data)
@@ -151,7 +150,6 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             return name in self.file
 
     def names(self) -> list[str]:
-        """Return the names of all arrays."""
         found: list[str] = []
         with self.reading("its list of arrays"):
             self.file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
@@ -232,6 +230,5 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
 
 def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
-    """Return whether a shape is what it should be."""
     pairs = zip(shape, wanted, strict=False)
     return len(shape) == len(wanted) and all(n in w if isinstance(w, range) else w in (None, n) for n, w in pairs)

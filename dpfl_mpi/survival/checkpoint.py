@@ -181,9 +181,8 @@ class Checkpoints:
 
     # reading -----------------------------------------------------------------------------------------------------------
     def _manifests(self) -> list[Path]:
-        """Return the manifests, newest first."""
         found = self.folder.glob("*.manifest.h5") if self.folder.is_dir() else ()
-        return sorted(found, key=lambda path: (path.name[:6], path.lstat().st_mtime_ns), reverse=True)
+        return sorted(found, key=lambda path: (path.name[:6], path.lstat().st_mtime_ns), reverse=True)  # newest first
 
     def restore(self, parts: Parts) -> State | None:
         """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.
@@ -293,7 +292,6 @@ def write(path: Path, data: bytes) -> None:
 
 
 def flat(**groups: Mapping[str, Any]) -> Named:
-    """Return values by GROUP/NAME."""
     return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
 
 

@@ -69,12 +69,6 @@ def owner_of(text: str) -> dict[str, Any]:
     return {}
 
 
-def in_words(owner: dict[str, Any]) -> str:
-    """Return process, host and Slurm job of an owner."""
-    job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
-    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
-
-
 class Lock:
     """A lock file, made with O_EXCL. On root only.
 
@@ -101,21 +95,23 @@ class Lock:
                 if self._abandoned(text):
                     self._move_away(text)
                 elif time.monotonic() > end:
-                    raise UserError(
-                        f"{self.results} is being written by another run ({in_words(owner_of(text))}); wait for it, or remove {self.path} "
-                        "if it is gone"
-                    )
+                    raise UserError(f"{self._taken_by(text)}; wait for it, or remove {self.path} if it is gone")
                 else:
                     time.sleep(0.1)
         self.held = True
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
+
+    def _taken_by(self, text: str) -> str:
+        owner = owner_of(text)
+        job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
+        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
+        return f"{self.results} is being written by another run ({who})"
 
     def taken(self) -> bool:
         """Return whether a run that may live holds the lock."""
         return self.path.exists() and not self._abandoned(content(self.path))
 
     def _make(self) -> bool:
-        """Return whether there was no lock file, and now is ours."""
         try:
             file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
@@ -164,13 +160,10 @@ class Lock:
         A lock that cannot be read at this moment, or is no more, is nobody else's yet: it is looked at again.
         """
         text = content(self.path)
-        owner = owner_of(text)
-        if not self.held or text == self.text or not owner:  # `held` after reading: `release` lowers it first
+        if not self.held or text == self.text or not owner_of(text):  # `held` after reading: `release` lowers it first
             return True
-        self.on_lost(
-            f"{self.results} is being written by another run ({in_words(owner)}), which took {self.path} while this one was silent; this one "
-            "ends and changes nothing more"
-        )
+        silent = f"which took {self.path} while this one was silent; this one ends and changes nothing more"
+        self.on_lost(f"{self._taken_by(text)}, {silent}")
         return False
 
     def _beat(self) -> None:

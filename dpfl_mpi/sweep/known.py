@@ -88,7 +88,6 @@ class Row:
     accuracy: float
 
     def cells(self) -> tuple[str, str, str, str]:
-        """Return what the table shows."""
         done = f"{self.round}/{self.rounds}" if self.round >= 0 else "-"
         return self.name, self.state, done, "-" if math.isnan(self.accuracy) else f"{100 * self.accuracy:.2f}"
 

@@ -18,7 +18,6 @@ NARROWEST = 12  # columns that a name keeps, however narrow the terminal
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return how many Runs are in each state."""
     counts = Counter(row.state for row in rows)
     return ", ".join(f"{n} {state}" for state, n in sorted(counts.items())) + f" of {len(rows)}"
 
