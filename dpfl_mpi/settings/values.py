@@ -295,11 +295,8 @@ def period(value: Any) -> float:
     raise UserError(f"--omega_period is {value}; allowed is a whole number of rounds of at least 1, or inf")
 
 
-PARSED: dict[str, Any] = {
-    "partition": Dealing.parse,
-    "budget": Budget.parse,
-    "omega_period": period,
-}  # by field of a Run
+# by the field of a Run
+PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse, "omega_period": period}
 PARSED |= {"reach": Reach.parse, "available": Available.parse, "attack": Attack.parse, "drift": Drift.parse}
 
 
