@@ -164,7 +164,7 @@ def too_much_memory_is_refused_on_every_rank(world):
     """One rank asks for more than the node has, and all of them hear of it, with the need, the limit and the flag."""
     last = world.rank == world.size - 1
     slots = (comm_module.node_memory()[0] * 2) // (4 * WIDTH) if last else 1
-    said = r"need \d+\.\d\d GiB on a node that has \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
+    said = r"need \d+\.\d\d GiB on a node of \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
     with pytest.raises(UserError, match=said):
         Inbox(world, np.zeros((1, WIDTH), np.float32), int(slots))
     exchange_equals_permutation(world, 5, 0.5, 1)  # and they are still in step
