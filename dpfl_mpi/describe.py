@@ -7,6 +7,7 @@ file:PATH` and any other framework can read; `--plot FILE` draws it.
 """
 
 import argparse
+import io
 import sys
 import time
 from pathlib import Path
@@ -199,9 +200,11 @@ def draw(run: Resolved, source: Source, partition: Partition, path: Path) -> Non
         below = below + partition.sizes(part)
     bottom.set(xlabel="client", ylabel="samples", xlim=(-0.5, n - 0.5))
     bottom.legend(ncols=3, loc="upper right")
+    image = io.BytesIO()  # matplotlib's writers end with errors of their own on a full disk
     try:
+        figure.savefig(image, dpi=150, format=path.suffix[1:])
         with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=150, format=path.suffix[1:])
+            temporary.write_bytes(image.getvalue())
     except (OSError, ValueError) as error:
         raise UserError(f"--plot is {path}; it cannot be written: {reason(error)}") from None
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import io
 import itertools
 import shlex
 import shutil
@@ -184,13 +185,20 @@ def shipped(name: str, caller: str) -> list[Run]:
     return list(figure.RUNS)
 
 
+def rendered(figure: Figure, **how: Any) -> bytes:
+    """Return the bytes of a picture. Where a disk is full, matplotlib's writers end with errors of their own."""
+    image = io.BytesIO()
+    figure.savefig(image, **how)
+    return image.getvalue()
+
+
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
     figure, writers = drawing.figure, dict[str, Callable[[Path], object]]()
     texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
     if figure:
-        writers["pdf"] = lambda new: figure.savefig(new, format="pdf", metadata={"CreationDate": None})
-        writers["png"] = lambda new: figure.savefig(new, format="png")
+        writers["pdf"] = lambda new: new.write_bytes(rendered(figure, format="pdf", metadata={"CreationDate": None}))
+        writers["png"] = lambda new: new.write_bytes(rendered(figure, format="png"))
     writers["csv"] = lambda new: drawing.data.to_csv(new, index=False, float_format="%.10g")
     writers |= {ending: partial(Path.write_text, data=text + "\n") for ending, text in texts.items() if text}
     try:

@@ -15,7 +15,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import schema
-from dpfl_mpi.results.schema import ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
+from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
 
@@ -210,15 +210,18 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @staticmethod
     def differences(a: Result, b: Result) -> list[str]:
-        """Return the names of the arrays that are not bitwise equal in two results (provenance is exempt)."""
+        """Return the names of the arrays that are not bitwise equal in two results, or that one of them lacks.
+
+        Provenance is exempt, and so is what --save_models or --mixed adds to one of them.
+        """
         mine, theirs = ({n for n in r.names() if not n.startswith(EXEMPT)} for r in (a, b))
         both = ((name, a[name], b[name]) for name in sorted(mine & theirs))
         unlike = (n for n, x, y in both if (x.shape, x.dtype, x.tobytes()) != (y.shape, y.dtype, y.tobytes()))
-        return [*sorted(mine ^ theirs), *unlike]
+        return [*sorted(n for n in mine ^ theirs if not n.startswith(ADDED)), *unlike]
 
     @staticmethod
     def same_numbers(a: Result, b: Result) -> bool:
-        """Return whether two results hold the same numbers to the bit, whatever ranks and hosts computed them."""
+        """Return whether two results are of one Run and hold the same numbers to the bit; `differences` names the arrays that do not."""
         return a.key == b.key and not Result.differences(a, b)
 
 

@@ -109,6 +109,7 @@ CHUNK = 2**20  # bytes of a chunk, which is read and checked as a whole
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")  # of a round, in the order in which they are shown
 # provenance: may differ between equal runs
 EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
+ADDED = ("model/", "mixed/")  # by flags of a Job
 KINDS = {"int": "iu", "float": "f", "bool": "b", "lines": "OS"}  # NumPy's letters
 ROUNDED = 1e-9  # a share is at most 1, but for rounding
 

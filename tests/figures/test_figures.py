@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -546,20 +547,22 @@ def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
     assert "to build Omega" not in summary(pens[0].path) and "to build Omega" in summary(dpfl.path)
 
 
-def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, monkeypatch):
-    """A second drawing that cannot be written leaves the first."""
-    drawing = draw("accuracy_table", [tiny(tmp_path, "d")])
-    csv = command.save(drawing, "table", tmp_path)[0]
-    before = csv.read_bytes()
-
-    def full(self, path, **_):
-        Path(path).write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
-    with pytest.raises(UserError, match="No space left on device"):
-        command.save(drawing, "table", tmp_path)
-    assert csv.read_bytes() == before and not list(tmp_path.glob(".*"))
+def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path):
+    """A second drawing that cannot be written, its picture or its table, leaves the first."""
+    with Result(tiny_result.make(tmp_path / "d.h5")) as result:
+        curves, table = draw("learning_curves", [result]), draw("accuracy_table", [result])
+    kept = {
+        path: path.read_bytes() for path in (*command.save(curves, "c", tmp_path), *command.save(table, "t", tmp_path))
+    }
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for drawing, name, room in ((curves, "c", 20), (curves, "c", 8000), (table, "t", 20)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # bytes, more than which no file can have
+        try:
+            with pytest.raises(UserError, match=f"--out is {tmp_path}, where nothing can be written: File too large"):
+                command.save(drawing, name, tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert kept == {path: path.read_bytes() for path in kept} and not list(tmp_path.glob(".*"))
 
 
 def test_traffic_of_a_round_that_is_being_written_is_left_out(tmp_path):

@@ -5,6 +5,7 @@ import functools
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -147,6 +148,27 @@ def test_what_else_differs_is_noticed(path, copy):
         del file["best/round"]
     with Result(path) as a, Result(copy) as b:
         assert Result.differences(a, b) == ["best/round"]
+
+
+def test_who_reads_while_it_is_written_is_never_told_of_damage(tmp_path, monkeypatch):
+    """From before round 0 on, at each moment at which bytes are written; the same numbers, whatever flags of a Job add."""
+    seen, path, write = [], tmp_path / "run.h5", Path.write_bytes
+
+    def slowly(file, data):
+        for end in (0, len(data) // 2, len(data)):
+            write(file, data[:end])
+            if path.exists():
+                with Result(path) as found:
+                    seen.append((found.state, found.last_round))
+
+    monkeypatch.setattr(recorders, "CHEAP", 60.0)  # each round is put on disk
+    monkeypatch.setattr(Path, "write_bytes", slowly)
+    fields = {"method": "local", "clients": 3, "rounds": 2}
+    run_here(path, fields)
+    states = [("running, round -1", -1), *((f"running, round {t}", t) for t in range(3))]
+    assert sorted(set(seen)) == sorted(states) and len(seen) >= 9
+    with Result(path) as a, Result(run_here(tmp_path / "b.h5", fields, save_models=True, mixed=True)) as b:
+        assert "model/best" in b and Result.same_numbers(a, b) and Result.differences(a, b) == []
 
 
 def test_a_file_that_cannot_be_trusted_is_refused(copy):
