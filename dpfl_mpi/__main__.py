@@ -6,6 +6,11 @@ settings, and so need neither the parser nor the libraries that it checks names 
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":  # before the imports, which take a second: `main` lets come in what waits
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+
 import contextlib
 import gc
 import io
@@ -20,7 +25,7 @@ from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import given, parser, run_and_job
 from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.survival.signals import Leave, listen
+from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
@@ -140,6 +145,7 @@ def all_or_none(world: World) -> Iterator[None]:
 def main(arguments: list[str] | None = None, before_abort: Callable[[int], None] | None = None) -> None:
     """Run the command line and end the process with its exit code; `before_abort` is called with it where all ranks are ended at once."""
     listen()  # first of all: a warning that comes before would end this rank
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.disable()  # until everything is imported: modules are no garbage, and looking through them takes time
     before_mpi()  # before root parses, too: a method of one's own may import torch
     arguments = sys.argv[1:] if arguments is None else arguments

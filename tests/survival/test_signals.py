@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import starts
+from launch import environment
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
@@ -67,6 +69,16 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
     assert "stopped after round 3 of 4 (SIGINT); the same command goes on from there" in starts.shown(user)
     starts.here(out)
     assert starts.times_started(out) == 2 and starts.same(out, undisturbed)
+
+
+def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
+    early = "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None\n"
+    code = f"import os, runpy, sys\n{early}sys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
+    flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--quiet"]
+    how = {"capture_output": True, "text": True, "env": environment(), "cwd": tmp_path}
+    done = subprocess.run([sys.executable, "-c", code, *flags], **how)
+    said = "stopped after round 0 of 2 (SIGINT); the same command goes on from there\n"
+    assert (done.returncode, done.stdout, done.stderr) == (signals.REQUEUE, "", said)
 
 
 def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, monkeypatch, undisturbed):
