@@ -190,8 +190,13 @@ class Federation:
     clock = verb("log", Log.clock)
 
     def note_received(self, models: int) -> None:
-        """Note that every client that takes part received so many models in a way that no verb counts, such as by `every_row`."""
-        self.notes["models_received"] += models * self.active[self.ids]
+        """Note that every client that takes part received so many models in a way that no verb counts, such as by `every_row`.
+
+        What `every_row` brought and is averaged then, before or after this note, is counted once: in `models`.
+        """
+        log = self._parts.log
+        self.notes["models_received"] += models * self.active[self.ids] - log.again
+        log.told, log.again = True, log.again * 0
 
     def initial_row(self) -> Tensor:
         """Return the initial model that all clients have in common, `[W]`."""

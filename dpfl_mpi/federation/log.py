@@ -27,6 +27,8 @@ class Log:
         self.notes |= {name: np.zeros(self.k) for name in ("evaluations", "models_received")}
         self.notes["cases"] = np.zeros((self.k, 4))
         self.every_row = False  # whether all rows came to all ranks, which counts no models received
+        self.told = False  # whether fed.note_received has said how many these are
+        self.again = np.zeros(self.k)  # models received that every_row had brought, and that nobody had told of
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager

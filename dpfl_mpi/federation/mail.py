@@ -29,6 +29,7 @@ class MailRoom:
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
         self.sent = self.ensemble.zeros(k) if pinned else self.staging
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
+        self.everywhere = False  # whether the rows that were sent last came to every client
         self.inbox: Inbox | None = None
         # called before each pass, which a method may break off on some ranks; `Parts` puts its own `meet` here
         self.meet: Callable[[str], None] = lambda place: None
@@ -52,7 +53,11 @@ class MailRoom:
         if members.reach is not None and not graph.within(members.reach):
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
-        self.log.notes["models_received"] += graph.degrees()[members.ids]
+        degrees = graph.degrees()[members.ids]
+        if self.log.every_row and self._came(w_KW):  # then they count where fed.note_received tells of them
+            degrees = degrees * (not self.log.told)
+            self.log.again += degrees
+        self.log.notes["models_received"] += degrees
         whole, width = self._whole_route(graph)
         self.stage(w_KW)
         return Received(self, w_KW, graph, self.put(whole) if width is None else None, width or 0)
@@ -62,6 +67,7 @@ class MailRoom:
         members = self.members
         members.exclude_diverged(w_KW)
         self.stage(w_KW)
+        self.everywhere = True
         limit, most = self._capacity(), members.n
         if not members.most_senders.any():  # no graph says how wide the window is
             limit, most = np.full(members.world.size, self.row_limit), min(members.n, placement.MOST_ROWS)
@@ -84,6 +90,12 @@ class MailRoom:
         with self.log.clock("exchange"):
             self.sent.copy_(self.attack.sent(w_KW).detach())  # 25 MB for 100 CNNs
         self.sendings += 1
+        self.everywhere = False
+
+    def _came(self, w_KW: Tensor) -> bool:
+        """Return whether every_row has just brought these very rows to all clients. Collective."""
+        same = self.everywhere and torch.equal(self.sent.cpu(), self.attack.sent(w_KW).detach().cpu())
+        return not self.members.world.agree(not same)
 
     def check(self, number: int) -> None:
         """Raise `UserError` where models were sent since the sending of this number: its own are no longer here."""

@@ -146,7 +146,8 @@ def traffic(
     # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
     choosing = (1 + repeats) * every if searches else every if asks else 0
     averaging = n * run.most_senders if graph else 0
-    received = choosing + averaging, averaging if graph else method.sent * n if server else 0
+    counted = method.sent * n if server else averaging + method.every_row * every * (method.topology == "graph")
+    received = choosing + averaging, counted
     # a row may come to a rank again in another phase, for another client
     phases = -(-(n - 1) // run.most_senders) if searches else 0
     asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks

@@ -45,6 +45,7 @@ GOSSIP = {
     "tau_train / 2": ("epochs=fed.run.tau_train", "epochs=fed.run.tau_train / 2"),
     ".T.contiguous().T": (RETURN, RETURN.replace('"w": w', '"w": w.T.contiguous().T')),
     "double": (RETURN, RETURN.replace('"w": w', '"w": w.double()')),
+    "weights=fed.p": ("fed.average(w, chosen)", "fed.average(w, chosen, weights=fed.p)"),
     "0 to 5": ("fed.reachable(k), 0)[: fed.most_senders[k]]", "fed.reachable(k), 0)[:1] * 0 + 5"),
     "its own sender": ("[: fed.most_senders[k]] for", "[:1] * 0 + k for"),
     "a list in place": (COLLECT, "([fed"),

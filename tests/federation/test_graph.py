@@ -336,3 +336,48 @@ def test_kept_rows_are_copies():
         kept = [row for _, row in fed.every_row(w)]
         fed.exchange(w.zero_(), CollaborationGraph.empty(5))
         assert torch.equal(torch.stack(kept), before)
+
+
+SQUARE = """a = np.random.default_rng(t).random((fed.n, fed.n))[fed.ids] * (np.arange(fed.n) != 2)
+    w = fed.average(w, CHOSENweights=a)"""
+
+
+@pytest.mark.parametrize("topology", ["graph", "server"])
+def test_a_matrix_times_the_rows_has_the_same_bits_on_any_ranks(method, topology, tmp_path):
+    """Weights of all rows at a server, and of the senders along a graph; of client 2 nobody takes anything."""
+    along = topology == "graph"
+    path = method("import numpy as np\n    " + SQUARE.replace("CHOSEN", "chosen, " * along))
+    text = (tmp_path / "mine.py").read_text().replace("searches=False", f"searches=False, topology={topology!r}")
+    (tmp_path / "mine.py").write_text(text if along else text.replace(', "chosen": chosen', ""))
+    fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": path} | ({"budget": 4} if along else {})
+    out = run_many(3, tmp_path, {"two": fields, "three": fields}, two={"ranks": 2})
+    alone = run_here(tmp_path / "alone.h5", fields)
+    assert [differences(alone, path) for path in out.values()] == [[], []]
+    assert Result(alone)["traffic/models_received"][1:].tolist() == [[3 if along else 2] * 7] * 2
+    with federation(fields) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        weights = np.random.default_rng(1).random((7, 7)) * (np.arange(7) != 2)
+        weights[5] = 0
+        chosen = fed.collect([[(k + i) % 7 for i in (1, 2, 3)] for k in fed.ids])
+        mean = fed.average(w, *[chosen] * along, weights=weights[fed.ids])
+        rows = w[fed.row_of].double().numpy()
+        weights *= (chosen.matrix() | np.eye(7, dtype=bool)) if along else 1
+        expected = weights @ rows / np.where(weights.sum(1), weights.sum(1), 1)[:, None]
+        expected[5] = rows[5]
+        np.testing.assert_allclose(mean[fed.row_of].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_models_that_came_by_every_row_are_not_counted_again(method, when, tmp_path):
+    """Of 5 clients 4 rows come to each, of which 3 are averaged; rows that were trained on since come anew; `describe` knows of both."""
+    note = "fed.note_received(4); "
+    one = (
+        "any(0 for _ in fed.every_row(w)); {}w = fed.average(w, chosen); {}w = fed.average(fed.local_opt(w, 1), chosen)"
+    )
+    do = one.format(note * (when == "before"), note * (when == "after"))
+    path = method(do)
+    text = (tmp_path / "mine.py").read_text().replace("searches=False", "searches=False, every_row=1")
+    (tmp_path / "mine.py").write_text(text)
+    fields = FIELDS | {"method": path}
+    counted = Result(run_here(tmp_path / "r.h5", fields))["traffic/models_received"][1].tolist()
+    assert counted == [(0 if when == "never" else 1) + 3 + 3] * 5

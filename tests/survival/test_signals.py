@@ -72,7 +72,9 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
 
 
 def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
-    early = "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None\n"
+    early = (
+        "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None\n"
+    )
     code = f"import os, runpy, sys\n{early}sys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
     flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--quiet"]
     how = {"capture_output": True, "text": True, "env": environment(), "cwd": tmp_path}
