@@ -42,8 +42,9 @@ class Result(results.Result):
 
     def __repr__(self) -> str:
         run, accuracy = self.run, f"{100 * self.test_acc:.2f} %" if np.isfinite(self.test_acc) else "not known yet"
+        budget = f"B_c = {run.said_budget}, " if self.method.topology == "graph" else ""
         return (
-            f"<{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, B_c = {run.budget}, {run.rounds} rounds, "
+            f"<{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, "
             f"seed {run.seed}: {self.state}, test accuracy {accuracy}, {self.path}>"
         )
 

@@ -6,7 +6,6 @@ Attributes: format, dataset, vocabulary (one more than the largest token, or 0),
 of one's own), own (whether the data are anyone's own) and sha256 of the arrays, of one's own data also of class_names, mean, std and vocabulary.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import hashlib
@@ -17,11 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, in_file, made_by
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with, in_a_sentence
-from dpfl_mpi.plugins import admit, admitted, find, is_path, names, shipped, short
+from dpfl_mpi.plugins import admit, admitted, find, shipped, short
+from dpfl_mpi.settings.command_line import Parser
+from dpfl_mpi.settings.fields import choices, chosen, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha256
@@ -33,14 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     out = None
     try:
-        own = [name for name in arguments[:1] if is_path(name) or ":" in name or name in names("dataset")]
+        own = [name for name in arguments[:1] if not name.startswith("-")]
+        if not own and not {"-h", "--help"} & {*arguments}:
+            raise UserError("name a data set first, such as `python -m dpfl_mpi.prepare cifar10`; --help lists them")
         for name in own:
             admit("dataset", name)
             if not hasattr(find("dataset", name), "read"):
                 raise UserError(f"{name} needs no file: it has no read(source); run it with --dataset {name}")
-        args = vars(parser(own).parse_args(arguments))
-        module = find("dataset", args["dataset"])
-        options = {f.name: args[f.name] for f in options_of(module)}
+        known, odd = parser(own).parse_known_args(arguments)
+        args, module = vars(known), find("dataset", known.dataset)
+        if odd:
+            names = ", ".join(f"--{name}" for name in args if name != "dataset")
+            raise UserError(f"unrecognized arguments: {' '.join(odd)}; prepare {known.dataset} takes {names}")
+        given = {f.name: args[f.name] for f in options_of(module) if args[f.name] is not None}
+        schema = getattr(module, "Options", dataclasses.make_dataclass("Options", []))
+        options = chosen("", f"the data set {known.dataset}", schema, given)
         out = args["out"] or default_out(module, options)
         print(prepare(args["dataset"], args["source"], out, options, args["force"]))
     except KeyboardInterrupt:
@@ -55,25 +63,24 @@ def options_of(module: ModuleType) -> Sequence[dataclasses.Field[Any]]:
     return dataclasses.fields(module.Options) if hasattr(module, "Options") else ()
 
 
-def parser(own: Sequence[str] = ()) -> argparse.ArgumentParser:
+def parser(own: Sequence[str] = ()) -> Parser:
     """Return the command line: one subcommand per data set, shipped or admitted as one's own, with the options that its module names."""
     about = str(__doc__).split("\n\n")[0]
-    out = argparse.ArgumentParser(prog="python -m dpfl_mpi.prepare", description=about, allow_abbrev=False)
+    out = Parser(prog="python -m dpfl_mpi.prepare", description=about)
     datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     for name in dict.fromkeys([*shipped("dataset"), *own]):
         module = find("dataset", name)
         if not hasattr(module, "read"):
             continue
         text = (module.__doc__ or "").split("\n\n")[0]
-        sub = datasets.add_parser(name, help=text.split("\n")[0], description=text, allow_abbrev=False)
+        sub = datasets.add_parser(name, help=text.split("\n")[0], description=text)
         missing = "default: download it" if hasattr(module, "DOWNLOAD") else "required"
-        sub.add_argument("--source", type=Path, help=f"{module.SOURCE} ({missing})")
-        sub.add_argument("--out", type=Path, help=f"file to write (default {module.DATA})")
+        sub.add_argument("--source", type=Path, metavar="PATH", help=f"{module.SOURCE} ({missing})")
+        sub.add_argument("--out", type=Path, metavar="FILE", help=f"file to write (default {module.DATA})")
         sub.add_argument("--force", action="store_true", help="write the file anew although it is there")
         for f in options_of(module):
-            kind, text = get_type_hints(module.Options)[f.name], f"{f.metadata['help']} (default {f.default})"
-            choice = get_args(kind) or None
-            sub.add_argument(f"--{f.name}", type=str if choice else kind, choices=choice, default=f.default, help=text)
+            kind, text = types(module.Options)[f.name], f"{f.metadata['help']} (default {f.default})"
+            sub.add_argument(f"--{f.name}", metavar="|".join(choices(kind)) or "X", help=text.replace("%", "%%"))
     return out
 
 

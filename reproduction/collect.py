@@ -80,7 +80,7 @@ def about(run: Run, result: Result) -> dict[str, Any]:
         "row": row_of(held, usual),
         "seed": held.seed,
         "flags": " ".join(to_flags(changed(run))),
-        "name": held.slug(),
+        "name": result.path.stem,
         "test_acc": np.nanmean(frames.accuracy(result)),
         "epochs": int(result["round/epochs"][-1]) + held.finetune_epochs,
         "gradient_steps": int(steps[-1]),

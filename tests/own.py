@@ -48,7 +48,7 @@ DATA = """
 import numpy as np
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets.digits import PAPER
-DATA = None
+DATA, TITLE = None, "Trees"
 SEED = 0
 
 def load():

@@ -93,6 +93,7 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     ("--batch-size 4", "unrecognized arguments: --batch-size 4; did you mean --batch_size?"),
     ("--methd=local --rounds 1", "unrecognized arguments: --methd=local; did you mean --method?"),
     ("--no-agument", "unrecognized arguments: --no-agument; did you mean --augment?"),
+    ("--learning-rate 1", "unrecognized arguments: --learning-rate 1; did you mean --lr?"),
     ("--zzz 1", "unrecognized arguments: --zzz 1; --help lists all flags"),
     ("--clints 8", "unrecognized arguments: --clints 8"),
     ("--client 8", "unrecognized arguments: --client 8"),  # no abbreviations
@@ -151,7 +152,7 @@ def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file)
 def test_a_finished_result_without_what_is_asked_for_is_no_answer(capfd, tmp_path):
     """Models and scores after mixing cannot be had from a result that was computed without them."""
     fields = {"clients": 4, "rounds": 1, "tau_init": 1, "tau_train": 1, "budget": 2, "method": "local"}
-    path = run_here(tmp_path / "run.h5", fields)
+    path = run_here(tmp_path / "run.h5", fields, save_models=False)
     common = [*to_flags(fields), "--quiet", "--out", path]
     sentence = refused(capfd, *common, "--save_models", "--mixed")
     assert "is finished and was computed without --save_models and --mixed; --fresh computes it anew" in sentence

@@ -5,6 +5,7 @@ What the file of a data set holds:
     name                     needed  what it is
     load() -> Arrays         yes *   the data, where making them needs no prepared file; called on root alone
     read(source, **options)  yes *   the same from what `python -m dpfl_mpi.prepare NAME --source SOURCE` names (* one of the two)
+    TITLE                    no      as tables print it; the file's name where it is left out
     PAPER                    no      defaults of Run for these data, by name; `SMALL` below fills in the rest
     DATA                     no      with `read`: where the prepared file lies, data/NAME.h5; None where nothing needs preparing
     AUTHORS_CODE             no      defaults of --preset authors_code, where the authors' published code differs
@@ -49,6 +50,8 @@ def load(name: str, module: ModuleType) -> ModuleType:
         raise UserError(f"{what} has neither load() nor read(source); one of them must return the data")
     if callable(getattr(module, "load", None)) and required(module.load):
         raise UserError(f"load of {what} wants {required(module.load)[0]}; allowed is load(), or read(source)")
+    if not isinstance(title := getattr(module, "TITLE", ""), str):
+        raise UserError(f"TITLE of {what} is {title!r}; it must be a text")
     settings = getattr(module, "PAPER", {})
     if not isinstance(settings, Mapping):
         raise UserError(f"PAPER of {what} is a {type(settings).__name__}; it must be a dict of settings")
@@ -63,7 +66,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
     said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
     module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]
     found = {"PAPER": {**SMALL, **settings}, "DATA": f"data/{name}.h5" if hasattr(module, "read") else None}
-    found |= {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
+    found |= {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH", "TITLE": name}
     for field, value in found.items():
         if field == "PAPER" or not hasattr(module, field):
             setattr(module, field, value)

@@ -9,6 +9,7 @@ from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import Images, entries, image_splits
 from dpfl_mpi.errors import UserError
 
+TITLE = "CIFAR-10"
 PAPER = {
     "partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 10, "min_samples": 20, "clients": 100,
     "model": "cnn", "rounds": 98, "tau_init": 10, "tau_train": 5, "budget": "0.1N",

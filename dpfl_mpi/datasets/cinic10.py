@@ -10,6 +10,7 @@ from dpfl_mpi.datasets.cifar10 import AUTHORS_CODE as CIFAR10_CODE
 from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 
+TITLE = "CINIC-10"
 PAPER = CIFAR10 | {"clients": 200, "rounds": 48}
 AUTHORS_CODE = CIFAR10_CODE | {"rounds": 47, "batch_size": 16}
 SOURCE = "CINIC-10.tar.gz, or a folder {train,valid,test}/CLASS/*.png"

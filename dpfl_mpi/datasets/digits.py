@@ -4,6 +4,7 @@ import numpy as np
 
 from dpfl_mpi.data.source import Arrays
 
+TITLE = "Digits"
 # not in the paper: chosen so that collaboration shows within a minute on two cores
 PAPER = {"clients": 32, "classes_per_client": 5, "budget": 8}
 

@@ -14,6 +14,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import option
 from dpfl_mpi.storage.foreign import refused_as
 
+TITLE = "FEMNIST"
 PAPER = {
     "partition": "natural", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 10, "min_samples": 50, "clients": 100,
     "model": "cnn", "rounds": 48, "tau_init": 4, "tau_train": 2, "budget": "0.1N",

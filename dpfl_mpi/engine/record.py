@@ -19,7 +19,9 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
 from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Job
 
+SMALL, SMALL_IN_ALL = 1e6, 1e8  # bytes of a model, and of those of all clients: smaller ones are saved unasked
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 
 
@@ -168,11 +170,14 @@ def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> N
     on_root(recorder, parts, write)
 
 
-def finish(recorder: Recorder | None, parts: Parts, save_models: bool) -> None:
-    """Write what is known at the end, confusion matrices and, where asked, the best models, and close the file. Collective."""
+def finish(recorder: Recorder | None, parts: Parts, job: Job) -> None:
+    """Write what is known at the end, confusion matrices and, where asked or small, the best models, and close the file. Collective."""
     confusion = parts.members.to_root(parts.scoring.best_confusion)
     best = parts.scoring.best[:, : parts.backend.ensemble.size]
-    models = parts.members.to_root(best.cpu().numpy()) if save_models else None
+    size = 4 * best.shape[1]
+    small = size < SMALL and parts.n * size < SMALL_IN_ALL
+    save = small if job.save_models is None else job.save_models
+    models = parts.members.to_root(best.cpu().numpy()) if save else None
     backdoor = parts.training.attack.kind == "backdoor"
     success = parts.members.to_root(backdoor_success(parts.scoring)) if backdoor else None
 

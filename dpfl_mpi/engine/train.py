@@ -84,7 +84,7 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
         if run.newcomers:
             assert state is not None
             after.arrive(recorder, parts, state, method)
-        record.finish(recorder, parts, job.save_models)
+        record.finish(recorder, parts, job)
     except UserError:
         if parts.world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
             parts.close()

@@ -89,12 +89,14 @@ def found(run: Run, folder: str | Path) -> Path | None:
     """
     reason = None
     try:
-        if (path := run.path(folder)).is_file():
-            return path
+        path = run.path(folder)
+        for named in (path, *sorted(Path(folder).glob(f"*-s{run.seed}-{path.stem[-8:]}.h5"))):  # names had -B1 once
+            if named.is_file():
+                return named
     except UserError as error:
         reason = error
     paths = []
-    for path in sorted(Path(folder).glob(f"{short(run.dataset)}-*-{short(run.method)}-*-s{run.seed}-*.h5")):
+    for path in sorted(Path(folder).glob(f"{short(run.dataset)}-*-{short(run.method)}-*s{run.seed}-*.h5")):
         with contextlib.suppress(UserError), Result(path) as result:
             paths += [path] if answers(result, run) else []
     if len(paths) > 1:

@@ -24,7 +24,7 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
-from dpfl_mpi.figures.names import budget_order, named, rank, repetitions, setting, slug
+from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting, settings, slug
 from dpfl_mpi.figures.style import look
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
@@ -166,7 +166,7 @@ def line_of(result: Result) -> dict[str, Any]:
         "ggc_period": run.ggc_period,
         "epochs": epochs(result),
         "finished": result.finished,
-        "paper": setting(run) if run.clients == paper.CLIENTS else "",
+        "paper": setting(run) if run.clients == paper.CLIENTS and not own_data(run) else "",
         "result": result,
         **of_method(result.method),
     }
@@ -175,8 +175,9 @@ def line_of(result: Result) -> dict[str, Any]:
 def of_results(results: Sequence[Result]) -> Frames:
     """Return the frames of results: settings in the order of the results, rows in that of tables. A Run that is there twice counts once."""
     groups = repetitions(results)
-    places = list(dict.fromkeys(setting(g[0].run) for g in groups))
-    groups.sort(key=lambda g: (places.index(setting(g[0].run)), *rank(g[0].run)))
+    places = dict(zip(map(id, groups), settings(groups), strict=True))
+    order = list(places.values())
+    groups.sort(key=lambda g: (order.index(places[id(g)]), *rank(g[0].run)))
     lines = [line_of(r) | {"setting": where, "row": row} for where, row, group in named(groups) for r in group]
     files = pd.DataFrame(lines)
     runs = files.drop_duplicates(["key", "partition"], ignore_index=True)

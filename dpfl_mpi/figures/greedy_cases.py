@@ -13,7 +13,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import sparsity
 from dpfl_mpi.figures.command import Drawing, few
 from dpfl_mpi.figures.frames import Frames, with_graphs
-from dpfl_mpi.figures.names import label, labels, text_label
+from dpfl_mpi.figures.names import labels, row_name, text_label
 from dpfl_mpi.figures.style import BLUE, ORANGE, PALE, RED, grid, legend
 from dpfl_mpi.graph import CASES
 
@@ -26,7 +26,7 @@ def measure(line: Any) -> pd.DataFrame:
     cases = line.result["graph/cases"].sum(1)
     rounds = np.flatnonzero(cases.sum(1) > 0)
     total = cases[rounds].sum(1)
-    who = {"run": line.result.path.stem, "setting": line.setting, "method": label(line.result.run)}
+    who = {"run": line.result.path.stem, "setting": line.setting, "method": row_name(line.result.run)}
     shares = pd.DataFrame(cases[rounds] / total[:, None], columns=list(CASES))
     return pd.concat([pd.DataFrame(who | {"round": rounds, "candidates": total}), shares], axis=1)
 

@@ -88,7 +88,7 @@ def draw(frames: Frames, rounds: str | None = None) -> Drawing:
         histogram.set(xlabel=f"collaborators flipped, %\n(round {last})", ylabel="benign clients")
         histogram.yaxis.set_major_locator(MaxNLocator(integer=True))
         text.append(
-            f"{setting(result.run)}, B_c = {result.run.budget}, seed {result.run.seed}, {name}: "
+            f"{setting(result.run)}, B_c = {result.run.said_budget}, seed {result.run.seed}, {name}: "
             f"benign clients take {share.mean() if len(share) else 0:.1f} % of their collaborators from flipped ones in round {last} (mean over "
             f"{len(share)} clients that have any), {line[0]:.1f} % of all their edges in Omega, {line[-1]:.1f} % in round {last}; "
             f"by chance {by_chance:.1f} %"

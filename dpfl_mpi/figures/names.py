@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,48 @@ from dpfl_mpi.figures import paper
 from dpfl_mpi.plugins import CODE, find, shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import declared
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
 Group = list[Result]  # the repetitions of one Run under different seeds
-DATASETS = {"cifar10": "CIFAR-10", "cinic10": "CINIC-10", "femnist": "FEMNIST", "digits": "Digits"}
 
 
 def method_name(run: Run) -> str:
     return declared(run).title + ("+FT" if run.finetune_epochs else "")
 
 
-def label(run: Run, budget: str = "") -> str:
-    """Return the method, and the budget, as a number or as it is given, where the method has one. `named` tells Runs apart that differ in more."""
-    return method_name(run) + (f" (B_c = {budget or run.budget})" if declared(run).topology == "graph" else "")
+def row_name(run: Resolved) -> str:
+    """Return the name of a table's row: the method, and its budget where it has one. `named` tells Runs apart that differ in more.
+
+    The budget is as it was typed; of as many clients as the paper has it is one of the paper's shares, where it is as large.
+    """
+    share = f"{budget_order(run) / run.clients:.3g}N"
+    budget = share if run.clients == paper.CLIENTS and share in paper.BUDGETS else run.said_budget
+    return method_name(run) + (f" (B_c = {budget})" if declared(run).topology == "graph" else "")
 
 
-def row_name(run: Run) -> str:
-    """Return the name of a table's row: the method, with its budget as a share of N ("0.1N" or "inf") where it has one."""
-    number = str(run.budget).replace(".", "").isdigit()
-    return label(run, f"{budget_order(run) / run.clients:.3g}N" if number else "")
+def own_data(run: Resolved) -> bool:
+    """Return whether a Run is of anyone's own data."""
+    known = run.dataset in shipped("dataset")
+    return not known or getattr(find("dataset", run.dataset), "OWN_DATA", False)
 
 
-def data_name(run: Run) -> str:
-    """Return the name of the data. That of one's own data ends in the start of their hash: two of them never share a column of a table."""
-    name, own = short(run.dataset), getattr(run, "declared", {}).get("dataset", {}).get("data_sha256", "")
-    if not own and run.dataset in shipped("dataset") and getattr(find("dataset", run.dataset), "OWN_DATA", False):
-        name, own = Path(str(run.data)).stem, getattr(run, "contents", {}).get("data", "")
-    return f"{name} [{own[:6]}]" if own else DATASETS.get(name, name)
+def data_name(run: Resolved) -> str:
+    """Return the name of the data: TITLE of their file, of an own file that `prepare` made its stem."""
+    if run.dataset in shipped("dataset"):
+        return Path(str(run.data)).stem if own_data(run) else str(find("dataset", run.dataset).TITLE)
+    return str(run.declared.get("dataset", {}).get("title", short(run.dataset)))
 
 
-def setting(run: Run) -> str:
+def settings(groups: Iterable[Group]) -> list[str]:
+    """Return the setting of each group. Own data of one name are told apart by the start of their hash."""
+    said = [(setting(g[0].run), g[0].fact("data_sha256")[:6] if own_data(g[0].run) else "") for g in groups]
+    several = Counter(name for name, _ in set(said))
+    return [f"{name} [{held}]" if held and several[name] > 1 else name for name, held in said]
+
+
+def setting(run: Resolved) -> str:
     """Return the name of the data and the way they are dealt, such as "CIFAR-10 Patho(3)"."""
     dealt = {"pathological": f"Patho({run.classes_per_client})", "dirichlet": f"Dir({run.dirichlet_alpha})"}
     return f"{data_name(run)} {dealt.get(run.partition.kind, Path(str(run.partition).removeprefix('file:')).stem)}"
@@ -108,20 +118,21 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
 
 
 def named(
-    groups: Sequence[Group], name: Callable[[Run], str] = row_name, without: Sequence[str] = ()
+    groups: Sequence[Group], name: Callable[[Resolved], str] = row_name, without: Sequence[str] = ()
 ) -> list[tuple[str, str, Group]]:
     """Return (setting, name, group). Where groups of a setting share a name, it says in which fields they differ, but for those `without`."""
     out, usual = [], {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
-    for group in groups:
+    places = settings(groups)
+    for place, group in zip(places, groups, strict=True):
         run = group[0].run
-        alike = [g[0] for g in groups if setting(g[0].run) == setting(run) and name(g[0].run) == name(run)]
+        alike = [g[0] for of, g in zip(places, groups, strict=True) if of == place and name(g[0].run) == name(run)]
         values, rivals = [fields(r) for r in alike], [r.run for r in alike]
         told = [f for f in values[0] if f not in without or content(run, f, rivals)]
         differ = [f for f in told if len({json.dumps(v.get(f), default=str) for v in values}) > 1]
         said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
         said = [f for f in said if getattr(run, f, "other") is not None]
         words = [f"{f} {value_of(group[0], f)}{content(run, f, rivals)}".removeprefix("options ") for f in said]
-        out.append((setting(run), ", ".join(filter(None, [name(run), *words])), group))
+        out.append((place, ", ".join(filter(None, [name(run), *words])), group))
     return out
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import label, labels, setting, text_label
+from dpfl_mpi.figures.names import labels, row_name, setting, text_label
 from dpfl_mpi.figures.style import BLUE, COLOURS, DARK, GREY, SKY, TEXT, patches
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
@@ -24,7 +24,7 @@ def measure(result: Result) -> pd.DataFrame:
     """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
     rounds = slice(0, result.last_round + 1)  # one that is being written may have some of its arrays
     received = result["traffic/models_received"][rounds]
-    out: dict[str, object] = {"run": result.path.stem, "setting": setting(result.run), "method": label(result.run)}
+    out: dict[str, object] = {"run": result.path.stem, "setting": setting(result.run), "method": row_name(result.run)}
     out |= {"round": np.arange(len(received)), "received_mean": received.mean(1), "received_most": received.max(1)}
     out["budget_others"] = (result["client/budget"] - result.run.budget_counts_self).max()
     out |= {f"mpi_{how}_mib": result[f"traffic/bytes_{how}"][rounds] / 2**20 for how in ("rma", "collective")}
@@ -53,7 +53,7 @@ def draw(frames: Frames) -> Drawing:
         seconds = data[[f"seconds_{p}" for p in PHASES]].sum().to_numpy()
         right.barh([y] * len(PHASES), seconds, 0.55, left=np.cumsum(seconds) - seconds, color=COLOURS[: len(PHASES)])
         text.append(
-            f"{setting(result.run)}, {label(result.run)}, seed {result.run.seed}: "
+            f"{setting(result.run)}, {row_name(result.run)}, seed {result.run.seed}: "
             f"{received:.2f} models received per client and round{limit}, {first.received_mean:.1f} before round 1; "
             f"MPI {rma + collective:.2f} MiB per round, {first.mpi_rma_mib + first.mpi_collective_mib:.2f} before; "
             + ", ".join(f"{p} {s:.1f} s" for p, s in zip(PHASES, seconds, strict=True))

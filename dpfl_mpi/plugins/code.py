@@ -4,6 +4,7 @@ a `helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told 
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import json
@@ -36,18 +37,20 @@ class Source(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A module, what it imports from its folder, by name from there on ("mine", "helper", "package.part"), and what of it is meant."""
+    """A module, what it imports from its folder, by name from there on ("mine", "helper", "package.part"), what of it is meant, the files it reads."""
 
     start: str
     modules: dict[str, Source]
     attribute: str  # the object that MODULE:OBJECT names, or ""
+    files: dict[str, str]  # SHA-256 by name
 
     @property
     def sha256(self) -> str:
-        """The hash of all modules by their names; that of the first module does not count, so a file may be renamed."""
+        """The hash of all modules and files by their names; that of the first module does not count, so it may be renamed."""
         hashes = {n: hashlib.sha256(m.data or b"").hexdigest() for n, m in self.modules.items()}
-        parts = sorted(["" if n == self.start else n, sha] for n, sha in hashes.items())
-        return hashlib.sha256(json.dumps([self.attribute, *parts]).encode()).hexdigest()
+        parts = [["" if n == self.start else n, sha] for n, sha in hashes.items()]
+        parts += [[f"file {name}", sha] for name, sha in self.files.items()]
+        return hashlib.sha256(json.dumps([self.attribute, *sorted(parts)]).encode()).hexdigest()
 
 
 def top(name: str) -> str:
@@ -82,18 +85,20 @@ def in_module(flag: str, target: str) -> Code:
 
 def collect(flag: str, folder: Path, start: str, attribute: str = "") -> Code:
     """Return a module of a folder with all that it imports from there."""
-    todo, modules = [start], dict[str, Source]()
+    todo, modules, files = [start], dict[str, Source](), dict[str, str]()
     while todo:
         name = todo.pop()
         foreign = top(name) != top(start) and (top(name) == PACKAGE or folder.name in INSTALLED)
         source = None if foreign or name in modules else locate(folder, name)
         if source is not None:
             modules[name] = source
-            todo += [*above(name), *imported(flag, name, source)]
+            tree = parsed(flag, source)
+            todo += [*above(name), *imported(name, source, tree)]
+            files |= listed(flag, source, tree) if name == start else {}
     for name in [*modules]:
         for package in above(name):
             modules.setdefault(package, Source(folder.joinpath(*package.split(".")), None))
-    return Code(start, dict(sorted(modules.items())), attribute)
+    return Code(start, dict(sorted(modules.items())), attribute, files)
 
 
 def above(name: str) -> list[str]:
@@ -111,16 +116,38 @@ def locate(folder: Path, name: str) -> Source | None:
     return None
 
 
-def imported(flag: str, name: str, source: Source) -> Iterator[str]:
-    """Yield the names that a module's import statements might mean; an object of a module looks like a module, too."""
-    if source.path.suffix != ".py":
-        return
+def parsed(flag: str, source: Source) -> ast.Module:
     try:
-        tree = ast.parse(source.data or b"", source.path)
+        return ast.parse(source.data or b"" if source.path.suffix == ".py" else b"", source.path)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UserError(f"{flag}, which does not compile: {what} ({source.path}{line})") from None
+
+
+def listed(flag: str, source: Source, tree: ast.Module) -> dict[str, str]:
+    """Return the SHA-256 of each file that a module lists in `FILES`, by name; the bytes are not kept: they may be many."""
+    out = {}
+    for node in (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if "FILES" not in (getattr(target, "id", "") for target in targets):
+            continue
+        names: Any = None
+        with contextlib.suppress(ValueError, TypeError):
+            names = ast.literal_eval(node.value)  # type: ignore[arg-type]
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise UserError(f'{flag}; FILES must be a list of names as it stands, such as ["base.pt"] ({source.path})')
+        for name in names:
+            path = source.path.parent / name
+            if not path.is_file():
+                raise UserError(f"{flag}, whose FILES name {name}; there is no such file ({path})")
+            with path.open("rb") as file:
+                out[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return out
+
+
+def imported(name: str, source: Source, tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a module's import statements might mean; an object of a module looks like a module, too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

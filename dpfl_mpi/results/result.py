@@ -67,7 +67,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
                 raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
             if self.file.attrs["checksum"] != schema.seal(self.file, self.hdf5.texts("meta/starts")):
                 raise ValueError
-            self.run, self.key = stored_run(self.file.attrs, str(self.file["meta"].attrs.get("data_sha256", "")))
+            self.run, self.key = stored_run(self.file.attrs)
             self.method: Declared = declared(self.run)
             unless_read.pop_all()
 

@@ -77,7 +77,7 @@ def summary(path: Path) -> str:
         before = f", {received[0]:.1f} to build Omega" if chosen[0] or received[0] else ""
         each = received[1:].sum() / max(len(received) - 1, 1)
         phases = ", ".join(f"{name}{KEPT}{of_rounds.sum():.1f}" for name, of_rounds in seconds(result).items())
-        budget = f"B_c = {run.budget}, " if result.method.topology == "graph" else ""
+        budget = f"B_c = {run.said_budget}, " if result.method.topology == "graph" else ""
         lines = [
             f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}",
             *accuracy(result.scored(), 100 * over["test_acc"][0]),

@@ -2,13 +2,14 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import KINDS, names
-from dpfl_mpi.settings.fields import check, choices, fields, read, types
+from dpfl_mpi.plugins import KINDS, admit, find, names, short
+from dpfl_mpi.settings.fields import allowed, check, choices, fields, options_of, read, types
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.storage.foreign import SMALL, read_text
@@ -26,6 +27,8 @@ class Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=29)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
         if isinstance(action, argparse.BooleanOptionalAction):
             return f"--[no-]{action.dest}" if "[no]" not in str(action.help) else f"--{action.dest}"
         return f"{action.option_strings[0]} {action.metavar}" if action.metavar else ", ".join(action.option_strings)
@@ -64,14 +67,21 @@ def in_file(path: Path) -> dict[str, Any]:
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
     for name in held:
         if name not in SCHEMA:
-            raise unknown(str(name), f"--config is {path}: there is no setting {name}", "")
+            keys = {key.value: key for key, _ in yaml.compose(text, yaml.SafeLoader).value}
+            line = f", line {keys[str(name)].start_mark.line + 1}" if str(name) in keys else ""
+            where = f"--config is {path}{line}"
+            raise unknown(str(name), f"{where}: there is no setting {name}", "")
     return dict(held)
 
 
 def unknown(name: str, text: str, before: str = "--") -> UserError:
-    """Return the error of a setting that does not exist, with the one that may be meant, `before` its name."""
+    """Return the error of a setting that does not exist, with the one that may be meant, by its name or its help, `before` its name."""
     close = difflib.get_close_matches(name.replace("-", "_"), [*SCHEMA, "config", "print_config"], 1)
-    return UserError(text + (f"; did you mean {before}{close[0]}?" if close else "; --help lists all flags"))
+    words = re.escape(re.sub("[-_]", " ", name))
+    told = {f.name: f.metadata["help"] for kind in (Run, Job) for f in fields(kind)} if len(name) > 3 else {}
+    close += [n for n, text in told.items() if re.match(rf"{words}\b", text, re.I)]
+    lists = "--help lists all flags" if before else "`python -m dpfl_mpi --help` lists all"
+    return UserError(f"{text}; " + (f"did you mean {before}{close[0]}?" if close else lists))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,8 +114,25 @@ def parser() -> Parser:
     return out
 
 
+def add_options(parser: argparse.ArgumentParser, said: Mapping[str, Any]) -> None:
+    """Add the options of the method and the model that a command line names to what the help shows."""
+    for kind, field in (("method", "options"), ("model", "model_options")):
+        if name := said.get(kind):
+            admit(kind, name)
+            found = find(kind, name)
+            schema = options_of(f"the {kind} {short(name)}", found) if kind == "model" else found.options
+            known = fields(schema) if schema else []
+            group = parser.add_argument_group(f"options of the {kind} {short(name)}", None if known else "none")
+            for f in known:
+                limits = allowed(f, types(schema)[f.name]).removeprefix("is ").removeprefix("are ")
+                text = f"{f.metadata['help']}: {limits} [{f.default}]".replace("%", "%%")
+                group.add_argument(f"--{field}.{f.name}", metavar="X", help=text)
+
+
 def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Return what a command line says, by name: settings by their type, other flags of the parser as they are; a mistake is a `UserError`."""
+    if {"-h", "--help"} & {*arguments}:
+        add_options(parser, vars(parser.parse_known_args([w for w in arguments if w not in ("-h", "--help")])[0]))
     rest: list[str] = []
     options: dict[str, dict[str, Any]] = {}
     words = iter(arguments)

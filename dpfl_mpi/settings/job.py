@@ -28,7 +28,7 @@ class Job:
     device: Literal["auto", "cpu", "cuda"] = field("auto", "job", "auto: a GPU where there is one")
     results: str = field("results", "job", "folder of the result files")
     out: str | None = field(None, "job", "result file, instead of a name from the settings", valid=file_name, what=FILE_NAME)
-    save_models: bool = field(False, "job", "keep every client's best model in the result")
+    save_models: bool = field(None, "job", "keep each client's best model (small ones are: 1 MB, 100 MB in all)")
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
     block: int = field(0, "job", "clients per tensor program (0: all on a GPU; 2 or more on a CPU: in PyTorch)", low=0)

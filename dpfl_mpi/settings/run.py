@@ -101,8 +101,8 @@ class Run:
     seed: int = field(42, "scoring", "seed of all draws but the partition", low=0, high=2**32 - 1)
     on_divergence: Literal["stop", "exclude"] = field("stop", "scoring", "what to do about a model that is not finite")
 
-    options: dict[str, Any] = field(None, "method options", "as --options.NAME VALUE")
-    model_options: dict[str, Any] = field(None, "model options", "as --model_options.NAME VALUE")
+    options: dict[str, Any] = field(None, "method options", "as --options.NAME VALUE; --method M --help lists them")
+    model_options: dict[str, Any] = field(None, "model options", "as --model_options.NAME VALUE; --model M --help lists them")
     # fmt: on
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> "Resolved":
@@ -116,13 +116,16 @@ class Run:
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
         filled["model_options"] = model_options(filled["model"], self.model_options)
-        filled = {name: read(Run, name, value) for name, value in valued(only_read(filled), gone).items()}
+        filled = only_read(filled)
+        budget = str(Budget.parse(filled["budget"]))
+        filled = {name: read(Run, name, value) for name, value in valued(filled, gone).items()}
         check_method(filled, method)
         code = {kind: sha for kind, sha in code.items() if sha}
         held = contents(filled, dataset, gone)
         if held.get("graphs") == "":
             raise UserError(f"--graphs is {filled['graphs']}; there is no such file (a result, whose graphs are taken)")
-        run = Resolved(**filled, contents=held | code, declared=facts(filled, code, method))
+        told = facts(filled, code, method, dataset) | ({"budget": {"name": budget}} if budget.endswith("N") else {})
+        run = Resolved(**filled, contents=held | code, declared=told)
         check(run)  # once more: now with the defaults, of which the data set's module gives some
         return run
 
@@ -132,12 +135,13 @@ class Run:
         return dataclasses.replace(run, finetune_epochs=0, options=run.options | run.tuning)
 
     def slug(self) -> str:
-        """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder."""
+        """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder; `-B<b>` where it has a budget."""
         run = self.resolve()
         text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        budget = "file" if "budget" in run.contents else str(run.budget).replace(":", "-")
-        return f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}-B{budget}-s{run.seed}-{digest}"
+        budget = "-Bfile" if "budget" in run.contents else f"-B{run.budget}".replace(":", "-")
+        budget = "" if "budget" in run.declared.get("method", {}).get("unread", ()) else budget
+        return f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}{budget}-s{run.seed}-{digest}"
 
     def path(self, folder: str | Path = "results") -> Path:
         """Return the file that holds this Run's result."""
@@ -190,6 +194,11 @@ class Resolved(Run):
     def most_senders(self) -> int:
         """The most senders that any client may average with: B_c - 1 when B_c counts the client's own model."""
         return self.budget.most(self.clients, self.budget_counts_self)
+
+    @property
+    def said_budget(self) -> str:
+        """B_c as it was typed: a share of the clients, or else as `budget` has it."""
+        return str(self.declared.get("budget", {}).get("name", self.budget))
 
     @property
     def tuning(self) -> dict[str, Any]:
@@ -285,8 +294,10 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
         raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {', '.join(HONEST)}")
 
 
-def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> dict[str, dict[str, Any]]:
-    """Return what readers of a result must know without executing its code: the short name of what is not shipped, and what `Method` says.
+def facts(
+    filled: Mapping[str, Any], code: Mapping[str, str], method: Any, dataset: ModuleType
+) -> dict[str, dict[str, Any]]:
+    """Return what readers of a result must know without executing its code: the short name of what is not shipped, its title, what `Method` says.
 
     `unread` are the fields of `Run` that it does not read, `tuning` the defaults of its options that concern the tuning alone.
     """
@@ -295,10 +306,12 @@ def facts(filled: Mapping[str, Any], code: Mapping[str, str], method: Any) -> di
     tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
     out["method"] |= {n: v for n, v in told.items() if isinstance(v, str | int)}
     out["method"] |= {"unread": sorted(method.unread), "tuning": tuning}
+    if "dataset" in out:
+        out["dataset"]["title"] = dataset.TITLE
     return out
 
 
-def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Resolved, dict[str, Any]]:
+def stored_run(attributes: Mapping[str, Any]) -> tuple[Resolved, dict[str, Any]]:
     """Return the Run and the key that a result or a checkpoint keeps; damaged ones are a `ValueError`, those of a later version a `UserError`."""
     key, told = json.loads(str(attributes["key"])), json.loads(str(attributes.get("declared", "{}")))
     run = Resolved.from_json(str(attributes["run"]))
@@ -306,9 +319,8 @@ def stored_run(attributes: Mapping[str, Any], data_sha256: str = "") -> tuple[Re
         check(run, ranges=False)
     except UserError as error:
         raise ValueError(str(error)) from None
-    if not all(isinstance(kind["name"], str) and isinstance(kind.get("tuning", {}), dict) for kind in told.values()):
+    facts = {"name": str, "title": str, "tuning": dict}
+    if not all(isinstance(of.get(name, kind()), kind) for of in told.values() for name, kind in facts.items()):
         raise ValueError(f"declared is {told}")
     held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != written(getattr(run, name))}
-    if "dataset" in told:
-        told["dataset"]["data_sha256"] = data_sha256
     return dataclasses.replace(run, contents=held, declared=told), key

@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
         most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
         wanted = np.flatnonzero(result.benign)[: args.clients].tolist()
         all_found = [models.found(k, most[k], args.orders, args.seed) for k in wanted]
-    print(report(all_found, run.budget, args.orders))
+    print(report(all_found, run.said_budget, args.orders))
     if run.reach:
         print("here a client may choose any other; in the run it reached fewer (--reach)")
     if run.metric == "batch":

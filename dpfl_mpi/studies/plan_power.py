@@ -63,7 +63,9 @@ def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Resul
 
 def names_of(both: Sequence[Result]) -> list[str]:
     """Return what two Runs are called: method and budget, and where these are the same, what they differ in."""
-    names = [short(r.run.method) + (f", B_c = {r.run.budget}" if r.method.topology == "graph" else "") for r in both]
+    names = [
+        short(r.run.method) + (f", B_c = {r.run.said_budget}" if r.method.topology == "graph" else "") for r in both
+    ]
     if names[0] != names[1]:
         return names
     a, b = (r.key for r in both)

@@ -136,7 +136,7 @@ def new_folder(job: Job) -> Path:
 
 def flags_of(k: Known, job: Job, keep_models: bool) -> list[str]:
     """Return the command line of a Run; the models of one that others go on from are kept."""
-    how = dataclasses.replace(job, quiet=False, out=str(k.path.resolve()), save_models=job.save_models or keep_models)
+    how = dataclasses.replace(job, quiet=False, out=str(k.path.resolve()), save_models=keep_models or job.save_models)
     return to_flags(changed(k.run) | changed(how))
 
 

@@ -34,7 +34,7 @@ ANALYSIS = ROOT / "analysis"
 FILES = sorted(p.stem for p in ANALYSIS.glob("*.py"))
 FOUR = tuple(tiny_result.BEST)
 THREE = {"clients": 3, "partition": "motivation"}
-ROWS = ["DPFL (B_c = 0.75N)", "Local"]
+ROWS = ["DPFL (B_c = 3)", "Local"]
 TWO = CollaborationGraph.from_lists([[1, 2], [0, 2], [0, 1], [4, 5], [3, 5], [3, 4]])  # two triangles
 
 
@@ -212,7 +212,7 @@ def test_figures_by_hand(made, figure):
 
 def test_the_accuracy_table_by_hand(made):
     drawing = draw("accuracy_table", open_all(made, *FOUR))
-    dpfl, local = (drawing.data.set_index("method").loc[m] for m in ("DPFL (B_c = 0.75N)", "Local"))
+    dpfl, local = (drawing.data.set_index("method").loc[m] for m in ("DPFL (B_c = 3)", "Local"))
     assert dpfl["mean"] == pytest.approx(72.5) and dpfl["std"] == pytest.approx(5 / 2**0.5) and dpfl["n"] == 2
     assert local["mean"] == pytest.approx(65) and local["std"] == pytest.approx(0)
     # client by client: 20 0 20 -20 and 30 10 10 -10; partition means 5 and 10, of which t(1) = 12.706
@@ -226,7 +226,7 @@ def test_the_accuracy_table_by_hand(made):
     assert lines[0].split() == ["|", "method", "|", "Digits", "Patho(3)", "|"]
     assert lines[2].split() == ["|", "Local", "|", "**65.00", "±", "0.00", "(2)**", "|"]
     assert len({len(line) for line in lines[:4]}) == 1  # legible as it is
-    assert r"DPFL ($B_c = 0.75N$) & \textbf{72.50 $\pm$ 3.54 (2)} \\" in drawing.latex
+    assert r"DPFL ($B_c = 3$) & \textbf{72.50 $\pm$ 3.54 (2)} \\" in drawing.latex
 
 
 def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
@@ -283,7 +283,7 @@ def test_repetitions_of_a_run_count_once_and_variants_are_told_apart(made, tmp_p
     assert len(of_results(results).runs) == 2 and len(of_results(results).rows) == 1
     other = tiny(tmp_path, "other", tau_init=1)
     rows = of_results([results[0], other]).rows["row"]
-    assert list(rows) == ["DPFL (B_c = 0.75N), tau_init 10", "DPFL (B_c = 0.75N), tau_init 1"]
+    assert list(rows) == ["DPFL (B_c = 3), tau_init 10", "DPFL (B_c = 3), tau_init 1"]
     ditto, replay = Run(method="ditto", options={"lam": 0.5}), Run(method="replay", graphs="results/a.h5")
     assert names.value_of(SimpleNamespace(run=ditto), "options") == "lam 0.5"
     assert names.value_of(SimpleNamespace(run=replay), "graphs") == "of a"
@@ -313,7 +313,7 @@ def test_a_cell_of_a_table_is_of_like_runs(unlike):
 def test_curves_and_panels_say_in_what_they_differ(unlike, made):
     size = unlike[0].run.batch_size
     numbers = ((10, 5, size), (10, 3, size), (1, 3, size), (10, 5, 7))
-    said = [f"DPFL ($B_c = 0.75N$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
+    said = [f"DPFL ($B_c = 3$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
     axes = draw("sparsity", unlike).figure.axes[0]
     assert [line.get_label() for line in axes.lines] == said
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
@@ -325,13 +325,13 @@ def test_curves_and_panels_say_in_what_they_differ(unlike, made):
     assert [line.get_label() for line in axes.lines] == said
     # one seed more: its panel is told apart by the seed alone
     two = draw("greedy_cases", open_all(made, *SEEDS)).figure
-    assert [a.get_title().split("\n")[0] for a in two.axes] == [f"DPFL ($B_c = 0.75N$), seed {s}" for s in (42, 52)]
+    assert [a.get_title().split("\n")[0] for a in two.axes] == [f"DPFL ($B_c = 3$), seed {s}" for s in (42, 52)]
 
 
 def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, made):
     drawing = draw("random_graph", [*unlike[:3], made["unsearched"]])
     [with_random] = [line.split("|") for line in drawing.text.splitlines() if "Random graph" in line]
-    assert [cell.strip() for cell in with_random[2:4]] == ["DPFL (B_c = 0.75N), tau_init 10, tau_train 5", "70.00 (1)"]
+    assert [cell.strip() for cell in with_random[2:4]] == ["DPFL (B_c = 3), tau_init 10, tau_train 5", "70.00 (1)"]
 
 
 def test_a_method_has_one_colour_in_every_figure(made):
@@ -494,7 +494,7 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     assert command.has_rounds(result)
     assert "is running, round 2 of 2: drawn as far as it is" in capsys.readouterr().err
     text = draw("accuracy_table", [result, *open_all(made, ("local", 42))]).text
-    assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 0.75N).\n" in text
+    assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
     assert "not finished" not in draw("accuracy_table", open_all(made, *FOUR)).text
 
 
@@ -502,7 +502,7 @@ def test_data_of_one_name_are_told_apart_by_their_hash(tmp_path):
     """The same Run on other pixels, as of a JPEG copy: a row of its own in every table, none lost."""
     results = [tiny(tmp_path, sha, best=(x,) * 4, sha=sha) for sha, x in (("aaaaaaaa", 0.5), ("bbbbbbbb", 0.7))]
     data = draw("accuracy_table", results).data
-    assert data["method"].tolist() == [f"DPFL (B_c = 0.75N), data_sha256 {mark}" for mark in ("aaaaaa", "bbbbbb")]
+    assert data["method"].tolist() == [f"DPFL (B_c = 3), data_sha256 {mark}" for mark in ("aaaaaa", "bbbbbb")]
     assert data["mean"].tolist() == pytest.approx([50, 70])
     assert len(draw("tau_init_table", results).data) == 2
 

@@ -46,7 +46,7 @@ def test_the_page_holds_everything_itself(html):
 
 def test_the_numbers_in_the_page(html):
     runs = held(html.read_text(), "RUNS")
-    assert [r["name"] for r in runs] == ["DPFL (B_c = 0.75N), seed 42", "Local, seed 42"]
+    assert [r["name"] for r in runs] == ["DPFL (B_c = 3), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
     assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"]["test accuracy, %"] == [50, 60, 70]
@@ -69,7 +69,7 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     runs, groups = held(page, "RUNS"), held(page, "GROUPS")
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
     assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
-    assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 0.75N)"]
+    assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 3)"]
     assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
 
 
@@ -77,12 +77,12 @@ def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
     page = draw("report", [tiny(tmp_path, f"{m}{s}", m, s) for s in (52, 42) for m in ("local", "dpfl")]).html
     groups, runs = held(page, "GROUPS"), held(page, "RUNS")
-    assert [g["name"] for g in groups] == ["DPFL (B_c = 0.75N)", "Local"]
+    assert [g["name"] for g in groups] == ["DPFL (B_c = 3)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
     assert groups[0]["summary"]["\u00b1 over seeds"] == 3.54 and groups[1]["summary"]["\u00b1 over seeds"] == 0
     assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
     assert groups[0]["colour"] != groups[1]["colour"]
-    rows = ("Local", "DPFL (B_c = 0.75N)")
+    rows = ("Local", "DPFL (B_c = 3)")
     assert [r["name"] for r in runs] == [f"{row}, seed {seed}" for seed in (52, 42) for row in rows]
 
 
@@ -171,9 +171,9 @@ def test_runs_are_compared_and_chosen(browser):
     assert run(browser, "byName('comparison').hidden") is False
     cells = "[r.cells[0].textContent, r.cells[3].textContent]"
     rows = f"[...document.querySelectorAll('#compare tbody tr')].map(r => {cells})"
-    assert run(browser, rows) == [["DPFL (B_c = 0.75N)", "70"], ["Local", "65"]]  # the best first
+    assert run(browser, rows) == [["DPFL (B_c = 3)", "70"], ["Local", "65"]]  # the best first
     browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
-    assert run(browser, rows) == [["Local", "65"], ["DPFL (B_c = 0.75N)", "70"]]
+    assert run(browser, rows) == [["Local", "65"], ["DPFL (B_c = 3)", "70"]]
     for i, hidden in ((1, True), (0, False)):  # Local has no graph
         change(browser, "run", i, "change")
         assert run(browser, "byName('graphs').hidden") is hidden

@@ -154,7 +154,7 @@ def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, capsys)
     assert not (tmp_path / "executed").exists()
     fields = {"method": "lab_gossip", "dataset": "lab_trees", "model": "lab_net"} | own.SMALL
     run = Run(**fields).resolve()
-    assert run.slug().startswith("lab_trees-pathological-lab_gossip-B1-s42-")
+    assert run.slug().startswith("lab_trees-pathological-lab_gossip-s42-")
     assert set(run.contents) == {"method", "dataset", "model"}
     net = find("model", "lab_net")
     assert net.HEAD == "head" and net.build((3, 3, 1), 4).head.out_features == 4
@@ -195,6 +195,30 @@ def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentenc
 
 
 # the key ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("what", ["mine", "nets/net", "trees"])
+def test_a_file_that_code_lists_joins_its_key(what, tmp_path):
+    """Of a method, a model and a data set: other bytes are another Run, the same ones elsewhere are not."""
+    texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
+    slugs = []
+    for place, held in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        at = own.folder(tmp_path / place, **{what: texts[what] + 'FILES = ["base.pt"]\n'})
+        (at / what).with_name("base.pt").write_bytes(held)
+        slugs.append(run_of(at, dataset=str(at / "trees.py"), model=str(at / "nets" / "net.py")).slug())
+    assert slugs[0] == slugs[1] != slugs[2]
+
+
+@pytest.mark.parametrize("files, sentence", [
+    ('["none.pt"]', ", whose FILES name none.pt; there is no such file"),
+    ("sorted([])", '; FILES must be a list of names as it stands, such as ["base.pt"]'),
+    ('"base.pt"', "; FILES must be a list of names as it stands"),
+])  # fmt: skip
+def test_files_that_are_none(files, sentence, tmp_path):
+    own.folder(tmp_path, mine=f"{own.METHOD}FILES: list = {files}\n")
+    with pytest.raises(UserError) as refused:
+        run_of(tmp_path)
+    assert f"--method is {tmp_path / 'mine.py'}{sentence}" in str(refused.value)
+
+
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     """Of the file, and of what it imports: of a method, a model and a data set."""
     a, b = own.folder(tmp_path / "a"), own.folder(tmp_path / "b")
@@ -203,7 +227,7 @@ def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
         return run_of(at, dataset=str(at / "trees.py"), model=str(at / "nets" / "net.py"))
 
     first = run(a)
-    assert first.slug().startswith("trees-pathological-mine-B1-s42-") and run(b).slug() == first.slug()
+    assert first.slug().startswith("trees-pathological-mine-s42-") and run(b).slug() == first.slug()
     assert first.key()["method"] == admit("method", str(a / "mine.py")) != str(a / "mine.py")
     slugs = [first.slug()]
     for name in ("helper", "mine", "nets/parts", "nets/net", "trees"):
@@ -278,9 +302,9 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
         assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
         assert result.local_epochs().tolist() == (2 * result["round/epochs"]).tolist()
         assert figure_names.class_names(result) == ["ash", "birch", "cedar", "elm"]
-        assert figure_names.label(result.run) == "Mine"
+        assert figure_names.row_name(result.run) == "Mine"
         (row,) = accuracy_table.measure(of_results([result])).to_dict("records")
-        assert row["method"] == "Mine" and row["setting"].startswith("trees [") and row["mean"] == 100 * result.test_acc
+        assert row["method"] == "Mine" and row["setting"] == "Trees Patho(2)" and row["mean"] == 100 * result.test_acc
         assert set(learning_curves.draw(of_results([result])).data["method"]) == {"Mine"}
     assert show.main([str(alone)]) == 0 and "mine on trees, finished" in capsys.readouterr().out
     assert show.main(["--cite", str(alone)]) == 0
@@ -362,14 +386,19 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
 # what else takes names --------------------------------------------------------------------------------------------------
 def test_prepare_takes_a_file(tmp_path, monkeypatch, capsys):
     """A data set with `read` is staged under its short name; its data count by their content."""
-    text = own.DATA.replace("DATA = None", 'DATA = "data/trees.h5"\nSOURCE, NO_DOWNLOAD = "a file", "none"')
+    text = own.DATA.replace(
+        "DATA, TITLE = None", 'SOURCE, NO_DOWNLOAD = "a file", "none"\nDATA, TITLE = "data/trees.h5"'
+    )
     own.folder(tmp_path, trees=text.replace("def load():", "def read(source):"))
     monkeypatch.chdir(tmp_path)
     assert prepare.main(["trees.py", "--source", "helper.py"]) == 0
     assert "data/trees.h5: 240 training and 80 test" in capsys.readouterr().out
     assert len(Run(dataset="trees.py", **own.SMALL).resolve().contents["data"]) == 64
     with Result(run_here(tmp_path / "a.h5", {"dataset": "trees.py", "tau_init": 0} | own.SMALL)) as result:
-        assert result.finished and json.loads(str(result.file.attrs["declared"]))["dataset"] == {"name": "trees"}
+        assert result.finished and json.loads(str(result.file.attrs["declared"]))["dataset"] == {
+            "name": "trees",
+            "title": "Trees",
+        }
     assert prepare.main(["digits"]) == 2
     said = capsys.readouterr().err
     assert said == "error: digits needs no file: it has no read(source); run it with --dataset digits\n"

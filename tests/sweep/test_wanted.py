@@ -98,10 +98,11 @@ def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
     points = itertools.product(("dpfl", "local"), (1, 2), ("0.25N", 4))
     file = runs_file(tmp_path / "figure.py", *({"method": m, "seed": s, "budget": b} for m, s, b in points))
     name = "digits-pathological-{}-B{}-s{}".format
+    local = "digits-pathological-local-s{}".format
     assert len(listed(file)) == 6
-    assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), name("local", 1, 2)]
-    assert listed(file, "--seeds", "1,2", "--methods", "local") == [name("local", 1, 1), name("local", 1, 2)]
-    assert listed(file, "--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), name("local", 1, 1)]
+    assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), local(2)]
+    assert listed(file, "--seeds", "1,2", "--methods", "local") == [local(1), local(2)]
+    assert listed(file, "--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), local(1)]
     assert "--seeds has 3; " in listed(file, "--seeds", "1,3")
     assert "have dpfl, local" in listed(file, "--methods", "ditto")
     assert "have digits" in listed(file, "--datasets", "cifar10")
