@@ -1,4 +1,4 @@
-"""Scores the models that a run saved: `python -m dpfl_mpi.evaluate RESULT --data FILE` (needs torch, no MPI; the run needs --save_models)."""
+"""Scores the models that a run saved: `python -m dpfl_mpi.evaluate RESULT --data FILE` (needs torch, no MPI)."""
 
 import argparse
 from pathlib import Path
@@ -70,7 +70,7 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
 def arguments_of(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m dpfl_mpi.evaluate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("result", metavar="RESULT", help="result of a run with --save_models")
+    add("result", metavar="RESULT", help="result of a run that saved its models (small ones are, else --save_models)")
     for kind in ("model", "dataset"):
         add(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")

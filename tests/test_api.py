@@ -248,6 +248,18 @@ def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
             model(odd)
 
 
+@pytest.mark.parametrize("small, saved", [(1e8, True), (1e3, False)])
+def test_small_models_are_saved_unasked(small, saved, tmp_path, monkeypatch):
+    """The same Run and name, the same numbers; `--no-save_models` keeps none."""
+    monkeypatch.setattr("dpfl_mpi.engine.record.SMALL", small)
+    fields = {"clients": 4, "rounds": 0, "tau_init": 1, "method": "local"}
+    with dpfl_mpi.Result(run_here(tmp_path / "a.h5", fields)) as a:
+        assert ("model/best" in a) == saved
+        with dpfl_mpi.Result(run_here(tmp_path / "b.h5", fields, save_models=False)) as b:
+            assert "model/best" not in b and a.key == b.key
+            assert {*dpfl_mpi.Result.differences(a, b)} <= {"model/best"}
+
+
 def test_what_there_is_no_model_of(computed, tiny):
     with pytest.raises(UserError, match="holds no models; run with --save_models"):
         tiny.model(0)

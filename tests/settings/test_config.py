@@ -167,6 +167,14 @@ def test_the_name_says_what_it_is(tmp_path):
         assert part in Run(budget=budget).slug()
 
 
+def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
+    runs = {budget: Run(clients=20, budget=budget).resolve() for budget in (3, "0.25N", ".25N", "0.15N", "inf")}
+    assert [run.said_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
+    assert runs["0.15N"].slug() == runs[3].slug() and runs["0.15N"] == runs[3]
+    assert Run().slug() == "digits-pathological-dpfl-B8-s42-300df09d"
+    assert Run(method="local").slug() == "digits-pathological-local-s42-43263022"
+
+
 def test_a_later_field_orphans_nothing(monkeypatch):
     """A schema with one more field, at its default, gives every old Run its old name; another value, or other numerics, a new name."""
     field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
@@ -207,6 +215,25 @@ def test_print_config_and_config_are_inverse(capsys, tmp_path):
     assert values["rounds"] == 98 and values["budget"] == "inf"  # resolved, not null
     run, _ = parse(["--config", str(tmp_path / "run.yaml"), "--seed", "4"])  # a flag after it overrides it
     assert (run.dataset, str(run.budget), run.seed) == ("cifar10", "inf", 4)
+
+
+def test_a_wrong_name_in_a_config_is_told_with_its_line(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("rounds: 3\nrounds: 4\nlearning_rate: 3\n")
+    with pytest.raises(SystemExit):
+        parse([f"--config={path}"])
+    said = f"error: --config is {path}, line 3: there is no setting learning_rate; did you mean lr?\n"
+    assert capsys.readouterr().err == said
+
+
+def test_help_lists_the_options_of_a_method_and_a_model(capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(["--help", "--method=fedprox", "--model", "resnet"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        end.value.code == 0 and "--options.mu X weight of the proximal term (the paper's lambda): a number of" in text
+    )
+    assert "--model_options.blocks X residual blocks of a stage: a whole number from 1 to 100 [2]" in text
 
 
 def test_help_fits_a_terminal(capsys, monkeypatch):
