@@ -19,7 +19,18 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.plan.needs import Cost, Needs, crowding, ensemble_of, measure, megabytes, needs_of, refuse, seconds_of
+from dpfl_mpi.plan.needs import (
+    Cost,
+    Needs,
+    crowding,
+    duration,
+    ensemble_of,
+    measure,
+    megabytes,
+    needs_of,
+    refuse,
+    seconds_of,
+)
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import reason, replacing
@@ -171,11 +182,6 @@ def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:
         f"           measured here on one core: {1e3 * cost.step:.2f} ms per step, {1e6 * cost.image:.0f} us per image scored, "
         f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model per client, no GPU"
     )
-
-
-def duration(seconds: float) -> str:
-    minutes = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-    return f"{seconds:.1f} s" if seconds < 120 else minutes
 
 
 def draw(run: Resolved, source: Source, partition: Partition, path: Path) -> None:

@@ -15,6 +15,7 @@ from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
+from dpfl_mpi.plan.needs import duration
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
@@ -22,6 +23,7 @@ from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
 
 SMALL, SMALL_IN_ALL = 1e6, 1e8  # bytes of a model, and of those of all clients: smaller ones are saved unasked
+COLUMNS = "   val %  test %  best %  received  seconds    left"  # best: of each client's best model by validation; received: models
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 
 
@@ -203,12 +205,17 @@ class Progress:
     def __init__(self, parts: Parts, quiet: bool, first: int):
         self.parts, self.start = parts, time.perf_counter()
         self.shows = parts.world.root and not quiet
+        self.total, self.took = parts.run.rounds + parts.run.finetune_epochs, list[float]()
         self.bar: Any = None
         if self.shows and (sys.stderr.isatty() or os.environ.get("DPFL_MPI_TERMINAL")):
             from tqdm import tqdm
 
-            total, title = parts.run.rounds + 1 + parts.run.finetune_epochs, short(parts.run.method)
-            self.bar = tqdm(total=total, initial=first, desc=title, unit="round", file=sys.stderr)
+            how = {"desc": short(parts.run.method), "unit": "round", "file": sys.stderr}
+            self.bar = tqdm(total=self.total + 1, initial=first, **how)
+        elif self.shows:
+            run, ranks = parts.run, f"{parts.world.size} rank{'s' * (parts.world.size > 1)}"
+            on = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients, {ranks}, means over clients"
+            print(f"{on}\n{'round':>11}{COLUMNS}", flush=True)
 
     def line(self, t: int) -> None:
         """Show a round. Collective."""
@@ -223,8 +230,11 @@ class Progress:
             self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
             self.bar.update()
         else:
-            scores = f"val {val:6.2f} %  test {test:6.2f} %  best {best:6.2f} %"
-            print(f"round {t:4d}  {scores}  received {everyone['received'].mean():5.1f}  {seconds:6.2f} s", flush=True)
+            self.took += [seconds] if t else []  # preprocessing tells nothing about a round
+            left = duration((self.total - t) * float(np.mean(self.took))) if self.took else ""
+            scores = "".join(f"{share:8.2f}" for share in (val, test, best))
+            place, received = f"{t}/{self.total}", everyone["received"].mean()
+            print(f"{place:>11}{scores}{received:10.1f}{seconds:9.2f}{left:>8}", flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

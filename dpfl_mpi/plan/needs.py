@@ -184,6 +184,12 @@ def megabytes(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
+def duration(seconds: float) -> str:
+    """Return seconds in words."""
+    minutes = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{seconds:.1f} s" if seconds < 120 else minutes
+
+
 def refuse(job: Job, needs: Needs) -> None:
     """Raise `UserError` for a run that this machine cannot hold (it counts as each of the nodes)."""
     if needs.passes == 0:

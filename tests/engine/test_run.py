@@ -62,7 +62,19 @@ def test_the_command(tmp_path, digits_file):
     done = mpirun(2, "-m", "dpfl_mpi", *to_flags(BASE | {"data": digits_file}), "--results", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:4]] == [["round", str(t)] for t in range(4)]
+    clients = BASE["clients"]
+    assert lines[0] == f"dpfl on image_folder, {clients} clients, 2 ranks, means over clients"
+    assert lines[1].split() == ["round", "val", "%", "test", "%", "best", "%", "received", "seconds", "left"]
+    assert [line.split()[0] for line in lines[2:6]] == [f"{t}/3" for t in range(4)]
+    left = [
+        float(line.split()[6]) for line in lines[3:6]
+    ]  # rounds to come at the mean of those that were, preprocessing aside
+    took = [float(line.split()[5]) for line in lines[3:6]]
+    assert left == pytest.approx([2 * took[0], sum(took[:2]) / 2, 0], abs=0.07)
+    assert (
+        len(lines[1]) <= 80
+        and lines[2].split()[1] == f"{100 * Result(next(tmp_path.glob('*.h5')))['round/val_acc'][0].mean():.2f}"
+    )
     words = ["test accuracy", "spread over clients", "edges", "models received", "seconds", "results", "analysis/"]
     assert all(said in done.stdout for said in words)
     (path,) = tmp_path.glob("*.h5")
