@@ -50,7 +50,7 @@ def computed(tmp_path_factory):
 def test_a_call_computes_what_the_command_computes(computed, tmp_path):
     result, said = computed
     assert result.finished and result.starts()[0]["ranks"] == 2
-    assert said.count("\nround ") == 2 and f"test accuracy        {100 * result.test_acc:.2f} %" in said
+    assert said.count("/2 ") == 3 and f"test accuracy        {100 * result.test_acc:.2f} %" in said
     with dpfl_mpi.Result(run_here(tmp_path / "run.h5", FIELDS, save_models=True)) as mine:
         assert dpfl_mpi.Result.same_numbers(result, mine)
 
