@@ -19,6 +19,8 @@ PAGES = {
     "benchmarks.md": "benchmarks/README.md",
     "reproduction/index.md": "reproduction/README.md",
     "contributing.md": "CONTRIBUTING.md",
+    "conduct.md": "CODE_OF_CONDUCT.md",
+    "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
