@@ -93,6 +93,8 @@ def before_mpi() -> None:
     os.environ["OMP_NUM_THREADS"] = threads if threads.isdigit() and int(threads) else "1"
     # MPICH's pipelined ring is 50 times slower on shared cores
     os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
+    # at the end of a whole run UCX warns of objects that MPICH left in its pool
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
     if launched(LOCAL_SIZE, 1) > len(os.sched_getaffinity(0)):
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
 
