@@ -35,7 +35,7 @@ def cluster() -> Iterator[dict[str, str]]:
             pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
         bin_folder = str(Path(sys.executable).parent)
         path = os.pathsep.join([bin_folder, os.environ["PATH"]])
-        yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path)
+        yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path, DPFL_START_S="60")
     finally:
         subprocess.run(["bash", str(HERE / "down.sh"), folder], capture_output=True, timeout=120)
         shutil.rmtree(folder, ignore_errors=True)

@@ -63,7 +63,7 @@ def mpirun(fakes) -> Path:
 def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
     """FedAvg and FedAvg+FT: the rounds are computed once, and the tuned Run copies them, seconds included."""
     fields = starts.small(method="fedavg", rounds=2)
-    words = [base_and_tuned(tmp_path / "table.py", **fields), "--max_parallel", "2", "--ranks", "2"]
+    words = [base_and_tuned(tmp_path / "table.py", **fields), "--max_parallel=2", "--ranks=2", "--no-save_models"]
     done = swept(*words, rounds=2)
     assert done.code == 0 and "2 finished of 2" in done.out
     tuned, base = (Run(**fields, finetune_epochs=e).resolve().path(tmp_path) for e in (1, 0))
@@ -90,7 +90,7 @@ def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path
     assert done.code == 1
     assert done.err.count("diverged in round 1") == done.err.count("ended with exit code 2") == 1
     first, second = (m.start() for m in re.finditer("--- image_folder-pathological-local-", done.out))
-    own = done.out.index("local on image_folder")  # what the Run itself prints
+    own = done.out.rindex("local on image_folder")  # what the Run itself prints at its end
     assert first < second < own < done.out.index("1 failed, 1 finished of 2")
     again = swept(file, "--cluster", "debug", "--list", rounds=1)
     assert again.code == 1 and "---" not in again.out and "1 failed, 1 finished of 2" in again.out
