@@ -64,10 +64,11 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
         fail(str(error))
 
 
-def told(arguments: list[str]) -> dict[str, Any]:
+def told(arguments: list[str], parsed: list[tuple[Resolved, Job]]) -> dict[str, Any]:
     """Return what root tells all ranks of a command line: the settings, or the exit code of one that ends here (root has said why)."""
     try:
-        return packed(*parse(arguments))
+        parsed.append(parse(arguments))
+        return packed(*parsed[0])
     except SystemExit as end:
         return {"exit": end.code}
     except BrokenPipeError:
@@ -152,7 +153,8 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
     before_mpi()  # before root parses, too: a method of one's own may import torch
     arguments = sys.argv[1:] if arguments is None else arguments
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
-    settings = told(arguments) if alone or launched(RANK, 0) == 0 else {}
+    parsed: list[tuple[Resolved, Job]] = []  # on root, which alone has what the files hold that a Run names
+    settings = told(arguments, parsed) if alone or launched(RANK, 0) == 0 else {}
     if alone and "exit" in settings:
         sys.exit(settings["exit"])
     try:
@@ -161,10 +163,10 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
         fail(str(error), 3)
     if before_abort:
         world.before_abort = before_abort
-    settings = world.decide(lambda: settings or told(arguments))
+    settings = world.decide(lambda: settings or told(arguments, parsed))
     if "exit" in settings:
         sys.exit(settings["exit"])
-    run, job = unpacked(settings)
+    run, job = parsed[0] if world.root else unpacked(settings)
     try:
         with all_or_none(world):
             import torch

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
+import starts
 import torch
 from launch import differences, federation, run_here, training_rows
 from mpi4py import MPI
@@ -371,3 +372,14 @@ def test_the_search_has_the_same_mean(block):
         whole = fed.scoring.reward(rows, pair, counted)
         fed.scoring.metric_batch = 0
         np.testing.assert_allclose(whole, fed.scoring.reward(rows, pair, counted), rtol=1e-6)
+
+
+def test_files_of_limits_are_read_from_the_command_line_too(tmp_path):
+    """Root has what they hold; the other ranks are told the settings alone."""
+    (tmp_path / "reach.txt").write_text("0 1\n1 0\n2 3\n3 2\n4 5\n5 4\n")
+    (tmp_path / "budget.txt").write_text("2 3 2 1 2 inf\n")
+    (tmp_path / "there.txt").write_text("1 1 1 1 1 0\n0 1 1 1 1 1\n")
+    files = {"reach": "reach.txt", "budget": "budget.txt", "available": "there.txt"}
+    fields = starts.small(rounds=2) | {flag: f"{tmp_path}/{name}" for flag, name in files.items()}
+    starts.finish(starts.start(2, starts.command(tmp_path / "two.h5", fields)))
+    assert starts.same(tmp_path / "two.h5", starts.here(tmp_path / "one.h5", fields))
