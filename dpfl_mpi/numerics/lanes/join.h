@@ -123,22 +123,31 @@ static void put_back(const Pass *p, const Layer *layer) {
   EACH(p, layer, dx[here] = layer->adds & 1 ? dx[here] + dy[there] : dy[there])
 }
 
+/* The walks of a `total` over the dimensions that stay and, for each, over those that are summed, in `table`; return the
+ * numbers that are summed into one. */
+static int64_t split(const Layer *layer, Layer *outer, Layer *inner, int32_t table[2][2 * MOST_DIMENSIONS]) {
+  const int32_t stays = layer->size[0], summed = layer->size[1];
+  int64_t count = 1;
+  for (int32_t i = 0; i < stays; i++)
+    table[0][i] = layer->table[i], table[0][stays + i] = layer->table[stays + summed + i];
+  for (int32_t i = 0; i < summed; i++) {
+    table[1][i] = layer->table[stays + i], table[1][summed + i] = layer->table[2 * stays + summed + i];
+    count *= table[1][i];
+  }
+  *outer = *inner = *layer;
+  outer->table = table[0], outer->size[MOVE_DIMENSIONS] = stays;
+  inner->table = table[1], inner->size[MOVE_DIMENSIONS] = summed;
+  return count;
+}
+
 /* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay, dimensions that are
  * summed, where to start; `table`: numbers in each dimension of both kinds, then the steps of both in the input. */
 static void total(const Pass *p, const Layer *layer) {
-  const int32_t stays = layer->size[0], summed = layer->size[1];
   const F *x = x_of(p, layer->in) + layer->size[2];
   F *y = x_of(p, layer->out);
-  Layer outer = *layer, inner = *layer;
+  Layer outer, inner;
   int32_t table[2][2 * MOST_DIMENSIONS];
-  for (int32_t i = 0; i < stays; i++)
-    table[0][i] = layer->table[i], table[0][stays + i] = layer->table[stays + summed + i];
-  for (int32_t i = 0; i < summed; i++)
-    table[1][i] = layer->table[stays + i], table[1][summed + i] = layer->table[2 * stays + summed + i];
-  outer.table = table[0], outer.size[MOVE_DIMENSIONS] = stays;
-  inner.table = table[1], inner.size[MOVE_DIMENSIONS] = summed;
-  int64_t count = 1, of = p->net->value[layer->out].units;
-  for (int32_t i = 0; i < summed; i++) count *= table[1][i];
+  const int64_t count = split(layer, &outer, &inner, table), of = p->net->value[layer->out].units;
   Odometer o = {0};
   for (int64_t i = 0; i < of; i++, next(&o, &outer)) {
     F sum = ZERO;
@@ -150,19 +159,11 @@ static void total(const Pass *p, const Layer *layer) {
 
 static void total_back(const Pass *p, const Layer *layer) {
   if (!wanted(p, layer->in)) return;
-  const int32_t stays = layer->size[0], summed = layer->size[1];
   F *dx = d_of(p, layer->in) + layer->size[2];
   const F *dy = d_of(p, layer->out);
-  Layer outer = *layer, inner = *layer;
+  Layer outer, inner;
   int32_t table[2][2 * MOST_DIMENSIONS];
-  for (int32_t i = 0; i < stays; i++)
-    table[0][i] = layer->table[i], table[0][stays + i] = layer->table[stays + summed + i];
-  for (int32_t i = 0; i < summed; i++)
-    table[1][i] = layer->table[stays + i], table[1][summed + i] = layer->table[2 * stays + summed + i];
-  outer.table = table[0], outer.size[MOVE_DIMENSIONS] = stays;
-  inner.table = table[1], inner.size[MOVE_DIMENSIONS] = summed;
-  int64_t count = 1, of = p->net->value[layer->out].units;
-  for (int32_t i = 0; i < summed; i++) count *= table[1][i];
+  const int64_t count = split(layer, &outer, &inner, table), of = p->net->value[layer->out].units;
   Odometer o = {0};
   for (int64_t i = 0; i < of; i++, next(&o, &outer)) {
     const F d = dy[i] * layer->number[0];
