@@ -64,28 +64,38 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
         fail(str(error))
 
 
-def told(arguments: list[str], parsed: list[tuple[Resolved, Job]]) -> dict[str, Any]:
-    """Return what root tells all ranks of a command line: the settings, or the exit code of one that ends here (root has said why)."""
+def told(arguments: list[str]) -> tuple[Resolved, Job] | int:
+    """Return the settings of a command line, or the exit code of one that ends here (root has said why)."""
     try:
-        parsed.append(parse(arguments))
-        return packed(*parsed[0])
+        return parse(arguments)
     except SystemExit as end:
-        return {"exit": end.code}
+        return int(end.code or 0)
     except BrokenPipeError:
-        return {"exit": NO_READER}
+        return NO_READER
     except Exception:  # a root that ends here leaves the others in MPI_Init
         traceback.print_exc()
-        return {"exit": 1}
+        return 1
 
 
-def packed(run: Resolved, job: Job) -> dict[str, Any]:
-    """Return the settings as root tells them to all ranks; `unpacked` is the inverse."""
-    return {"run": as_dict(run) | {"contents": run.contents, "declared": run.declared}, "job": as_dict(job)}
+def shared(world: World, tell: Callable[[], tuple[Resolved, Job] | int]) -> tuple[Resolved, Job]:
+    """Return on every rank the settings that `tell` returns on root; an exit code ends all ranks with it. Collective.
 
+    They travel as texts; root keeps its own Run, which alone has what the files hold that it names.
+    """
+    mine: list[tuple[Resolved, Job]] = []
 
-def unpacked(settings: dict[str, Any]) -> tuple[Resolved, Job]:
-    """Return the Run and the Job that root has told."""
-    return Resolved(**settings["run"]), Job(**settings["job"])
+    def packed() -> dict[str, Any]:
+        said = tell()
+        if isinstance(said, int):
+            return {"exit": said}
+        mine.append(said)
+        run, job = said
+        return {"run": as_dict(run) | {"contents": run.contents, "declared": run.declared}, "job": as_dict(job)}
+
+    settings = world.decide(packed)
+    if "exit" in settings:
+        sys.exit(settings["exit"])
+    return mine[0] if mine else (Resolved(**settings["run"]), Job(**settings["job"]))
 
 
 def before_mpi() -> None:
@@ -153,20 +163,16 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
     before_mpi()  # before root parses, too: a method of one's own may import torch
     arguments = sys.argv[1:] if arguments is None else arguments
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
-    parsed: list[tuple[Resolved, Job]] = []  # on root, which alone has what the files hold that a Run names
-    settings = told(arguments, parsed) if alone or launched(RANK, 0) == 0 else {}
-    if alone and "exit" in settings:
-        sys.exit(settings["exit"])
+    said = told(arguments) if alone or launched(RANK, 0) == 0 else None
+    if alone and isinstance(said, int):
+        sys.exit(said)
     try:
         world = open_world()
     except UserError as error:
         fail(str(error), 3)
     if before_abort:
         world.before_abort = before_abort
-    settings = world.decide(lambda: settings or told(arguments, parsed))
-    if "exit" in settings:
-        sys.exit(settings["exit"])
-    run, job = parsed[0] if world.root else unpacked(settings)
+    run, job = shared(world, lambda: told(arguments) if said is None else said)
     try:
         with all_or_none(world):
             import torch

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfl_mpi import results
-from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, packed, unpacked
+from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
@@ -167,17 +167,17 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
     """Compute the Run on the ranks that are there, and return the path of its result. Collective: a wrong setting is an error on every rank."""
     everyone = world()
 
-    def decided() -> dict[str, Any]:
+    def decided() -> tuple[Resolved, Job]:
         if ranks not in (None, everyone.size):
             raise UserError(f"ranks is {ranks}, but the launcher has started {everyone.size}; leave it out")
-        return packed(*checked(settings))
+        return checked(settings)
 
     try:
         with signals_back() as main, all_or_none(everyone):
             if main:
                 listen()
             compare(settings, everyone)
-            run, job = unpacked(everyone.decide(decided))
+            run, job = shared(everyone, decided)
             import torch
 
             from dpfl_mpi.engine.train import train

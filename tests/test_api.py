@@ -128,7 +128,9 @@ os.write(1, (json.dumps(line) + "\\n").encode())
 def test_under_mpirun_every_rank_calls(computed, tmp_path):
     """Every mistake is raised on every rank, and every rank gets the result; one thread per rank meanwhile, no file stays open."""
     (tmp_path / "script.py").write_text(ON_RANKS)
-    done = mpirun(3, tmp_path / "script.py", tmp_path, json.dumps(FIELDS))
+    (tmp_path / "budgets.txt").write_text(f"{FIELDS['budget']} " * FIELDS["clients"])  # root alone holds what files say
+    fields = FIELDS | {"budget": str(tmp_path / "budgets.txt")}
+    done = mpirun(3, tmp_path / "script.py", tmp_path, json.dumps(fields))
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 3 and lines[0] == lines[1] == lines[2]
