@@ -12,7 +12,6 @@ import torch
 from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
@@ -25,13 +24,11 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.backend import SGD, Backend, optimiser
+from dpfl_mpi.numerics.backend import optimiser
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.native import form_of, without_fma
-from dpfl_mpi.numerics.native_backend import NativeBackend
-from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.numerics.pick import pick_backend
 from dpfl_mpi.plan.needs import refuse_classes
 from dpfl_mpi.settings import Job, Resolved
 
@@ -53,7 +50,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype)
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
-    backend = pick_backend(job, world, ensemble, clients, optimiser(run))
+    backend, slower = pick_backend(job, world, ensemble, clients, optimiser(run))
+    warn(slower, job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
@@ -104,27 +102,3 @@ def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
     facts: dict[str, Any] = world.decide(lambda: {n: v for n, v in vars(load()).items() if n not in arrays})
     fields: dict[str, Any] = {**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()}}
     return Arrays(**fields)
-
-
-def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> Backend:
-    """Return what computes the clients, alike on all ranks: recorded steps on a GPU, on a CPU native kernels, if there, else PyTorch. Collective."""
-    gpu, pytorch = ensemble.device.type == "cuda", functools.partial(Backend, ensemble, clients, sgd, job.block)
-    if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
-        if job.kernels not in ("auto", "torch"):
-            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
-            raise UserError(f"--kernels is {job.kernels}; {only}")
-        return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch()
-    native, why = None, ""
-    try:
-        if job.kernels == "auto" and without_fma():
-            raise UserError("this processor has no fused multiply-add")
-        native = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))
-    except UserError as error:
-        why = str(error)
-    missing = world.agree(native is None)
-    if native and not missing:
-        return native
-    if job.kernels != "auto":
-        raise UserError(why or "--kernels: another rank's node has no native kernels")
-    warn(f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}", job, world)
-    return pytorch()

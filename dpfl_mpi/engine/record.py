@@ -101,25 +101,30 @@ def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
     }
 
 
-def write_best(to: Recorder, parts: Parts, everyone: Mapping[str, np.ndarray]) -> None:
-    """Write the gathered `best_so_far`, and make all that was written durable. On root."""
-    to.write({name: everyone[name] for name in best_so_far(parts)})
+def left(parts: Parts) -> dict[str, np.ndarray]:
+    """Return in which rounds clients diverged or stopped, `[N]`, by their names in the file."""
     stopped = {"client/stopped_round": parts.members.stopped_round} if parts.run.patience else {}
-    to.write({"client/diverged_round": parts.members.diverged_round} | stopped)
+    return {"client/diverged_round": parts.members.diverged_round} | stopped
+
+
+def best_mean(parts: Parts, everyone: Mapping[str, np.ndarray]) -> float:
+    """Return the benign clients' mean best test accuracy, NaN where there is none. On root."""
     benign = everyone["best/test_acc"][parts.members.benign]
-    to.flush(parts.round, float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan"))
+    return float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan")
 
 
 def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
     """Write the records of the round that `parts` is in. Collective; one gather of 18 numbers per client."""
     with parts.log.clock("write"):
-        everyone = gather(parts, parts.log.notes | best_so_far(parts))
+        best = best_so_far(parts)
+        everyone = gather(parts, parts.log.notes | best)
         moved = parts.mail.bytes_put, parts.world.bytes_collective
         totals = parts.world.sum_int64(np.array([parts.training.steps.sum(), *moved]))
     seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
     def write(to: Recorder) -> None:
         start = time.perf_counter()
+        ended, mean_best = left(parts), best_mean(parts, everyone)
         omega: CollaborationGraph = state["shared"].get("omega", CollaborationGraph.empty(parts.n))
         if parts.round == 0:
             to.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
@@ -143,7 +148,8 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
         )
         seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
         to.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
-        write_best(to, parts, everyone)
+        to.write({name: everyone[name] for name in best} | ended)
+        to.flush(parts.round, mean_best)
 
     on_root(recorder, parts, write)
 
@@ -166,8 +172,8 @@ def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> N
     everyone = gather(parts, best_so_far(parts))
 
     def write(to: Recorder) -> None:
-        to.write({"finetune/gradient_steps": steps})
-        write_best(to, parts, everyone)
+        to.write({"finetune/gradient_steps": steps} | everyone | left(parts))
+        to.flush(parts.round, best_mean(parts, everyone))
 
     on_root(recorder, parts, write)
 

@@ -1,6 +1,8 @@
 """What limits a client: budget, reach, presence, flipped labels, lies, coming later, drift. All is drawn from keyed streams, alike on every rank."""
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.values import nearest, of_clients
+from dpfl_mpi.settings.values import nearest
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ def drawn(run: Resolved, purpose: int, share: float) -> np.ndarray:
     out = np.zeros(run.clients, bool)
     out[streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)[: of_clients(share, run.clients)]] = True
     return out
+
+
+def of_clients(share: float, clients: int) -> int:
+    """Return how many clients a share of them is, rounded down: exact, where 0.29 * 100 in floats is below 29."""
+    return math.floor(Fraction(str(share)) * clients)
 
 
 def reach_graph(run: Resolved) -> CollaborationGraph | None:

@@ -34,16 +34,16 @@ class Members:
         self.serves = run.found("method").topology == "graph"  # a client that has stopped early; else it leaves
         self.n, self.p = partition.n, partition.p  # p [N]: the weight of every client in an average
         self.advice = "lower --lr, set --clip_norm, or --on_divergence exclude"  # where a client diverges
-        self.owner = place(n_train, world.size)  # the rank of every client
-        self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
-        self.ids = ids_of(self.owner, n_train, world.rank)
-        self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
         self.most_senders = limits.most_senders.copy()  # B_c - 1, of who has diverged 0
         self.reach = limits.reach  # whom each client can receive from; None: everyone
         self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
         self.begin(0)
+        self.owner = place(n_train, world.size)  # the rank of every client
+        self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
+        self.ids = ids_of(self.owner, n_train, world.rank)
+        self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
     def begin(self, number: int) -> None:
         self.round, self.phase = number, Phase.ROUNDS

@@ -22,7 +22,7 @@ of two dicts, and everything that must outlive a round is in it, because a check
 No other name has a meaning outside the method; by custom "w" is the models. What init returned a key for, every round must. Init and
 round 1 score, they call fed.evaluate; a later round need not. A graph, sent along or in the state, gives no client more senders than its budget
 allows (`fed.most_senders`); the weights of a server's mixture may. Rows that a verb takes are float32 and without gaps. `load` checks a file,
-`check_state` what its functions return.
+`engine/checks.py` what its functions return.
 
 Axes: N clients in all, K on this rank, W row width, T rounds.
 """
@@ -35,10 +35,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.settings.fields import options_of
 
 if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a laptop without PyTorch lists methods
@@ -54,7 +51,6 @@ State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
 OPTIONAL = ("finetune_gradient", "newcomer")
-HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
 
 @dataclass(frozen=True)
@@ -144,55 +140,3 @@ def load(name: str, module: ModuleType) -> Method:
             raise UserError(f"the method {name} defines {given}, which is called as {call}({CALLS[call]})") from None
     options = options_of(f"the method {name}", module) or NoOptions
     return dataclasses.replace(declared, title=declared.title or name, options=options, **functions)
-
-
-def check_state(name: str, state: Any, parts: Any, before: State | None = None, budgeted: bool = True) -> None:
-    """Check what init (round 0) or round returned on this rank, from `before`; graphs keep to the budget where `budgeted`: a server need not."""
-    who = f"{'round' if parts.round else 'init'} of the method {name}"
-    if said := mistake(who, state, len(parts.ids), parts.n, before):
-        raise UserError(said)
-    for key in ("omega", "chosen"):
-        if budgeted and key in state["shared"]:
-            parts.members.check_budget(state["shared"][key], f'state["shared"]["{key}"] after {who}')
-    if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][parts.members.active[parts.ids]]).any():
-        must = f"it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
-        raise UserError(f"{who} has scored no models; {must}")
-
-
-def mistake(who: str, state: Any, k: int, n: int, before: State | None) -> str:
-    """Return what is wrong with the form of a state of k of n clients, a sentence; "" where nothing is."""
-    whole = isinstance(state, dict) and set(state) == {"client", "shared"}
-    if not (whole and all(isinstance(values, dict) for values in state.values())):
-        keys = ", ".join(map(str, state)) or "nothing" if isinstance(state, dict) else ""
-        got = f"a dict of {keys}" if keys else type(state).__name__
-        return f'{who} returned {got}; a state is {{"client": {{...}}, "shared": {{...}}}}, of two dicts'
-    for group, values in state.items():
-        if gone := sorted(set(before[group] if before else ()) - set(values)):
-            return f'{who} returned no state["{group}"]["{gone[0]}"], which it was given; every round returns all keys of init'
-        if odd := [key for key in values if not (isinstance(key, str) and key and "/" not in key)]:
-            return f'{who} returned state["{group}"][{odd[0]!r}]; a key is a text without /'
-    for key, value in state["client"].items():
-        shape = tuple(getattr(value, "shape", ()))
-        if not (held(value) and shape[:1] == (k,)):
-            got = f"of shape {shape}" if held(value) else kind(value)
-            return f'state["client"]["{key}"] after {who} is {got}; it must be a tensor or array of {k} rows, one per client of this rank'
-    for key, value in state["shared"].items():
-        graph, what = isinstance(value, CollaborationGraph), f'state["shared"]["{key}"] after {who}'
-        if key in ("omega", "chosen") and not (graph and value.n == n):
-            got = f"a graph of {value.n} clients" if graph else kind(value)
-            return f"{what} is {got}; it must be a CollaborationGraph of {n} clients"
-        if not (graph or held(value) or value is None or isinstance(value, bool | int | float | str)):
-            allowed = f"a tensor or array of {', '.join(HELD)}, a CollaborationGraph, a number, a text and None"
-            return f"{what} is {kind(value)}, which a checkpoint cannot hold; allowed are {allowed}"
-    return ""
-
-
-def held(value: Any) -> bool:
-    """Return whether this is a tensor or array of numbers, and not sparse, that a checkpoint can hold."""
-    dense = str(getattr(value, "layout", "torch.strided")) == "torch.strided"
-    return dense and str(getattr(value, "dtype", "")).removeprefix("torch.") in HELD and hasattr(value, "shape")
-
-
-def kind(value: Any) -> str:
-    """Return what a value is, in words."""
-    return f"a {type(value).__name__}" + (f" of {value.dtype}" if hasattr(value, "dtype") else "")

@@ -58,11 +58,6 @@ def whole(word: str) -> bool:
     return word.isdecimal() and len(word) <= 18
 
 
-def of_clients(share: float, clients: int) -> int:
-    """Return how many clients a share of them is, rounded down: exact, where 0.29 * 100 in floats is below 29."""
-    return math.floor(Fraction(str(share)) * clients)
-
-
 def nearest(share: float | str, count: int) -> int:
     """Return a share of a count as the nearest whole number, halves up: exact, where 0.29 * 50 in floats is below 14.5."""
     return math.floor(Fraction(str(share)) * count + Fraction(1, 2))

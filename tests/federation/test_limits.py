@@ -22,7 +22,7 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.values import nearest, of_clients
+from dpfl_mpi.settings.values import nearest
 
 N = 9
 SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
@@ -294,7 +294,10 @@ def test_motivation_sets_are_runs(tmp_path):
     ("rule", "share", "clients", "count"),
     [  # in floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996
         *((nearest, *case) for case in ((0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2))),
-        *((of_clients, *case) for case in ((0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7))),
+        *(
+            (limits.of_clients, *case)
+            for case in ((0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7))
+        ),
     ],
 )
 def test_a_share_is_that_of_the_decimal(rule, share, clients, count):

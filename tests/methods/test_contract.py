@@ -11,10 +11,11 @@ import torch
 from launch import differences, run_here
 
 import dpfl_mpi.methods
+from dpfl_mpi.engine.checks import check_state
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Method, check_state, load
+from dpfl_mpi.methods import Method, load
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Run, option
 

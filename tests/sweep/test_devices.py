@@ -17,6 +17,7 @@ from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.device import pick_device, why_hidden
+from dpfl_mpi.numerics.pick import pick_backend
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.settings import Job
 from dpfl_mpi.sweep import __main__ as sweep
@@ -85,18 +86,18 @@ def test_a_gpu_computes_with_recorded_steps():
     """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
     ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
     for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
-        backend = build.pick_backend(job, ALONE, ensemble, range(3), sgd)
+        backend, _ = pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
     with pytest.raises(UserError, match="--kernels is native; the native kernels compute in float32 on a CPU"):
-        build.pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+        pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
     """Nodes may differ under --device auto: no rank may wait for the others' word on the native kernels, which GPUs do not ask for."""
     ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bf16=False, module=MLP(64, 10)), []
     world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
-    backend = build.pick_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
+    backend, _ = pick_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
     assert type(backend) is Backend and asked == [False]
 
 

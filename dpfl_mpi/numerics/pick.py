@@ -1,0 +1,39 @@
+"""Which `Backend` computes a run's clients."""
+
+from functools import partial
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.native import form_of, without_fma
+from dpfl_mpi.numerics.native_backend import NativeBackend
+from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.settings import Job
+
+
+def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[Backend, str]:
+    """Return what computes the clients, alike on all ranks: recorded steps on a GPU, on a CPU native kernels, if there, else PyTorch.
+
+    With it a warning, "" but where PyTorch takes the place of the native kernels. Collective.
+    """
+    gpu, pytorch = ensemble.device.type == "cuda", partial(Backend, ensemble, clients, sgd, job.block)
+    if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
+        if job.kernels not in ("auto", "torch"):
+            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
+            raise UserError(f"--kernels is {job.kernels}; {only}")
+        return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch(), ""
+    native, why = None, ""
+    try:
+        if job.kernels == "auto" and without_fma():
+            raise UserError("this processor has no fused multiply-add")
+        native = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))
+    except UserError as error:
+        why = str(error)
+    missing = world.agree(native is None)
+    if native and not missing:
+        return native, ""
+    if job.kernels != "auto":
+        raise UserError(why or "--kernels: another rank's node has no native kernels")
+    return pytorch(), f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}"
