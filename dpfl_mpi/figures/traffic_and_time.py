@@ -20,11 +20,11 @@ RUNS = [*cifar10(budget=("inf", 20, 10, 5)), *cifar10(method="local")]
 MOVED = ("received_mean", "mpi_rma_mib", "mpi_collective_mib")
 
 
-def measure(result: Result) -> pd.DataFrame:
+def measure(result: Result, where: str, row: str) -> pd.DataFrame:
     """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
     rounds = slice(0, result.last_round + 1)  # one that is being written may have some of its arrays
     received = result["traffic/models_received"][rounds]
-    out: dict[str, object] = {"run": result.path.stem, "setting": setting(result.run), "method": row_name(result.run)}
+    out: dict[str, object] = {"run": result.path.stem, "setting": where, "method": row}
     out |= {"round": np.arange(len(received)), "received_mean": received.mean(1), "received_most": received.max(1)}
     out["budget_others"] = (result["client/budget"] - result.run.budget_counts_self).max()
     out |= {f"mpi_{how}_mib": result[f"traffic/bytes_{how}"][rounds] / 2**20 for how in ("rma", "collective")}
@@ -47,7 +47,7 @@ def draw(frames: Frames) -> Drawing:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(groups) + 1.3), sharey=True)
     parts, names, text = [], [], []
     for y, ((where, row, ranks), group) in enumerate(groups):
-        each = list(map(measure, group["result"]))
+        each = [measure(result, where, row) for result in group["result"]]
         parts += each
         seeds = pd.DataFrame(map(totals, each))
         mean = seeds.mean()
