@@ -574,7 +574,7 @@ def test_traffic_of_a_round_that_is_being_written_is_left_out(tmp_path):
     with h5py.File(path, "a") as file:
         for array in file["seconds"].values():
             array.resize(2, 0)
-    assert list(module("traffic_and_time").measure(Result(path))["round"]) == [0, 1]
+    assert list(module("traffic_and_time").measure(Result(path), "", "")["round"]) == [0, 1]
 
 
 def test_latex_escapes_what_it_must():
