@@ -58,12 +58,14 @@ class Greedy:
                 graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
                 if len(graph.senders) == 0:
                     break
+                self.mail.wire.ask()
                 for here, now in self.mail.exchange(w_KW, graph).passes(batch):
                     for search in searches:
                         search.consider(here, now[search.block])  # lines 12-25
                 full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
                 widths = np.where(full, 0, members.most_senders[members.ids])
             repeats.append(searches)
+        self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return members.collect(best_of(repeats))
 
     def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
@@ -116,7 +118,9 @@ class Search:
             j = [int(c[position] if on else k) for c, on, k in zip(candidates, active, self.ids, strict=True)]
             p_j = np.where(active, self.p[j], 0.0)
             p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
-            x_j, y_j = self.scoring.backend.candidate(self.x, self.y, here.rows(j), p_j, p_xj, p_yj, self.pair)
+            x_j, y_j = self.scoring.backend.candidate(
+                self.x, self.y, here.rows(j, self.block), p_j, p_xj, p_yj, self.pair
+            )
             r_xj, r_yj = self.scoring.reward(self.block, self.pair, active).T  # R(X and j), R(Y without j): lines 4, 6
             added = np.zeros(len(active), bool)
             for i in np.flatnonzero(active):

@@ -112,7 +112,7 @@ class Ensemble:
         """Return float64 values `[k]` as a column `[k, 1]` on the device."""
         return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
 
-    def columns(self, layers: str, head: str, option: str = "head") -> Tensor:
+    def columns(self, layers: str, head: str, flag: str = "--options.head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", "normalisation", or names."""
         if layers == "normalisation":
             norm = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
@@ -125,7 +125,7 @@ class Ensemble:
             inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
             if not inside:
                 has = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
-                raise UserError(f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {has}")
+                raise UserError(f"{flag} is {layers}; allowed are head, none, all, or of the layers {has}")
             for n in inside:
                 named[n].fill_(1)
         return row[0] > 0
