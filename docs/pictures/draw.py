@@ -16,7 +16,7 @@ PICTURE = Path(__file__).with_name("digits-graph.png")
 
 def draw(picture: Path = PICTURE, ranks: int = 2) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        result = dpfl_mpi.run(ranks=ranks, results=folder, quiet=True)
+        result = dpfl_mpi.run(ranks=ranks, results=folder, kernels="native", quiet=True)
         command = [sys.executable, ROOT / "analysis" / "graph_evolution.py", result.path, "--out", folder]
         subprocess.run(command, check=True)
         picture.write_bytes(Path(folder, "graph_evolution.png").read_bytes())
