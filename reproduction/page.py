@@ -161,7 +161,10 @@ def differences(frames: Frames) -> Figure:
 
 def over_costs(frames: Frames) -> Figure | None:
     runs = long(frames).runs
-    return pareto.draw(long(frames).where((runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS)), costs=COSTS).figure
+    figure = pareto.draw(long(frames).where((runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS)), costs=COSTS).figure
+    if figure:
+        figure.axes[0].set_ylim(60)
+    return figure
 
 
 def graph_figure(frames: Frames) -> Figure:

@@ -5,6 +5,8 @@ Sets hold clients other than k; k itself is always in X and Y. Line numbers are 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.random import Generator
@@ -15,6 +17,7 @@ from dpfl_mpi.federation.mail import Arrived, Received
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.numerics.native import Start
 from dpfl_mpi.settings import Resolved
 
 
@@ -58,14 +61,12 @@ class Greedy:
                 graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
                 if len(graph.senders) == 0:
                     break
-                self.mail.wire.ask()
                 for here, now in self.mail.exchange(w_KW, graph).passes(batch):
                     for search in searches:
                         search.consider(here, now[search.block])  # lines 12-25
                 full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
                 widths = np.where(full, 0, members.most_senders[members.ids])
             repeats.append(searches)
-        self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return members.collect(best_of(repeats))
 
     def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
@@ -101,6 +102,11 @@ class Search:
         self.r_x = self.r_y = np.zeros(len(self.ids))
         self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)  # the averages scored next
         self.started = False
+        # the native kernels' search decides all models at hand in one call, to the bit as `consider` does one by one
+        self.chooser: Any = None
+        if len(self.ids) == 1 and not self.scoring.metric_batch:
+            start = Start(self.x[0], y_kW[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
+            self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
 
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
@@ -109,6 +115,8 @@ class Search:
 
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
         """Decide the candidates of each client in their order (lines 2-12), whose models are all `here`."""
+        if self.chooser is not None:
+            return self._consider_at_once(here, np.asarray(candidates[0], np.int64))
         for position in range(max((len(c) for c in candidates), default=0)):
             active = np.array([position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)], bool)
             if not active.any():
@@ -118,9 +126,7 @@ class Search:
             j = [int(c[position] if on else k) for c, on, k in zip(candidates, active, self.ids, strict=True)]
             p_j = np.where(active, self.p[j], 0.0)
             p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
-            x_j, y_j = self.scoring.backend.candidate(
-                self.x, self.y, here.rows(j, self.block), p_j, p_xj, p_yj, self.pair
-            )
+            x_j, y_j = self.scoring.backend.candidate(self.x, self.y, here.rows(j), p_j, p_xj, p_yj, self.pair)
             r_xj, r_yj = self.scoring.reward(self.block, self.pair, active).T  # R(X and j), R(Y without j): lines 4, 6
             added = np.zeros(len(active), bool)
             for i in np.flatnonzero(active):
@@ -134,6 +140,15 @@ class Search:
             self.x, self.y = keep(added, x_j, self.x), keep(removed, y_j, self.y)
             self.p_x, self.p_y = np.where(added, p_xj, self.p_x), np.where(removed, p_yj, self.p_y)
             self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
+
+    def _consider_at_once(self, here: Arrived, order: np.ndarray) -> None:
+        if len(order) == 0 or self.is_full(0):
+            return
+        room = int(self.most_senders[0]) - len(self.chosen[0])
+        added = self.chooser.decide(here.places(order), self.p[order], self.coins[0].random(len(order)), room)
+        self.chosen[0] += order[: len(added)][added].tolist()
+        self.scoring.count(self.block, 2 * len(added) + (0 if self.started else 2))
+        self.r_x, self.started = np.array([self.chooser.reward]), True
 
     def _start(self, active: np.ndarray) -> None:
         torch.div(self.x, self.ensemble.column(self.p_x), out=self.pair[:, 0])

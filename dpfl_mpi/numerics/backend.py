@@ -214,6 +214,10 @@ class Backend:
         torch.div(y, column(p_y), out=pair[:, 1])
         return x, y
 
+    def chooser(self, i: int, start: Any, cases: np.ndarray) -> Any:
+        """Return what decides all models at hand of local client i in one call, a `native.Chooser`; None: here nothing does."""
+        return None
+
 
 @dataclass(frozen=True)
 class Proximal:

@@ -48,6 +48,15 @@ class _Sgd(ctypes.Structure):
     ]
 
 
+class _Search(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "y")),
+        *((name, c_double) for name in ("p_x", "p_y", "r_x", "r_y")),
+        *((name, c_void_p) for name in ("pair", "losses", "cases")),
+        ("started", c_int64),
+    ]
+
+
 _NET, _IMAGES, _SGD = POINTER(CNet), POINTER(_Images), POINTER(_Sgd)
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "space": (c_int64, [_NET]),
@@ -56,6 +65,10 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "train": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p]),
     "score": (None, [_NET, c_void_p, c_int64, c_int32, _IMAGES, c_int64, *[c_void_p] * 5]),
     "candidate": (None, [*[c_void_p] * 3, *[c_double] * 3, *[c_void_p] * 3, c_int64]),
+    "search": (
+        c_int64,
+        [_NET, POINTER(_Search), *[c_void_p] * 3, c_int64, c_int64, c_void_p, _IMAGES, c_int64, c_void_p],
+    ),
 }
 
 
@@ -127,6 +140,16 @@ class Scores(NamedTuple):
     predicted: np.ndarray
     logits: np.ndarray | None
     features: np.ndarray | None
+
+
+class Start(NamedTuple):
+    """Where a greedy search starts, and the memory that it works in."""
+
+    x: Tensor  # sum of p_i w_i over X, float64 [W]
+    y: Tensor  # the same over Y
+    pair: Tensor  # the averages scored next, [2, W]
+    p_x: float  # sum of p_i over X
+    p_y: float
 
 
 class Native:
@@ -289,6 +312,39 @@ class Native:
         drawn = None if keys is None else _address(keys, "int64", (len(keys),))
         window = (None, 0) if crop is None else (crop.ctypes.data, crop.strides[0])
         return _Images(*stored, _address(order, "int32", (len(order),)), *window, rows, columns, border // 2, drawn)
+
+
+class Chooser:
+    """(X, w^X) and (Y, w^Y) of one client's greedy search (`Search` in lanes/net.h); its sums are changed in place."""
+
+    def __init__(self, native: Native, images: Images, order: np.ndarray, start: Start, cases: np.ndarray):
+        """Score on the images `order` `[n]`; `cases`, float64 `[4]`, counts candidates by which of their gains is above 0."""
+        losses = np.empty((2, len(order)), np.float32)
+        self._native, self._images, self._n = native, native._chosen(images, order), len(order)
+        self.start, self._held = start, (images, order, losses, cases)  # the library only knows where they lie
+        sums = (_address(row, "float64", (native.width,)) for row in (start.x, start.y))
+        pair, counts = _address(start.pair, "float32", (2, native.width)), _address(cases, "float64", (4,))
+        self._search = _Search(*sums, start.p_x, start.p_y, 0.0, 0.0, pair, losses.ctypes.data, counts, 0)
+
+    @property
+    def reward(self) -> float:
+        """R(X)."""
+        return float(self._search.r_x)
+
+    def decide(self, models: np.ndarray, p: np.ndarray, coins: np.ndarray, most: int) -> np.ndarray:
+        """Decide candidates in their order until `most` are added, and return of those decided whether they were, bool.
+
+        Args:
+            models: where each one's row of float32 `[W]` lies in memory, uint64 `[c]`.
+            p: their weights, float64 `[c]`.
+            coins: in [0, 1), float64 `[c]`.
+        """
+        native, count = self._native, len(models)
+        added = np.zeros(count, bool)
+        given = ((models, "uint64"), (p, "float64"), (coins, "float64"), (added, "bool"))
+        *candidates, out = (_address(array, dtype, (count,)) for array, dtype in given)
+        where = self._images, self._n, native._work
+        return added[: native._call.search(native._net, self._search, *candidates, count, most, out, *where)]
 
 
 def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import Native, Sgd
+from dpfl_mpi.numerics.native import Chooser, Native, Sgd, Start
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,11 @@ class NativeBackend(Backend):
         shares = float(p[0]), float(p_x[0]), float(p_y[0])
         x, y = self.native.candidate(x_kW[0], y_kW[0], w_kW[0], *shares, pair[0])
         return x[None], y[None]
+
+    def chooser(self, i: int, start: Start, cases: np.ndarray) -> Chooser:
+        order = self._order(i)[: self.clients.n_search[i]]
+        start = start._replace(y=start.y.clone())  # each repeat starts from it
+        return Chooser(self.native, self._scored, order, start, cases)
 
     # -----------------------------------------------------------------------------------------------------------------------
     def _client(self, rows: Rows) -> int:

@@ -24,7 +24,7 @@ ROWS = 13
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
-# seconds of Python and of sums per candidate of the greedy search, beside its averages and scores (measured)
+# seconds of Python and of sums per candidate of PyTorch's greedy search, beside its averages and scores (measured)
 DECISION = 5e-4
 HELD = 64  # images in an epoch that is timed, in whole mini-batches; at least one
 SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
@@ -105,8 +105,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        # Adam has two means in place of momentum; rows of rounds before may be sent; others know another row than is trained
-        models=k_r * (ROWS + (run.optimizer != "sgd") + run.staleness + bool(run.codec)) * ensemble.size * 4,
+        models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
         scratch=largest_val * (0 if in_native_kernels(job, source, ensemble) else image_bytes(source, ensemble)),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * row,
@@ -127,8 +126,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits."""
     n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, row))
-    versions = run.staleness + 1
-    slots = placement.window_slots(k_r * run.most_senders, k_r * versions, n * versions)
+    slots = placement.window_slots(k_r * run.most_senders, k_r, n)
     window = np.minimum(slots, limit)
     if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
         most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))
@@ -239,11 +237,12 @@ def measure(run: Resolved, job: Job, source: Source, ensemble: Any) -> Cost:
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.optimiser_rows(1), client)
     pair, sums = row.repeat(2, 1)[None], row.double()
+    decision = 0 if backend.name == "native" else DECISION
     source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
     return Cost(
         step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR, None, None), 0.4) / steps,
         image=quickest(lambda: backend.validation_losses(client, pair)) / (2 * SCORED),
-        candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1) + DECISION,
+        candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1) + decision,
         byte=quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24,
     )
 

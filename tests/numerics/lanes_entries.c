@@ -64,6 +64,13 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     for (int i = 0; i < width; i++) x[i] = w[i] / 3.;
     NAME(candidate)(x, x, w, .1, .3, .7, x_j, y_j, pair, width);
     printf("%.9g %.9g %.9g", total, loss, losses[n - 1]);
+    double cases[4] = {0}, p[3] = {.1, .2, .3}, coins[3] = {.4, .5, .6};
+    const float *models[3] = {w, w + width, w};
+    Search s = {x, x_j, .5, .9, 0, 0, pair, losses, cases, 0};
+    uint8_t *added = malloc(3);
+    const int64_t decided = NAME(search)(&net, &s, models, p, coins, 3, 1 + with, added, &images, n, memory);
+    printf(" %d %.17g %.17g %.17g", (int)decided, s.r_x, s.r_y, x[0]);
+    free(added);
     printf(" %.17g %.17g %.9g\n", x_j[width / 2], y_j[width / 2], pair[width / 2] + pair[3 * width / 2]);
   }
   void *all[] = {pair, x, x_j, y_j, w, m, g, trained, pixels, crop, labels, keys, order, losses, logits, features, predicted};

@@ -184,4 +184,6 @@ PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32
     }
   }
 }
+
+#include "search.h"
 #endif

@@ -49,3 +49,12 @@ typedef struct {
   const float *towards;            /* [D]; NULL: nothing is added */
   const uint8_t *trained;          /* [D] 0 for a frozen column; NULL: all columns are trained */
 } Sgd;
+
+/* (X, w^X) and (Y, w^Y) of a client's greedy search, between two calls. */
+typedef struct {
+  double *x, *y;             /* [D] sums of p_i w_i over X and over Y */
+  double p_x, p_y, r_x, r_y; /* sums of p_i; rewards of the averages, once it has started */
+  float *pair, *losses;      /* [2, D] the averages scored next; [2, n] */
+  double *cases;             /* [4] counts of candidates by which gain was above 0 */
+  int64_t started;
+} Search;

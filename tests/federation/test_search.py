@@ -1,0 +1,168 @@
+"""A search that one call of C decides, against its slow twin, the loop of `Search.consider`: the same to the bit, in every form."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from launch import federation
+
+from dpfl_mpi.federation import greedy
+from dpfl_mpi.federation.greedy import Search
+from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.native_backend import NativeBackend
+
+if not native.LIBRARY.exists():
+    pytest.skip("the kernels were not built", allow_module_level=True)
+N = 9
+
+
+@pytest.fixture(scope="module", params=native.forms())
+def fed(request, digits_file):
+    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": N, "augment": False}
+    with federation(fields, kernels=request.param) as fed:
+        yield fed
+
+
+class Coins:
+    """A generator whose next numbers are given."""
+
+    def __init__(self, coins):
+        self.left = list(coins)
+
+    def random(self, count=None):
+        now, self.left = self.left[: count or 1], self.left[count or 1 :]
+        return now[0] if count is None else np.array(now)
+
+
+def models_of(fed, kind, seed):
+    """Models of all clients with what one search would rarely meet."""
+    rng = np.random.default_rng(seed)
+    own = rng.normal(0, 1, (N, fed.ensemble.size))
+    w = rng.normal(0, 0.3, fed.ensemble.size) + {"equal": 0, "near": 1e-7, "wild": 40, "zero": 0}.get(kind, 0.3) * own
+    if kind == "zero":
+        w *= 0
+    if kind == "large":
+        w[3] *= 1e25
+        w[5, ::3] = 3e38
+    if kind == "no number":
+        w[2, 7], w[4, -3], w[6, 100] = np.nan, np.inf, -np.inf
+    out = fed.ensemble.zeros(N)
+    out[:, : fed.ensemble.size] = torch.from_numpy(w.astype(np.float32))
+    return out
+
+
+def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
+    """Let the first local client search; return all that it leaves."""
+    fed.begin_round(1)
+    fed.most_senders[:] = most
+    k = int(fed.ids[0])
+    here = SimpleNamespace(
+        rows=lambda j: w[j].clone(), places=lambda j: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)
+    )
+    sums = (w[[k, *order]].double() * torch.from_numpy(fed.p[[k, *order]])[:, None]).sum(0) if y is None else y
+    given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
+    first = w[fed.ids]
+    one = Search(fed.greedy, slice(0, 1), first, given, p_y, 0)
+    one.coins = [Coins(coins)]
+    assert one.chooser is not None
+    if not at_once:
+        one.chooser = None
+    with np.errstate(invalid="ignore"):  # of a gain that is infinity less infinity
+        for part in np.array_split(np.array(order, np.int64), passes):
+            one.consider(here, [part])
+    assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # another repeat starts from the same sums
+    state = one.chooser
+    x, y = (state.start.x, state.start.y) if at_once else (one.x[0], one.y[0])
+    shares = (state._search.p_x, state._search.p_y) if at_once else (one.p_x[0], one.p_y[0])
+    r_y = state._search.r_y if at_once else one.r_y[0]
+    notes = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()
+    numbers = np.concatenate([x, y, one.pair[0].flatten().double(), [*shares, one.r_x[0], r_y]])
+    return one.chosen[0], notes, numbers
+
+
+def same(a, b):
+    assert a[:2] == b[:2]
+    assert np.array_equal(a[2], b[2], equal_nan=True)
+    number = ~np.isnan(a[2])
+    assert np.array_equal(np.signbit(a[2][number]), np.signbit(b[2][number]))  # 0 and -0
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, N])
+@pytest.mark.parametrize("kind", ["usual", "equal", "near", "wild", "zero", "large", "no number"])
+def test_one_call_decides_as_python(fed, kind, most):
+    """Models that differ by little or much, or not at all; losses that are not finite; equal and unequal p; one pass and several, some empty."""
+    for seed in range(4):
+        rng = np.random.default_rng([seed, most])
+        fed.p[:] = np.full(N, 1 / N) if seed % 2 else rng.dirichlet(np.ones(N))
+        w = models_of(fed, kind, seed)
+        order = [int(j) for j in rng.permutation(N) if j != fed.ids[0]]
+        coins = np.where(rng.random(N) < 0.2, 0.0, rng.random(N))
+        by_python = search(fed, w, order, coins, most, 1, at_once=False)
+        for passes in (1, 3, 12):
+            same(search(fed, w, order, coins, most, passes), by_python)
+        assert len(by_python[0]) <= most and by_python[1][0] == (2 + 2 * sum(by_python[1][1]) if most else 0)
+        # only the candidates, not the sum over Y, have what is no number: R(Y) goes on being one
+        finite = w[fed.ids[0]].double()
+        same(*(search(fed, w, order, coins, most, 2, once, finite) for once in (True, False)))
+
+
+def test_what_the_cases_are_for_happens(fed):
+    """Ties, not-a-number and an early end do occur above: each by hand."""
+    fed.p[:] = 1 / N
+    order = [j for j in range(N) if j != fed.ids[0]]
+    chosen, (evaluations, cases), _ = search(fed, models_of(fed, "zero", 0), order, np.ones(N), N)
+    assert (chosen, evaluations, cases) == (order, 2 + 2 * 8, [0, 0, 8, 0])  # both gains 0: added, whatever the coin
+    chosen, (evaluations, cases), _ = search(fed, models_of(fed, "zero", 0), order, np.ones(N), 3)
+    assert (chosen, evaluations, cases) == (order[:3], 2 + 2 * 3, [0, 0, 3, 0])
+    w = models_of(fed, "usual", 0)
+    w[order] = math.nan
+    chosen, (_, cases), numbers = search(fed, w, order, np.zeros(N), N)
+    assert (chosen, cases) == ([], [0, 0, 8, 0])  # no gain is above 0, and no coin is below not-a-number
+    assert np.isfinite(numbers[-2]) and np.isnan(numbers[-1])
+
+
+def test_a_coin_that_is_just_the_probability(fed, monkeypatch):
+    """Of the first candidate whose gains are both above 0: a coin of exactly a / (a + b) does not add it, the one below does."""
+    met, tried = [], 0
+    decide = greedy.decide
+    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: met.append((a, b)) or decide(a, b, coin))
+    for seed in range(12):
+        w, order = models_of(fed, "usual", seed), [j for j in range(N) if j != fed.ids[0]]
+        met.clear()
+        search(fed, w, order, np.full(N, 0.5), N, at_once=False)
+        both = [i for i, (a, b) in enumerate(met) if a > 0 and b > 0]
+        if not both:
+            continue
+        a, b = met[both[0]]
+        for coin, added in ((a / (a + b), False), (np.nextafter(a / (a + b), 0), True)):
+            coins = np.full(N, 0.5)
+            coins[both[0]] = coin
+            by_python = search(fed, w, order, coins, N, at_once=False)
+            same(search(fed, w, order, coins, N), by_python)
+            assert (order[both[0]] in by_python[0]) is added
+        tried += 1
+    assert tried > 2
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_whole_graphs_are_the_same(fed, monkeypatch, repeats):
+    """`bggc` and `ggc` of all clients, with more than one repeat from the same sums."""
+
+    def graphs():
+        fed.begin_round(2)
+        fed.most_senders[:] = 3
+        fed.greedy.repeats = repeats
+        omega = fed.bggc(w)
+        chosen = fed.ggc(w, fed.exchange(w, omega))
+        notes = [fed.notes[name].copy() for name in ("evaluations", "cases", "models_received")]
+        return [omega.matrix(), chosen.matrix(), *notes]
+
+    fed.p[:] = np.random.default_rng(0).dirichlet(np.ones(N))
+    w = models_of(fed, "usual", 5)
+    at_once = graphs()
+    monkeypatch.setattr(NativeBackend, "chooser", lambda *given: None)
+    for a, b in zip(at_once, graphs(), strict=True):
+        assert np.array_equal(a, b)
+    assert 0 < at_once[0].sum() <= 3 * N
