@@ -6,6 +6,11 @@ started it is a collective call: every rank makes it, with the same settings, an
 
 import contextlib
 import functools
+import hashlib
+import html
+import importlib
+import inspect
+import itertools
 import os
 import signal
 import subprocess
@@ -13,28 +18,59 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
-from dpfl_mpi.data.source import Source, open_source
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.source import Source, digest, open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
+from dpfl_mpi.plugins.given import text_of
+from dpfl_mpi.prepare import write
 from dpfl_mpi.results import summary
 from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from dpfl_mpi.mpi.world import World
     from dpfl_mpi.numerics.raw import RawImages
+
+# of a function round(fed, state, t); what it says of itself beyond this takes a file
+METHOD = """from dpfl_mpi.methods import Method
+
+METHOD = Method(title={name!r}, searches=False)
+
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {{"client": {{"w": w}}, "shared": {{}}}}
+
+
+{text}
+
+round = {name}
+"""
+MODEL = """{text}
+
+HEAD = {head!r}
+
+
+def build({takes}):
+    return {name}({takes})
+"""
 
 
 class Result(results.Result):
@@ -47,6 +83,33 @@ class Result(results.Result):
             f"<{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, "
             f"seed {run.seed}: {self.state}, test accuracy {accuracy}, {self.path}>"
         )
+
+    def _repr_html_(self) -> str:
+        figures = summary.texts(summary.outcome(self)) if self.last_round >= 0 else {}
+        lines = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in figures.items())
+        return f"<p>{html.escape(repr(self)[1:-1])}</p><table>{lines}</table>"
+
+    def plot(self, figure: str = "learning_curves", **flags: Any) -> "Figure":
+        """Return a figure of `analysis/` by its name, of this result alone, with its flags as keywords: `plot("graph_evolution", rounds=[0, 10])`."""
+        try:
+            import matplotlib.pyplot as plt
+
+            from dpfl_mpi.figures.frames import of_results
+            from dpfl_mpi.figures.style import STYLE
+        except ImportError:
+            raise UserError("a figure needs matplotlib and pandas: pip install 'dpfl_mpi[analysis]'") from None
+        try:
+            draw = importlib.import_module(f"dpfl_mpi.figures.{figure}").draw
+        except (ImportError, AttributeError):
+            raise UserError(
+                f"there is no figure {figure}; allowed are names of analysis/, as graph_evolution"
+            ) from None
+        with plt.rc_context(STYLE):
+            drawn: Figure | None = draw(of_results([self]), **flags).figure
+        if drawn is None:
+            raise UserError(f"{figure} is a table or a page: python analysis/{figure}.py {self.path}")
+        plt.close(drawn)  # a notebook would show it twice
+        return drawn
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row per client: each array `/client/NAME` of one number per client as NAME, of `/best` and `/last` as best_NAME and last_NAME.
@@ -115,7 +178,9 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     Args:
         ranks: MPI ranks to start. Without it one per core of this machine, but no more than clients; in a Slurm job one per task of it.
             Under mpirun or srun the ranks are there.
-        settings: the fields of `Run` and `Job` by name, as on the command line: `method="dpfl", clients=32, quiet=True`.
+        settings: the fields of `Run` and `Job` by name, as on the command line: `method="dpfl", clients=32, quiet=True`. A method may also be a
+            module or a function `round(fed, state, t)`, a model a class that is made as `NAME(shape, classes)`, and data `(x, y)` or `(x, y, client)`,
+            as `data.own.arrays_of` takes them: they become files below the folder of the results, and are part of the Run as such.
 
     Raises:
         UserError: a setting is wrong, or the run ended with an error, which is its sentence. Under mpirun every rank raises it.
@@ -123,6 +188,7 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
             Ctrl-C ends them at once.
         SystemExit: under mpirun, on every rank after a signal, with the exit code of the command line (75: the same command goes on).
     """
+    settings = as_files(settings)
     if started_by_launcher():
         return Result(here(ranks, settings))
     chosen, job = checked(settings)
@@ -133,6 +199,40 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
         raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
     in_processes(ranks, settings)
     return Result(job.out or chosen.path(job.results))
+
+
+def sweep(**settings: Any) -> list[Result]:
+    """Return the results of every combination of the settings that are lists, which `run` computes or finds one after the other.
+
+    `sweep(method=["local", "dpfl"], seed=[1, 2], clients=8)` returns four; the last list changes fastest.
+    """
+    lists = {name: value for name, value in settings.items() if isinstance(value, list)}
+    return [run(**settings | dict(zip(lists, each, strict=True))) for each in itertools.product(*lists.values())]
+
+
+def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings where modules, functions, classes and arrays are paths of files, made below `results` by their content where there are none."""
+    out, folder = dict(settings), Path(settings.get("results") or "results") / "given"
+    for kind, given in ((kind, settings.get(kind)) for kind in ("method", "model")):
+        if isinstance(given, ModuleType):
+            out[kind] = getattr(given, "__file__", None) or given.__name__
+        elif inspect.isfunction(given) or inspect.isclass(given):
+            name, text = given.__name__, text_of(f"--{kind} is {given.__name__}", given)
+            takes = "shape, classes" + ", vocabulary" * ("vocabulary" in inspect.signature(given).parameters)
+            form = METHOD if kind == "method" else MODEL
+            text = form.format(name=name, text=text, head=getattr(given, "HEAD", ""), takes=takes)
+            path = folder / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{name}.py"
+            out[kind] = path
+            if not path.is_file():
+                with explained(f"{path} cannot be written"), replacing(path) as new:
+                    new.write_text(text)
+    if isinstance(settings.get("data"), tuple):
+        arrays = arrays_of(*settings["data"])
+        out["data"] = folder / f"{digest(arrays.stored().values(), arrays)[:12]}.h5"
+        out.setdefault("dataset", "arrays")
+        if not out["data"].is_file():
+            write(arrays, "arrays", out["data"], own=True)
+    return out
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:

@@ -161,10 +161,7 @@ def differences(frames: Frames) -> Figure:
 
 def over_costs(frames: Frames) -> Figure | None:
     runs = long(frames).runs
-    figure = pareto.draw(long(frames).where((runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS)), costs=COSTS).figure
-    if figure:
-        figure.axes[0].set_ylim(60)
-    return figure
+    return pareto.draw(long(frames).where((runs["seed"] == DRAWN) & runs["row"].isin(OVER_COSTS)), costs=COSTS).figure
 
 
 def graph_figure(frames: Frames) -> Figure:

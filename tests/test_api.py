@@ -14,6 +14,7 @@ import starts
 import tiny_result
 import torch
 from launch import ROOT, mpirun, run_here
+from torch import nn
 
 import dpfl_mpi
 from dpfl_mpi import api
@@ -268,3 +269,108 @@ def test_what_there_is_no_model_of(computed, tiny):
     for client in (-1, 6):
         with pytest.raises(UserError, match=rf"there is no client {client} in .*; allowed are 0 to 5"):
             computed[0].model(client)
+
+
+# what is not in a file ------------------------------------------------------------------------------------------------
+PART, WEIGHTS = 0.25, np.ones(2)
+
+
+def mixed(fed, w):
+    return w.lerp(fed.mean(w), PART)
+
+
+def quarter(fed, state, t):
+    w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    return {"client": {"w": mixed(fed, w)}, "shared": {}}
+
+
+BY_HAND = """
+def init(fed):
+    fed.evaluate(fed.common_row())
+    return {"client": {"w": fed.common_row()}, "shared": {}}
+
+def round(fed, state, t):
+    w = fed.local_opt(state["client"]["w"], epochs=1)
+    fed.evaluate(w)
+    return {"client": {"w": w + (fed.mean(w) - w) * 0.25}, "shared": {}}
+"""
+
+
+def weighted(fed, state, t):
+    return state if WEIGHTS.any() else {}
+
+
+def around(missing=None):
+    def inner(fed, state, t):
+        return missing
+
+    return inner
+
+
+class Small(nn.Module):
+    HEAD = "head"
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.head = nn.Linear(int(np.prod(shape)), classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch):
+    """They compute what the same in files does, and what they use is part of the Run: another constant is another one."""
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 4
+    data = (rng.integers(0, 60, (240, 4, 4), np.uint8) + 40 * y[:, None, None].astype(np.uint8), y, np.arange(240) % 3)
+    few = {"rounds": 2, "tau_train": 1, "results": str(tmp_path)}
+    given = {"method": quarter, "model": Small, "data": data} | few
+    fields = api.as_files(given)
+    assert api.as_files(given) == fields and len([*tmp_path.rglob("*.*")]) == 3
+    by_hand = tmp_path / "by_hand.py"
+    by_hand.write_text(BY_HAND)
+    net = tmp_path / "net.py"
+    net.write_text("import torch\n\ndef build(shape, classes):\n    head = torch.nn.Linear(16, classes)\n"
+                   "    return torch.nn.Sequential(torch.nn.Flatten(), head)\n")  # fmt: skip
+    del few["results"], fields["results"]
+    with (
+        dpfl_mpi.Result(run_here(tmp_path / "a.h5", api.in_python(fields))) as mine,
+        dpfl_mpi.Result(
+            run_here(tmp_path / "b.h5", api.in_python(fields | {"method": by_hand, "model": net}))
+        ) as other,
+    ):
+        assert mine.run.clients == 3 and str(mine.run.partition) == "natural"
+        np.testing.assert_allclose(mine["round/test_loss"], other["round/test_loss"], rtol=1e-5)
+        assert mine["round/test_loss"][2].std() > 0 and mine.key["method"] != other.key["method"]
+    monkeypatch.setattr(sys.modules[__name__], "PART", 0.5)
+    assert api.as_files(given)["method"] != fields["method"]
+    assert api.as_files({"method": starts})["method"] == starts.__file__  # a module
+
+
+@pytest.mark.parametrize(("method", "sentence"), [
+    (weighted, "--method is weighted, which uses the ndarray; allowed are functions and classes of a cell or a file"),
+    (around(), "--method is inner, which uses missing; that is not defined where inner is"),
+    (lambda fed, state, t: state, "--method is <lambda>, which uses the function <lambda>; allowed are"),
+])  # fmt: skip
+def test_what_no_file_can_say_is_refused(tmp_path, method, sentence):
+    with pytest.raises(UserError) as refused:
+        dpfl_mpi.run(method=method, results=tmp_path)
+    assert str(refused.value).startswith(sentence) and [*tmp_path.iterdir()] == []
+
+
+def test_a_sweep_is_every_combination(monkeypatch):
+    monkeypatch.setattr(api, "run", lambda **settings: tuple(settings.values()))
+    assert api.sweep(method=["a", "b"], clients=3, seed=[1, 2]) == [("a", 3, 1), ("a", 3, 2), ("b", 3, 1), ("b", 3, 2)]
+
+
+def test_a_result_is_drawn_and_shown(computed):
+    pytest.importorskip("matplotlib")
+    result, _ = computed
+    (axes, _), texts = result.plot().axes, result._repr_html_()
+    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(100 * result.mean("round/test_acc")[-1])
+    assert len(result.plot("graph_evolution", rounds=[0, 2]).axes) == 2
+    assert f"<td>{100 * result.test_acc:.2f}</td>" in texts and "<dpfl" not in texts
+    for figure, sentence in (("curve", "there is no figure curve"), ("accuracy_table", "accuracy_table is a table")):
+        with pytest.raises(UserError, match=sentence):
+            result.plot(figure)

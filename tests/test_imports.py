@@ -16,7 +16,7 @@ FLOORS = (
     "errors version",
     "streams plugins graph storage",
     "settings",
-    "mpi data",
+    "mpi data network",
     "results",
     "datasets numerics",
     "models",
@@ -38,8 +38,8 @@ ALLOWED = {
 }
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph storage settings mpi data results datasets figures prepare show export sweep",
-    "mpi4py": "errors streams plugins graph storage settings data results datasets numerics models federation methods survival engine "
+    "torch": "errors streams plugins graph storage settings mpi data network results datasets figures prepare show export sweep",
+    "mpi4py": "errors streams plugins graph storage settings data network results datasets numerics models federation methods survival engine "
     "plan figures prepare describe show export evaluate studies sweep api",
     "h5py": "errors streams plugins graph mpi numerics models federation methods",
     "os": "methods",

@@ -20,7 +20,7 @@ from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job
 
 # what the base Run recorded of its rounds is this Run's record of them
-COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/")
+COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/", "network/")
 # what its clients came to, which tuning goes on from: names in `Parts.state` -> datasets
 REACHED = {
     "best_round": "best/round",

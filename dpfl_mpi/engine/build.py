@@ -22,6 +22,7 @@ from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
+from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import optimiser
@@ -56,7 +57,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
     scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
-    mail = MailRoom(log, attack, job.window_gb)
+    mail = MailRoom(Wire(run, log, attack, model.head), job.window_gb)
     sums = Sums(mail, backend.blocks, run)
     greedy = Greedy(scoring, sums, run)
     lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}

@@ -15,6 +15,7 @@ from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
+from dpfl_mpi.network.profiles import NS
 from dpfl_mpi.plan.needs import duration
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
@@ -60,6 +61,8 @@ def of_clients(parts: Parts) -> dict[str, np.ndarray]:
         out["client/newcomers"] = limits.newcomers
     if run.drift:
         out |= {"client/drifted": parts.drift.drifted, "client/drift_classes": parts.drift.classes}
+    if clock := parts.mail.wire.clock:
+        out |= {f"network/{name}": values for name, values in vars(clock.speeds).items()}
     if reach is not None:
         out |= {"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders}
     return out
@@ -119,6 +122,7 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
         best = best_so_far(parts)
         everyone = gather(parts, parts.log.notes | best)
         moved = parts.mail.bytes_put, parts.world.bytes_collective
+        wire, clock = parts.mail.wire, parts.mail.wire.settle()
         totals = parts.world.sum_int64(np.array([parts.training.steps.sum(), *moved]))
     seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
@@ -146,6 +150,14 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
                 "traffic/bytes_collective": totals[2],
             }
         )
+        if clock:
+            times = clock.spent | {"end": clock.now}
+            to.append({f"network/{name}": values / NS for name, values in times.items()})
+            to.append(
+                {"network/waited_for": clock.waited_for.astype(np.int32), "network/age": wire.age.astype(np.int32)}
+            )
+        if wire.counts:
+            to.append({"traffic/bytes_sent": wire.bytes})
         seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
         to.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
         to.write({name: everyone[name] for name in best} | ended)

@@ -4,6 +4,7 @@
     limits    budget, reach, availability, who lies, comes later, drifts            scoring    accuracies, the best row, rewards
     attack    what liars send, and a backdoor's success                        log        what a round notes
     mail      the window, and what arrived through it                          sums       averages and exact sums
+    wire      what leaves a client, its bytes, and when it arrives             codec      what is sent in place of a model
     greedy    the search for collaborators, Algorithms 2 and 3
 
 A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
@@ -122,6 +123,8 @@ class Parts:
         shared = {"alive": members.alive, "budget": members.most_senders, "diverged_round": members.diverged_round}
         if self.run.patience:
             mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
+        held, known = self.mail.state()
+        mine, shared = mine | held, shared | known
         if training.attack.kind == "stale":
             mine |= {"first": training.attack.first, "first_round": training.attack.first_round}
         return mine, shared
@@ -228,7 +231,7 @@ class Federation:
     def columns(self, layers: str, option: str = "head") -> Tensor:
         """Return which columns hold these layers, bool `[W]`: "head" (the last), "none", "all", "normalisation", or names with commas, as `option` has."""
         head = self._head() if "head" in layers.split(",") else ""
-        return self._parts.backend.ensemble.columns(layers, head, option)
+        return self._parts.backend.ensemble.columns(layers, head, f"--options.{option}")
 
     def _head(self) -> str:
         if not self._parts.head:

@@ -61,12 +61,14 @@ class Greedy:
                 graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
                 if len(graph.senders) == 0:
                     break
+                self.mail.wire.ask()
                 for here, now in self.mail.exchange(w_KW, graph).passes(batch):
                     for search in searches:
                         search.consider(here, now[search.block])  # lines 12-25
                 full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
                 widths = np.where(full, 0, members.most_senders[members.ids])
             repeats.append(searches)
+        self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return members.collect(best_of(repeats))
 
     def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
@@ -104,7 +106,7 @@ class Search:
         self.started = False
         # the native kernels' search decides all models at hand in one call, to the bit as `consider` does one by one
         self.chooser: Any = None
-        if len(self.ids) == 1 and not self.scoring.metric_batch:
+        if len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.wire.columns is None:
             start = Start(self.x[0], y_kW[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
             self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
 
@@ -126,7 +128,9 @@ class Search:
             j = [int(c[position] if on else k) for c, on, k in zip(candidates, active, self.ids, strict=True)]
             p_j = np.where(active, self.p[j], 0.0)
             p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
-            x_j, y_j = self.scoring.backend.candidate(self.x, self.y, here.rows(j), p_j, p_xj, p_yj, self.pair)
+            x_j, y_j = self.scoring.backend.candidate(
+                self.x, self.y, here.rows(j, self.block), p_j, p_xj, p_yj, self.pair
+            )
             r_xj, r_yj = self.scoring.reward(self.block, self.pair, active).T  # R(X and j), R(Y without j): lines 4, 6
             added = np.zeros(len(active), bool)
             for i in np.flatnonzero(active):
@@ -145,7 +149,9 @@ class Search:
         if len(order) == 0 or self.is_full(0):
             return
         room = int(self.most_senders[0]) - len(self.chosen[0])
-        added = self.chooser.decide(here.places(order), self.p[order], self.coins[0].random(len(order)), room)
+        added = self.chooser.decide(
+            here.places(order, self.block), self.p[order], self.coins[0].random(len(order)), room
+        )
         self.chosen[0] += order[: len(added)][added].tolist()
         self.scoring.count(self.block, 2 * len(added) + (0 if self.started else 2))
         self.r_x, self.started = np.array([self.chooser.reward]), True

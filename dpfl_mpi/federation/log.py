@@ -18,6 +18,8 @@ class Log:
 
     def __init__(self, k: int, synchronise: bool):
         self.k, self.synchronise = k, synchronise
+        # gradient steps, and images scored, since the simulated clocks last moved (--network)
+        self.steps, self.images = np.zeros(k, np.int64), np.zeros(k, np.int64)
         self._inside = 0.0  # seconds that phases inside the running one have counted, which it must not count again
         self.begin()
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation.attack import Attack
-from dpfl_mpi.federation.log import Log
+from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
@@ -21,13 +20,19 @@ from dpfl_mpi.mpi.window import Inbox, Route, route
 class MailRoom:
     """The window that other ranks put models into, made when it is first needed. Every method that sends is collective."""
 
-    def __init__(self, log: Log, attack: Attack, window_gb: float):
-        self.members, self.log, self.ensemble, self.attack = attack.members, log, attack.ensemble, attack
+    def __init__(self, wire: Wire, window_gb: float):
+        self.wire, self.members, self.log, self.ensemble = wire, wire.members, wire.log, wire.ensemble
         self.window_gb, self.row_limit = window_gb, window_rows(window_gb, 4 * self.ensemble.width)
         k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
-        self.staging = torch.zeros(k, self.ensemble.width, pin_memory=pinned)  # the rows that are put
+        # the rows that are put: those of this round, then those of each round before that may be taken still
+        self.staging = torch.zeros(wire.versions * k, self.ensemble.width, pin_memory=pinned)
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
-        self.sent = self.ensemble.zeros(k) if pinned else self.staging
+        self.sent = self.ensemble.zeros(wire.versions * k) if pinned else self.staging
+        self.own = self.sent[:k]  # the receivers' own rows
+        # of j + a N, the row of client j of a rounds ago: its rank, and its place among the staged rows there
+        of_rank = self.members.per_rank[self.members.owner]
+        self.owner = np.tile(self.members.owner, wire.versions)
+        self.row_of = np.concatenate([self.members.row_of + a * of_rank for a in range(wire.versions)])
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.everywhere = False  # whether the rows that were sent last came to every client
         self.inbox: Inbox | None = None
@@ -39,6 +44,16 @@ class MailRoom:
     def begin(self) -> None:
         if self.inbox:
             self.inbox.bytes_put = 0
+        self.wire.begin()
+        if self.wire.versions > 1 and len(self.own):
+            self.sent[len(self.own) :] = self.sent[: -len(self.own)].clone()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+        """Return what a checkpoint holds, as `Parts.state`: what may be taken still, and what is on the wire."""
+        mine, shared = self.wire.state()
+        if self.wire.versions > 1:  # a client's rows move with it to whichever rank
+            mine["versions"] = self.sent.view(self.wire.versions, len(self.own), self.ensemble.width).transpose(0, 1)
+        return mine, shared
 
     @property
     def bytes_put(self) -> int:
@@ -54,19 +69,24 @@ class MailRoom:
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
         degrees = graph.degrees()[members.ids]
-        if self.log.every_row and self._came(w_KW):  # then they count where fed.note_received tells of them
+        if came := self._came(w_KW):  # then they count where fed.note_received tells of them
             degrees = degrees * (not self.log.told)
             self.log.again += degrees
         self.log.notes["models_received"] += degrees
-        whole, width = self._whole_route(graph)
         self.stage(w_KW)
+        if not (came and self.log.told):
+            self.wire.along(graph)
+        whole, width = self._whole_route(graph)
         return Received(self, w_KW, graph, self.put(whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once."""
         members = self.members
         members.exclude_diverged(w_KW)
+        came = self.wire.counts and self._came(w_KW)
         self.stage(w_KW)
+        if not came:
+            self.wire.to_all() if members.serves else self.wire.to_server()
         self.everywhere = True
         limit, most = self._capacity(), members.n
         if not members.most_senders.any():  # no graph says how wide the window is
@@ -88,13 +108,17 @@ class MailRoom:
     def stage(self, w_KW: Tensor) -> None:
         """Keep what leaves this rank's clients, to be put: what they receive is as it is now, on whichever rank they are."""
         with self.log.clock("exchange"):
-            self.sent.copy_(self.attack.sent(w_KW).detach())  # 25 MB for 100 CNNs
+            self.sent[: len(w_KW)].copy_(self.wire.leaving(w_KW).detach())  # 25 MB for 100 CNNs
+        self.own = w_KW
         self.sendings += 1
         self.everywhere = False
 
     def _came(self, w_KW: Tensor) -> bool:
         """Return whether every_row has just brought these very rows to all clients. Collective."""
-        same = self.everywhere and torch.equal(self.sent.cpu(), self.attack.sent(w_KW).detach().cpu())
+        if not self.log.every_row:
+            return False
+        sent = self.sent[: len(w_KW)].cpu()
+        same = self.everywhere and torch.equal(sent, self.wire.leaving(w_KW).detach().cpu())
         return not self.members.world.agree(not same)
 
     def check(self, number: int) -> None:
@@ -121,13 +145,16 @@ class MailRoom:
         return Arrived(self, to, inbox)
 
     def route(self, graph: CollaborationGraph) -> Route:
-        members, world = self.members, self.members.world
-        return route(graph, members.owner, members.row_of, world.rank, world.size)
+        world, versions = self.members.world, self.wire.versions
+        if versions > 1:
+            to = graph.receivers()
+            graph = CollaborationGraph.from_edges(graph.n * versions, to, self.wire.aged(to, graph.senders))
+        return route(graph, self.owner, self.row_of, world.rank, world.size)
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
         """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window."""
         for known, made in self._routes:
-            if known is graph:
+            if known is graph and self.wire.versions == 1:  # else the ages differ
                 return made
         whole, clients = self.route(graph), self.members.per_rank
         width = models_per_pass(whole.need, self._capacity(), clients)
@@ -140,7 +167,8 @@ class MailRoom:
         """Return the slots that every rank's window may have: B_c - 1 per client, no more than there are other clients, within --window_gb."""
         members = self.members
         wanted = np.bincount(members.owner, members.most_senders, minlength=members.world.size).astype(np.int64)
-        return np.minimum(window_slots(wanted, members.per_rank, members.n), self.row_limit)
+        rows = members.n * self.wire.versions
+        return np.minimum(window_slots(wanted, members.per_rank * self.wire.versions, rows), self.row_limit)
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first. Collective."""
@@ -171,11 +199,21 @@ class Arrived:
         self.mail, self.members, self.ensemble = mail, mail.members, mail.ensemble
         self.w, self.slot, self.inbox, self.number = mail.sent, to.slot, inbox, mail.sendings
 
-    def rows(self, senders: Senders) -> Tensor:
-        """Return copies of the models of these senders, `[k, W]` on the device; after a later sending this is a `UserError`."""
+    def rows(self, senders: Senders, to: slice | None = None) -> Tensor:
+        """Return copies of the models of these senders, `[k, W]` on the device; after a later sending this is a `UserError`.
+
+        `to` are their receivers, of this rank: a receiver may get an older row, and completes one of which not all is sent.
+        """
+        wire = self.mail.wire
+        if to is None or (wire.versions == 1 and wire.columns is None):
+            return self._as_sent(senders)
+        out = self._as_sent(wire.aged(self.members.ids[to], np.asarray(senders)))
+        return wire.completed(out, self.mail.own[to])
+
+    def _as_sent(self, senders: Senders) -> Tensor:
         self.mail.check(self.number)
-        device, row_of = self.ensemble.device, self.members.row_of
-        here = self.members.owner[senders] == self.members.world.rank
+        device, row_of = self.ensemble.device, self.mail.row_of
+        here = self.mail.owner[senders] == self.members.world.rank
         if len(senders) == 1:  # without the gather a search of small models takes a tenth less
             j = senders[0]
             row = self.w[row_of[j]].clone() if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device)
@@ -185,12 +223,13 @@ class Arrived:
             out[i] = torch.from_numpy(self.inbox.take(self.slot[senders[i]]))
         return out
 
-    def places(self, senders: np.ndarray) -> np.ndarray:
-        """Return where the rows of these senders lie in this process's memory, uint64 `[c]`: on a CPU, until the next sending, as `rows`."""
+    def places(self, senders: np.ndarray, to: slice) -> np.ndarray:
+        """Return where in this process's memory the rows lie that `rows` gives one receiver, uint64 `[c]`: on a CPU, all columns sent, until the next sending."""
         self.mail.check(self.number)
-        here = self.members.owner[senders] == self.members.world.rank
+        senders = self.mail.wire.aged(self.members.ids[to], senders)
+        here = self.mail.owner[senders] == self.members.world.rank
         slots = [0 if mine else self.slot[j] for j, mine in zip(senders.tolist(), here.tolist(), strict=True)]
-        near = self.w.data_ptr() + self.inbox.row_bytes * self.members.row_of[senders]
+        near = self.w.data_ptr() + self.inbox.row_bytes * self.mail.row_of[senders]
         far = self.inbox.view.ctypes.data + self.inbox.row_bytes * np.array(slots, np.int64)
         return np.where(here, near, far).astype(np.uint64)
 

@@ -57,9 +57,10 @@ class Scoring:
         n = int(clients.n_val[i])
         val, test = slice(int(clients.val_start[i]), n), slice(n, n + int(clients.n_test[i]))
         val_acc, test_acc = self.mean(right[val]), self.mean(right[test])
-        if series:
+        if series:  # no client needs these
             notes["mixed_val_acc"][i], notes["mixed_test_acc"][i] = val_acc, test_acc
             return
+        self.log.images[i] += n
         notes["val_loss"][i], notes["val_acc"][i] = self.mean(losses[val]), val_acc
         notes["test_loss"][i], notes["test_acc"][i] = self.mean(losses[test]), test_acc
         self.last_test[i] = test_acc
@@ -82,7 +83,7 @@ class Scoring:
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return a model's loss on the validation images that the search sees, float64 `[K]`: nan but for clients that bool `counted` `[K]` marks."""
-        self.log.notes["evaluations"] += counted
+        self.count(slice(None), counted)
         out = np.full(len(counted), np.nan)
         for b in self.backend.blocks:
             if counted[b].any():
@@ -93,6 +94,7 @@ class Scoring:
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         """Return the mean loss of m models on local client i's training images, float64 `[m]`; they count as evaluations."""
         self.log.notes["evaluations"][i] += len(w_mW)
+        self.log.images[i] += len(w_mW) * self.backend.clients.n_train[i]
         return self.backend.training_losses(i, w_mW)
 
     def reward(self, rows: slice, pair_k2W: Tensor, counted: np.ndarray) -> np.ndarray:
@@ -100,9 +102,10 @@ class Scoring:
         self.count(rows, 2 * counted)
         return -self._search_losses(rows, pair_k2W)
 
-    def count(self, rows: slice, evaluations: int | np.ndarray) -> None:
-        """Note evaluations of the clients of a block, one number or `[k]`."""
-        self.log.notes["evaluations"][rows] += evaluations
+    def count(self, rows: slice, models: int | np.ndarray) -> None:
+        """Count so many models, one number or `[k]`, scored on the images that the search sees."""
+        self.log.notes["evaluations"][rows] += models
+        self.log.images[rows] += models * self.backend.clients.n_search[rows]
 
     def _search_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
         """Return the loss of m models per client of a block on the validation images that the search sees, float64 `[k, m]`."""

@@ -128,7 +128,7 @@ class Sums:
                 for position in range(max((len(s) for s in now[b]), default=0)):
                     on = [position < len(s) for s in now[b]]
                     j = [int(s[position]) if there else int(k) for s, k, there in zip(now[b], ids[b], on, strict=True)]
-                    yield b, here.rows(j), self.ensemble.column(a[b][np.arange(len(j)), j] * on)[:, 0]
+                    yield b, here.rows(j, b), self.ensemble.column(a[b][np.arange(len(j)), j] * on)[:, 0]
 
     def _divided(
         self, total: Tensor, out: Tensor, local: Sequence[Senders], which: Iterable[int], a: np.ndarray
@@ -149,6 +149,7 @@ class Sums:
             nobody = "that takes part: those available come later or have stopped early (--patience)"
             why = "with a finite model left; lower --lr or set --clip_norm" if members.present.any() else nobody
             raise UserError(f"round {members.round} has no client {why}")
+        self.mail.wire.to_server()
         with self.log.clock("exchange"):
             self.log.notes["models_received"] += 2 * members.active[members.ids]
             return (from_fixed_point(self._over_all(w_KW)) / float(members.p[members.active].sum())).float()
@@ -177,12 +178,14 @@ class Sums:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
-                each, attack = self._over_all(w_KW).expand(len(w_KW), -1), self.mail.attack
-                if len(attack.mine):  # a liar sums its own true row
-                    each, sent = each.clone(), attack.sent(w_KW)
-                    for i in attack.mine[members.active[members.ids[attack.mine]]]:
+                each, false = self._over_all(w_KW).expand(len(w_KW), -1), self.mail.wire.false
+                if len(false):  # a client sums its own true row
+                    each, sent = each.clone(), self.mail.wire.leaving(w_KW)
+                    for i in false[members.active[members.ids[false]]]:
                         each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
-                return from_fixed_point(each), np.full(len(w_KW), math.fsum(members.p[members.active]))
+            self.mail.wire.to_all()
+            p_all = np.full(len(w_KW), math.fsum(members.p[members.active]))
+            return self._completed(from_fixed_point(each), w_KW, p_all), p_all
         sets = [np.union1d(members.reachable(k) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self.ensemble.zeros(len(members.ids), torch.int64)
@@ -195,7 +198,14 @@ class Sums:
             term = self._term(j, row_W)
             for i in wanted[j]:  # a liar sums its own true row
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
-        return from_fixed_point(total), np.array([math.fsum(members.p[s]) for s in sets])
+        p_sets = np.array([math.fsum(members.p[s]) for s in sets])
+        return self._completed(from_fixed_point(total), w_KW, p_sets), p_sets
+
+    def _completed(self, sums_KW: Tensor, w_KW: Tensor, p_K: np.ndarray) -> Tensor:
+        """Return sums with each client's own columns, for all, where nothing is sent."""
+        if self.mail.wire.columns is None:
+            return sums_KW
+        return self.mail.wire.completed(sums_KW, w_KW.double() * self.ensemble.column(p_K))
 
     def _check(self, w_KW: Tensor) -> None:
         check_fixed_point(w_KW[np.flatnonzero(self.members.active[self.members.ids])])
@@ -207,7 +217,7 @@ class Sums:
         """Return the fixed-point sum of p_i w_i over all clients that take part, int64 `[W]`."""
         members = self.members
         total = self.ensemble.zeros(1, torch.int64)[0]
-        w_KW = self.mail.attack.sent(w_KW)
+        w_KW = self.mail.wire.leaving(w_KW)
         self._check(w_KW)
         for i in np.flatnonzero(members.active[members.ids]):
             total += self._term(members.ids[i], w_KW[i])

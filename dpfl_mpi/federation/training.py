@@ -108,6 +108,7 @@ class Training:
                     if rows is here:
                         w[rows], m[rows] = block.w, block.momentum
                     self.steps[rows] += block.steps
+                    self.log.steps[rows] += block.steps
                     if block.steps.any():
                         loss = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
                         self.log.notes["train_loss"][rows] = loss

@@ -200,7 +200,10 @@ def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
     if figure:
         writers["pdf"] = lambda new: new.write_bytes(rendered(figure, format="pdf", metadata={"CreationDate": None}))
-        writers["png"] = lambda new: new.write_bytes(rendered(figure, format="png"))
+        # what it shows in numbers, for who meets the picture alone
+        writers["png"] = lambda new: new.write_bytes(
+            rendered(figure, format="png", metadata={"Description": drawing.text})
+        )
     writers["csv"] = lambda new: drawing.data.to_csv(new, index=False, float_format="%.10g")
     writers |= {ending: partial(Path.write_text, data=text + "\n") for ending, text in texts.items() if text}
     try:

@@ -5,7 +5,6 @@ One run: every tenth round. Several runs, or --budgets: one row per run; the fir
 """
 
 import argparse
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from matplotlib.figure import Figure
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing, cifar10, few
 from dpfl_mpi.figures.frames import Frames, client_order, with_graphs
-from dpfl_mpi.figures.names import labels, text_label
+from dpfl_mpi.figures.names import labels, wrapped
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, patches
 from dpfl_mpi.graph import asymmetry, sparsity
 
@@ -83,7 +82,9 @@ def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, classes: Sequence[
     starts = np.flatnonzero(np.diff(most[order], prepend=-1))
     ends = np.append(starts[1:], n)
     groups = zip(starts, ends, strict=True)
-    names = {(s + e - 1) / 2: str(most[order[s]]) if e - s >= 0.04 * n else "" for s, e in groups}
+    held = {(s + e - 1) / 2: (str(most[order[s]]), (e - s) / n) for s, e in groups}
+    # none touches another
+    names = {at: name if share >= 0.04 * len(name) else "" for at, (name, share) in held.items()}
     cells = np.where(chosen, 2, np.where(omega, 1, 0))[np.ix_(order, order)]
     squares(axes, cells, ("white", LEFT_OUT, CHOSEN, DARK), starts[1:] - 0.5, names)
     axes.set_title(f"{when(t)}\nsparsity {100 * sparsity(chosen):.1f} %", fontsize=7, pad=3)
@@ -105,7 +106,7 @@ def panels(
             axes.set_axis_on()
             draw(axes, i, t)
             if j == 0:
-                axes.set_ylabel("\n".join(textwrap.wrap(names[i], 24)), fontsize=7)
+                axes.set_ylabel(wrapped(names[i], 24), fontsize=7)
     return figure
 
 
@@ -145,7 +146,7 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str
         omega = mine[0]().matrix() if 0 in mine and t < each[i].omega_until else np.zeros_like(chosen)
         matrix(axes, chosen, omega, of_clients[each[i].run], t)
 
-    figure = panels(shown, [text_label(name) for name in names] if several else [""], columns, panel)
+    figure = panels(shown, names if several else [""], columns, panel)
     figure.supxlabel("sender, by most frequent class", fontsize=7)
     figure.supylabel("receiver, by most frequent class", fontsize=7)
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.02, wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]

@@ -3,7 +3,6 @@
 One panel per run: the shares among all candidates considered in a round. Round 0 is the search for Omega.
 """
 
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import sparsity
 from dpfl_mpi.figures.command import Drawing, few
 from dpfl_mpi.figures.frames import Frames, with_graphs
-from dpfl_mpi.figures.names import labels, row_name, text_label
+from dpfl_mpi.figures.names import labels, row_name, wrapped
 from dpfl_mpi.figures.style import BLUE, ORANGE, PALE, RED, grid, legend
 from dpfl_mpi.graph import CASES
 
@@ -42,9 +41,10 @@ def draw(frames: Frames) -> Drawing:
     for axes, data, name in zip(panels, parts, labels(runs), strict=True):
         axes.stackplot(data["round"], *(100 * data[c] for c in CASES), colors=COLOURS, labels=CASES, lw=0)
         overall = [100 * np.average(data[c], weights=data["candidates"]) for c in CASES]
-        wrapped = textwrap.wrap(text_label(name), 26 if len(runs) > 2 else 50)
-        axes.set_title("\n".join([*wrapped, f"both positive: {overall[3]:.1f} %"]), fontsize=7)
+        title = wrapped(name, 26 if len(runs) > 2 else 50)
+        axes.set_title(f"{title}\nboth positive: {overall[3]:.1f} %", fontsize=7)
         axes.set(xlim=(data["round"].min(), max(data["round"].max(), 1)), ylim=(0, 100), xlabel="round")
+        axes.locator_params(axis="x", integer=True)
         shares = "; ".join(f"{c} {share:.2f} %" for c, share in zip(CASES, overall, strict=True))
         text.append(f"{data['setting'][0]}, {name}: {shares} of {data['candidates'].sum()} candidates")
     for axes in panels[::4]:

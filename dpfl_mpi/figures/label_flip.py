@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing, cifar10, few
@@ -83,10 +82,11 @@ def draw(frames: Frames, rounds: str | None = None) -> Drawing:
         over.set_ylim(0, max(by_chance, line.max()) * 1.15)
         over.text(last, by_chance, "chance ", ha="right", va="bottom", fontsize=6, color=GREY)
         over.set(xlabel="round", ylabel="edges from flipped, %")
+        over.locator_params(axis="x", integer=True)
         share = 100 * shares(result.graph(last), flip)
         histogram.hist(share, bins=np.arange(0, 101, 10), color=PALE, edgecolor=DARK, lw=0.5)
         histogram.set(xlabel=f"collaborators flipped, %\n(round {last})", ylabel="benign clients")
-        histogram.yaxis.set_major_locator(MaxNLocator(integer=True))
+        histogram.locator_params(axis="y", integer=True)
         text.append(
             f"{setting(result.run)}, B_c = {result.run.said_budget}, seed {result.run.seed}, {name}: "
             f"benign clients take {share.mean() if len(share) else 0:.1f} % of their collaborators from flipped ones in round {last} (mean over "

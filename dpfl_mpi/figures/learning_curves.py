@@ -67,6 +67,7 @@ def draw(frames: Frames) -> Drawing:
     for panels, where in zip(grid, settings, strict=True):
         for axes, (name, _) in zip(panels, MEASURES.values(), strict=True):
             axes.set(xlabel="local epochs", ylabel=name, title=where)
+            axes.locator_params(axis="x", integer=True)
     legend(figure, handles, "outside lower center")
     data = pd.concat(rows, ignore_index=True)
     last = data[data["measure"] != "round/val_loss"].groupby(["setting", "method"], sort=False).tail(1)

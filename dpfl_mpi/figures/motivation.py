@@ -11,6 +11,7 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import wrapped
 from dpfl_mpi.figures.style import COLUMN, DARK, GREY, SKY
 
 EXAMPLE, GROUPS = "motivation", ("groups:0,1;2", "groups:0,2;1", None)
@@ -55,6 +56,6 @@ def draw(frames: Frames) -> Drawing:
         text.append(f"{left_out}, which are not of the example (--partition motivation).")
     if not np.isnan(alone):
         axes.axhline(alone, color=GREY, lw=0.6, ls=":")
-    axes.set_xticks(range(len(groups)), [g.replace(" (", "\n(") for g in groups])
+    axes.set_xticks(range(len(groups)), [wrapped(group, max(56 // len(groups), 8)) for group in groups])
     axes.set_ylabel("test accuracy of client 1, %")
     return Drawing(data, figure, "\n".join(text))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -92,8 +93,12 @@ def class_names(result: Result) -> list[str]:
 
 
 def text_label(name: str) -> str:
-    """Return a row's or a curve's name for mathtext."""
-    return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c = {m[1]}$".replace("inf", r"\infty"), name)
+    """Return a row's or a curve's name for mathtext, which has no space where a line could break."""
+    return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c={m[1]}$".replace("inf", r"\infty"), name)
+
+
+def wrapped(name: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text_label(name), width))
 
 
 def fields(result: Result) -> dict[str, Any]:

@@ -30,7 +30,13 @@ from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
 from dpfl_mpi.results import Result
 
 RUNS = [*cifar10(seed=SEEDS, partition_seed=42), *cifar10(method=("pairwise", "oracle", "random_graph"))]
-MEASURES = ("homophily", "reciprocity", "asked", "gap", "classes")
+MEASURES = {  # each a number without unit, 0 to 1; classes is below 0 where the two agree less than by chance
+    "homophily": "homophily: share of\nclasses in common",
+    "reciprocity": "reciprocity: share of\nedges both ways",
+    "asked": "asked: Gini index of\nhow often chosen",
+    "gap": "gap of the averaging\nmatrix (1: all mixed)",
+    "classes": "classes: Rand index\nof the communities",
+}
 OPTIONS = {"draws": {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}}
 
 
@@ -114,7 +120,7 @@ def agreement(runs: pd.DataFrame, draws: int) -> pd.DataFrame:
     """Return one line per pair of Runs on one partition, lines of `runs` that have an Omega: its Jaccard index, and that of graphs with the same degrees."""
     rows = []
     for a, b in itertools.combinations(runs.itertuples(), 2):
-        if a.partition == b.partition:
+        if a.partition == b.partition and a.result.run.clients == b.result.run.clients:
             rng, mine, theirs = np.random.default_rng(0), a.result.omega(), b.result.omega()
             null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
             pair = {"a": f"{a.row}, seed {a.seed}", "b": f"{b.row}, seed {b.seed}"}
@@ -127,16 +133,17 @@ def agreement_table(same: pd.DataFrame) -> str:
 
 
 def draw(frames: Frames, draws: int = 50) -> Drawing:
-    figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 1.9), sharex=True)
+    figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 2.0), sharex=True)
     graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
     graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))
     rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
     parts, table = [], []
-    for axes, measure in zip(panels, MEASURES, strict=True):
+    for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
         drawn = curves(axes, rows, graphs, measure, "t").rename(columns={"t": "round", "mean": "value"})
         drawn.loc[drawn["n"] == 1, "std"] = np.nan
         parts.append(drawn.assign(measure=measure))
-        axes.set(title=measure, xlabel="round")
+        axes.set_title(title, fontsize=7)
+        axes.set_xlabel(r"round (0: $\Omega$)")
     for (where, row), mine in graphs.groupby(["setting", "row"], sort=False):
         whose, results = {"setting": where, "method": row}, mine.drop_duplicates("run")["result"]
         for t, when in ((0, "Omega"), (mine.groupby("run")["t"].max().min(), "last round")):
@@ -148,7 +155,8 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
             scored = {"measure": "z", "round": t, "value": z.mean(), "std": deviation(z), "n": len(z)}
             parts.append(pd.DataFrame([whose | scored]))
     legend(figure, panels[0], "outside upper center")
-    text = markdown(pd.DataFrame(table)) + f"\n\nz: against {draws} graphs with the same degrees.\n"
+    units = f"Numbers without unit, 0 to 1 (classes: 0 is chance). z: against {draws} graphs with the same degrees."
+    text = f"{markdown(pd.DataFrame(table))}\n\n{units}\n"
     searched = set(graphs[graphs["t"] == 0]["run"])
     in_order = [str(r.path) for group in repetitions(frames.files["result"]) for r in group if str(r.path) in searched]
     if len(same := agreement(frames.runs.set_index("run").loc[in_order], draws)):

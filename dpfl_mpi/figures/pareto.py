@@ -1,8 +1,9 @@
 """Is it worth its cost? Accuracy against what it took: models received, models evaluated while choosing, gradient steps, seconds.
 
-Curves are over rounds, a point is the end. The accuracy is the mean over clients of their best model by validation so far. Models, evaluations and
-steps are means per client, of methods with a server too (one model down, one up per round). Seconds are those of the slowest rank, on whatever
-machine the run had: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
+Curves are over rounds, a point is the end, a band one standard deviation over seeds; shown are the 10 points below the best. The accuracy is the
+mean over clients of their best model by validation so far. Models, evaluations and steps are means per client, of methods with a server too (one
+model down, one up per round). Seconds are those of the slowest rank, on whatever machine the run had: compare only runs of one machine.
+Fine-tuning adds steps, no models; its seconds are not recorded.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ import pandas as pd
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
-from dpfl_mpi.figures.style import TEXT, legend, looks
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks
 from dpfl_mpi.figures.tables import markdown
+from dpfl_mpi.figures.variance import REACH
 
 METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
 RUNS = [*cifar10(method=METHODS, seed=SEEDS), *cifar10(method="fedavg", finetune_epochs=10, seed=SEEDS)]
@@ -35,9 +37,10 @@ def shown(value: float) -> str:
 
 
 def means_of(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return accuracy and costs by point, means over a row's repetitions, as far as all of them are."""
-    each = lines.groupby("point")[["accuracy", *COSTS]]
-    return each.mean()[: lines.groupby("run").size().min()]
+    """Return accuracy, its deviation `std` and costs by point, means over a row's repetitions, as far as all of them are."""
+    each = lines.groupby("point")
+    means = each[["accuracy", *COSTS]].mean().assign(std=each["accuracy"].std().fillna(0.0))
+    return means[: lines.groupby("run").size().min()]
 
 
 def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> str:
@@ -60,11 +63,18 @@ def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS
         lines = frames.of("costs", line.setting, line.row)
         mean = means_of(lines)
         for axes, cost in zip(panels, costs, strict=True):
-            axes.plot(mean[cost], mean["accuracy"], label=text_label(line.row), **look)
+            curve(axes, mean[cost], mean["accuracy"], mean["std"], label=text_label(line.row), **look)
             axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
             axes.set_xlabel(COSTS[cost])
+            axes.locator_params(axis="x", nbins=4)
         parts.append(mean.reset_index().assign(setting=line.setting, method=line.row, n=lines["run"].nunique()))
+    data = pd.concat(parts, ignore_index=True)
+    ends = data.groupby(["setting", "method"], sort=False)["accuracy"].last()
+    low, high = panels[0].get_ylim()
+    panels[0].set_ylim(max(low, ends.max() - REACH), min(high, 101, ends.max() + data["std"].max() + 1))
     panels[0].set_ylabel("test accuracy, %")
     legend(figure, panels[0], "outside upper center")
     units = "Accuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
-    return Drawing(pd.concat(parts, ignore_index=True), figure, f"{table(frames, reach, costs)}\n\n{units}")
+    if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < ends.max() - REACH]:
+        units += f" Too low for the picture: {', '.join(below)}."
+    return Drawing(data, figure, f"{table(frames, reach, costs)}\n\n{units}")

@@ -15,9 +15,9 @@ RUNS = cifar10(**DIRICHLET, method=("dpfl", "random_graph"), budget=("0.2N", "0.
 
 
 def draw(frames: Frames) -> Drawing:
+    if not (frames.rows["method"] == "random_graph").any():
+        raise UserError("none of these results is of a random graph: name one of --method=random_graph too")
     rows = frames.rows[frames.rows["topology"] == "graph"]
-    if not len(rows):
-        raise UserError("none of these results has a budget: their models do not move along a graph")
     figure, axes = plt.subplots(figsize=(COLUMN, 2.3))
     data = curves(axes, rows, frames["curves"], "test_acc", factor=100).rename(columns={"mean": "accuracy"})
     axes.set(xlabel="round", ylabel="test accuracy, %")

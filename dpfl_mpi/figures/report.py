@@ -123,9 +123,11 @@ def draw(frames: Frames) -> Drawing:
         raise UserError("plotly is not installed; pip install plotly") from None
     lines, runs = list(frames.files.itertuples()), set(frames.runs["run"])
     shown = {line.run: describe(line) for line in lines if line.run in runs}
+    rows = list(frames.runs["row"].unique())
+    told = " and ".join(filter(None, [", ".join(rows[:-1]), rows[-1]])) if len(rows) < 5 else f"{len(rows)} methods"
     page = (
         PAGE.read_text()
-        .replace("{{TITLE}}", html.escape(f"DPFL on {', '.join(sorted({*frames.runs['setting']}))}"))
+        .replace("{{TITLE}}", html.escape(f"{told} on {', '.join(sorted({*frames.runs['setting']}))}"))
         .replace("{{PLOTLY}}", get_plotlyjs())
         .replace("{{DATA}}", for_page(list(shown.values())))
         .replace("{{GROUPS}}", for_page(compared(frames, shown)))

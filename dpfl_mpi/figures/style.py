@@ -89,8 +89,9 @@ def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:
 def curves(
     axes: Axes, rows: pd.DataFrame, lines: pd.DataFrame, value: str, by: str = "round", factor: float = 1
 ) -> pd.DataFrame:
-    """Draw a column of `lines` over rounds or another column, a curve for each of `rows`; return the numbers, not multiplied by `factor`."""
+    """Draw a column of `lines` over rounds or epochs, a curve for each of `rows`; return the numbers, not multiplied by `factor`."""
     several, out = rows["setting"].nunique() > 1, []
+    axes.locator_params(axis="x", integer=True)
     for line, look in zip(rows.itertuples(), looks(rows), strict=True):
         mine = lines[(lines["setting"] == line.setting) & (lines["row"] == line.row)]
         each = over(mine, value, by)

@@ -1,10 +1,9 @@
 """What moves and how long it takes: models received by a client against its budget, bytes that MPI carried, seconds by phase.
 
 Left is the simulated network: one model over one edge counts once, whichever ranks the two clients live on. Middle is what MPI carried on this
-machine: edges inside a rank cost nothing there. Right are the seconds of the slowest rank in each phase of each round, added up.
+machine: edges inside a rank cost nothing there. Right are the seconds of the slowest rank in each phase of each round, added up. Bars are means over
+seeds, the most of any client is that of all of them.
 """
-
-import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,65 +11,78 @@ import pandas as pd
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import labels, row_name, setting, text_label
+from dpfl_mpi.figures.names import wrapped
 from dpfl_mpi.figures.style import BLUE, COLOURS, DARK, GREY, SKY, TEXT, patches
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 
 RUNS = [*cifar10(budget=("inf", 20, 10, 5)), *cifar10(method="local")]
+MOVED = ("received_mean", "mpi_rma_mib", "mpi_collective_mib")
 
 
-def measure(result: Result) -> pd.DataFrame:
+def measure(result: Result, where: str, row: str) -> pd.DataFrame:
     """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
     rounds = slice(0, result.last_round + 1)  # one that is being written may have some of its arrays
     received = result["traffic/models_received"][rounds]
-    out: dict[str, object] = {"run": result.path.stem, "setting": setting(result.run), "method": row_name(result.run)}
+    out: dict[str, object] = {"run": result.path.stem, "setting": where, "method": row}
     out |= {"round": np.arange(len(received)), "received_mean": received.mean(1), "received_most": received.max(1)}
     out["budget_others"] = (result["client/budget"] - result.run.budget_counts_self).max()
     out |= {f"mpi_{how}_mib": result[f"traffic/bytes_{how}"][rounds] / 2**20 for how in ("rma", "collective")}
     return pd.DataFrame(out | {f"seconds_{p}": result[f"seconds/{p}"][rounds, 2] for p in PHASES})
 
 
+def totals(rounds: pd.DataFrame) -> dict[str, float]:
+    """Return a Run's means over the rounds from 1 on, those of round 0 as `before_NAME`, the most that a client received, and its seconds."""
+    later = rounds[rounds["round"] > 0]
+    out = {name: later[name].mean() if len(later) else 0.0 for name in MOVED}
+    out |= {f"before_{name}": rounds[name].iloc[0] for name in MOVED}
+    out["most"] = later["received_most"].max() if len(later) else 0.0
+    return out | {phase: rounds[f"seconds_{phase}"].sum() for phase in PHASES}
+
+
 def draw(frames: Frames) -> Drawing:
-    order = {"setting": True, "method": True, "order": True, "seed": False}
-    runs = frames.files.sort_values(list(order), ascending=list(order.values()), kind="stable")
-    parts = [measure(line.result) for line in runs.itertuples()]
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(runs) + 1.15), sharey=True)
-    text = []
-    for y, (data, result) in enumerate(zip(parts, runs["result"], strict=True)):
-        later, first = data[data["round"] > 0], data.iloc[0]
-        rounds = max(len(later), 1)
-        received = later["received_mean"].sum() / rounds
-        left.barh(y, received, 0.55, color=BLUE)
-        left.plot([later["received_most"].max() if len(later) else 0] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
-        budget = int(first["budget_others"])
-        limit = f" (budget {budget} others)" if result.method.topology == "graph" else ""
-        if limit:
+    runs = frames.files.assign(ranks=[str(result.starts()[-1]["ranks"]) for result in frames.files["result"]])
+    runs = runs.sort_values(["setting", "method", "order", "seed"], kind="stable")
+    groups = list(runs.groupby(["setting", "row", "ranks"], sort=False))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(groups) + 1.3), sharey=True)
+    parts, names, text = [], [], []
+    for y, ((where, row, ranks), group) in enumerate(groups):
+        each = [measure(result, where, row) for result in group["result"]]
+        parts += each
+        seeds = pd.DataFrame(map(totals, each))
+        mean = seeds.mean()
+        left.barh(y, mean["received_mean"], 0.55, color=BLUE)
+        left.plot([seeds["most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
+        limit = ""
+        if group["topology"].iloc[0] == "graph":
+            budget = int(each[0]["budget_others"].iloc[0])
             left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
-        rma, collective = later["mpi_rma_mib"].sum() / rounds, later["mpi_collective_mib"].sum() / rounds
+            limit = f" (budget {budget} others)"
+        rma, collective = mean["mpi_rma_mib"], mean["mpi_collective_mib"]
         middle.barh(y, rma, 0.55, color=BLUE)
         middle.barh(y, collective, 0.55, left=rma, color=GREY)
-        seconds = data[[f"seconds_{p}" for p in PHASES]].sum().to_numpy()
+        seconds = mean[list(PHASES)].to_numpy()
         right.barh([y] * len(PHASES), seconds, 0.55, left=np.cumsum(seconds) - seconds, color=COLOURS[: len(PHASES)])
+        several = [where] * (runs["setting"].nunique() > 1) + [f"{ranks} ranks"] * (runs["ranks"].nunique() > 1)
+        names.append(wrapped(", ".join([row, *several]), 30))
+        before = mean["before_mpi_rma_mib"] + mean["before_mpi_collective_mib"]
         text.append(
-            f"{setting(result.run)}, {row_name(result.run)}, seed {result.run.seed}: "
-            f"{received:.2f} models received per client and round{limit}, {first.received_mean:.1f} before round 1; "
-            f"MPI {rma + collective:.2f} MiB per round, {first.mpi_rma_mib + first.mpi_collective_mib:.2f} before; "
+            f"{where}, {row}, seed {', '.join(map(str, group['seed']))}: {mean['received_mean']:.2f} models received per client and round"
+            f"{limit}, {mean['before_received_mean']:.1f} before round 1; MPI {rma + collective:.2f} MiB per round, {before:.2f} before; "
             + ", ".join(f"{p} {s:.1f} s" for p, s in zip(PHASES, seconds, strict=True))
-            + f" on {result.starts()[-1]['ranks']} ranks"
+            + f" on {ranks} ranks"
         )
-    names = ["\n".join(textwrap.wrap(text_label(name), 30)) for name in labels(runs)]
-    left.set_yticks(range(len(runs)), names)
-    left.tick_params(axis="y", labelsize=7 if len(runs) < 20 else 5)
+    left.set_yticks(range(len(groups)), names)
     left.invert_yaxis()
     left.set_xlabel("models received\nper client and round")
     middle.set_xlabel("MiB that MPI carried\na round, all ranks")
+    middle.set_xlim(left=0)  # one rank carries nothing
     right.set_xlabel("seconds, slowest rank,\nall rounds")
+    left.plot([], [], color=BLUE, lw=5, label="mean of clients")
     left.plot([], [], color=SKY, lw=1.5, label="most of any client")
     left.plot([], [], color=DARK, lw=1, ls=":", label="budget (others)")
-    middle.bar([0], [0], color=BLUE, label="mean; MPI: one-sided")
-    middle.bar([0], [0], color=GREY, label="MPI: collective")
     how = {"handlelength": 1, "columnspacing": 1}
-    figure.legend(loc="outside lower left", ncols=2, handleheight=0.9, **how)
-    patches(figure, dict(zip(PHASES, COLOURS, strict=False)), "outside lower right", ncols=3, **how)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **how)
+    patches(figure, {"one-sided": BLUE, "collective": GREY}, "outside lower center", ncols=1, **how)
+    patches(figure, dict(zip(PHASES, COLOURS, strict=False)), "outside lower right", ncols=2, **how)
     return Drawing(pd.concat(parts, ignore_index=True), figure, "\n".join(text))

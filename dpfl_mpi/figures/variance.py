@@ -6,12 +6,13 @@ the size of the clients' test sets alone explains: a client of accuracy a and n 
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 
 from dpfl_mpi.figures import accuracy_table, paper
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
-from dpfl_mpi.figures.style import grid, legend, looks, marks
+from dpfl_mpi.figures.style import GREY, grid, legend, looks, marks
 from dpfl_mpi.figures.tables import markdown, means, number
 
 RUNS = accuracy_table.RUNS
@@ -71,7 +72,8 @@ def draw(frames: Frames) -> Drawing:
         axes.set(title=where, xlabel="test accuracy, %")
         axes.margins(0.12)
         axes.set_ylim(bottom=0)
-    panels[0].set_ylabel("variance over clients, %$^2$")
+    panels[0].set_ylabel("variance over clients, points$^2$")
     drawn = {text_label(row): handles[row] for row in kinds["row"] if row in handles}
+    drawn["line: by the size of the test sets"] = Line2D([], [], color=GREY, lw=0.8, marker="_", ms=4)
     legend(figure, drawn, "outside lower center", handlelength=1.0, handletextpad=0.3)
     return Drawing(data, figure, table(data))

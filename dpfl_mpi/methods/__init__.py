@@ -105,6 +105,8 @@ class Method:
         out = set(self.ignores) | (set() if self.preprocesses else {"tau_init"})
         if self.topology != "graph":
             out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs", "averaging"}
+        if self.topology == "none":
+            out |= {"staleness"}
         if self.topology != "graph" or not self.searches:
             out |= {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
         return out

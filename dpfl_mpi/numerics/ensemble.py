@@ -70,6 +70,11 @@ class Block:
         return self._scratch
 
 
+def twin(module: nn.Module) -> nn.Module:
+    """Return a copy of a module with its own layers and parameters, and the same buffers: a frozen backbone may be large."""
+    return copy.deepcopy(module, {id(held): held for held in module.buffers()})
+
+
 class Ensemble:
     def __init__(
         self,
@@ -84,7 +89,7 @@ class Ensemble:
         refuse_statistics(module)
         self.module = module.to(device).eval()  # scores
         self.device, self.draws = device, Draws()
-        self.learner = keyed(copy.deepcopy(self.module).train(), self.draws)  # the same layers, as they train
+        self.learner = keyed(twin(self.module).train(), self.draws)  # the same layers, as they train
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
@@ -112,7 +117,7 @@ class Ensemble:
         """Return float64 values `[k]` as a column `[k, 1]` on the device."""
         return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
 
-    def columns(self, layers: str, head: str, option: str = "head") -> Tensor:
+    def columns(self, layers: str, head: str, flag: str = "--options.head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", "normalisation", or names."""
         if layers == "normalisation":
             norm = [n for n, part in self.module.named_modules() if isinstance(part, NORMALISATION)]
@@ -125,7 +130,7 @@ class Ensemble:
             inside = [n for n in named if name == "all" or n == name or n.startswith(f"{name}.")]
             if not inside:
                 has = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in named))
-                raise UserError(f"--options.{option} is {layers}; allowed are head, none, all, or of the layers {has}")
+                raise UserError(f"{flag} is {layers}; allowed are head, none, all, or of the layers {has}")
             for n in inside:
                 named[n].fill_(1)
         return row[0] > 0
@@ -179,7 +184,7 @@ class Ensemble:
     def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
         """Return what the layer named `head` would read, `[k, S, F]`: the representation of each row's images."""
         if head not in self._trunks:
-            trunk = copy.deepcopy(self.module)
+            trunk = twin(self.module)
             parent, _, name = head.rpartition(".")
             setattr(trunk.get_submodule(parent), name, nn.Identity())
             self._trunks[head] = trunk

@@ -105,7 +105,8 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        models=k_r * (ROWS + (run.optimizer != "sgd")) * ensemble.size * 4,  # Adam has two means in place of momentum
+        # Adam has two means in place of momentum; rows of rounds before may be sent; others know another row than is trained
+        models=k_r * (ROWS + (run.optimizer != "sgd") + run.staleness + bool(run.codec)) * ensemble.size * 4,
         scratch=largest_val * (0 if in_native_kernels(job, source, ensemble) else image_bytes(source, ensemble)),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * row,
@@ -126,7 +127,8 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits."""
     n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, row))
-    slots = placement.window_slots(k_r * run.most_senders, k_r, n)
+    versions = run.staleness + 1
+    slots = placement.window_slots(k_r * run.most_senders, k_r * versions, n * versions)
     window = np.minimum(slots, limit)
     if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
         most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))

@@ -90,8 +90,21 @@ graph/chosen/senders       int    edges     0..    of all rounds, one after the 
 graph/cases                int    T+1 N 4   0..    in the order of `graph.CASES`
 graph/evaluations          int    T+1 N     0..    of the reward
 traffic/models_received    int    T+1 N     0..    what a network would carry; row 0: Algorithm 3 and line 4 of Algorithm 1
+traffic/bytes_sent         int    T+1 N     0..    with --network, --codec or --send: of each client, and a server's answers to it
 traffic/bytes_rma          int    T+1       0..    what MPI carried here, of all ranks
 traffic/bytes_collective   int    T+1       0..
+network/step               float  N         0..    with --network: simulated seconds of a gradient step
+network/image              float  N         0..    simulated seconds for scoring an image
+network/up                 float  N         0..    megabits per second, as is network/down
+network/down               float  N         0..
+network/latency            float  N         0..    seconds between the client and the middle of the network
+network/train              float  T+1 N     0..    simulated seconds, as are the next four
+network/choose             float  T+1 N     0..    scoring on validation images
+network/send               float  T+1 N     0..    of the uplink, beside the rest
+network/wait               float  T+1 N     0..    for the models of others
+network/end                float  T+1 N     0..    when the client ended the round, since the start
+network/age                int    T+1 N     0..    rounds that what the client received was old, summed (--staleness)
+network/waited_for         int    T+1 N     -1..   whose model came last, -1: it did not wait
 seconds/train              float  T+1 3     0..    least, mean and most of the ranks
 seconds/graph              float  T+1 3     0..
 seconds/exchange           float  T+1 3     0..

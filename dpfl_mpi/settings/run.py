@@ -77,6 +77,11 @@ class Run:
     drift: Drift | Any = field(None, "limits", "SHARE:ROUND, clients whose classes change then")
     newcomers: float = field(0.0, "limits", "share of clients that come after the last round", low=0, below=1, what="a share")
 
+    network: Any = field(None, "network", "clocks and links of the clients: phones, hospitals, campus or a file")
+    staleness: int = field(0, "network", "S: rounds that a neighbour's model may be old", low=0, high=16)
+    codec: Any = field(None, "network", "what is sent: none, int8, topk:SHARE or lowrank:R")
+    send: Any = field(None, "network", "what leaves a client: all, layers=body or layers=NAMES")
+
     lr: float = field(None, "optimiser", "learning rate eta", above=0)
     lr_schedule: Literal["constant", "step", "cosine"] = field("constant", "optimiser", "eta over the rounds; lr_decay comes on top")
     lr_step: int = field(30, "optimiser", "step: rounds between two steps", low=1, when=("lr_schedule", "step"))
@@ -274,7 +279,7 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     whole = {"reach": (n,), "drift": (rounds,)}  # what their sentences say is allowed
     given = {name: parse for name, parse in PARSED.items() if filled[name] is not None}
     out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
-    context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
+    context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds), "network": (n,)}
     for name in context:
         out[name] = out[name] and out[name].resolved(*context[name], name not in gone)
     if (attack := out["attack"]) and flips > 0:
@@ -285,6 +290,7 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
 def check_method(filled: Mapping[str, Any], method: Any) -> None:
     """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
     name, attack = short(filled["method"]), filled["attack"]
+    check_network(filled, method)
     optimizer, epochs, able = filled["optimizer"], filled["finetune_epochs"], ", ".join(method.optimizers)
     if optimizer not in method.optimizers:
         raise UserError(f"--optimizer is {optimizer}; {name} takes steps of its own, allowed is {able}")
@@ -292,6 +298,28 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
         raise UserError(f"--finetune_epochs is {epochs}; {name} is scored by more than its model: allowed is 0")
     if attack and attack.falsifies and not method.sends_models:
         raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {', '.join(HONEST)}")
+
+
+def check_network(filled: Mapping[str, Any], method: Any) -> None:
+    """Raise `UserError` where what is said of the network does not go together, or with the method."""
+    name, stale = short(filled["method"]), filled["staleness"]
+    if stale and not filled["network"]:
+        raise UserError(
+            f"--staleness is {stale} and --network is not given: without clocks nothing is late, allowed is 0"
+        )
+    if stale and method.topology == "server":
+        raise UserError(f"--staleness is {stale}; the server of {name} waits for all: allowed is 0")
+    for flag, usual in (("network", ""), ("codec", "none"), ("send", "all")):
+        given = filled[flag]
+        if given and filled["averaging"] == "serial":
+            serial = "--averaging is serial, which waits for client after client: allowed is synchronous"
+            raise UserError(f"--{flag} is {given} and {serial}")
+        if given and usual and method.topology != "graph":
+            raise UserError(f"--{flag} is {given}; {name} sends nothing along a graph: allowed is {usual}")
+    if filled["send"] and (method.asks_all or method.every_row):
+        raise UserError(
+            f"--send is {filled['send']}; {name} scores models as they come, which needs whole ones: allowed is all"
+        )
 
 
 def facts(

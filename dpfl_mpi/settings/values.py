@@ -26,6 +26,11 @@ LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify wh
 HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
 
 
+NETWORKS = ("phones", "hospitals", "campus")
+# of a client, in a file of --network: the least that is allowed, and the most
+SPEEDS = {"step": (1e-9, 1e3), "image": (0, 1e3), "up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
+
+
 def file_of(text: str) -> str:
     """Return the path of the file that a setting names, "" where it is not written as a path."""
     if text.startswith("file:"):
@@ -206,6 +211,79 @@ class Available(Text):
 
 
 @dataclass(frozen=True)
+class Network(Text):
+    """How fast clients compute, and their links: a named profile, or a file."""
+
+    table: Any = field(default=None, compare=False, repr=False)  # of a file, float64 [N, 5]: SPEEDS of each client
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        text = str(value)
+        if text not in NETWORKS and not file_of(text):
+            what = f"{', '.join(NETWORKS)}, or a file with a line per client: {', '.join(SPEEDS)}"
+            raise UserError(f"--network is {text}; allowed are {what}")
+        return cls(text, path=file_of(text))
+
+    def resolved(self, clients: int, read: bool) -> Self:
+        if not self.path or not read:
+            return self
+        lines, sha256 = lines_of("network", self.path)
+        lines = lines[lines[:1] == [list(SPEEDS)] :]  # the names may head the columns
+        try:
+            table = np.array(lines, np.float64)
+        except ValueError:
+            table = np.zeros(0)
+        if table.shape != (clients, len(SPEEDS)):
+            what = f"{clients} lines (clients) of {len(SPEEDS)} numbers: {', '.join(SPEEDS)}"
+            raise UserError(f"--network is {self.text}, which must hold {what}")
+        for column, (name, (low, high)) in zip(table.T, SPEEDS.items(), strict=True):
+            if len(wrong := np.flatnonzero(~((column >= low) & (column <= high)))):
+                k = wrong[0]
+                what = f"the {name} of client {k} is {column[k]:g}, allowed is a number from {low:g} to {high:g}"
+                raise UserError(f"--network is {self.text}; {what}")
+        return replace(self, table=table, sha256=sha256)
+
+
+@dataclass(frozen=True)
+class Codec(Text):
+    """What is sent in place of a model."""
+
+    kind: str  # int8, topk, lowrank
+    share: float = 0.0  # of the numbers that topk sends
+    rank: int = 0  # of the products that lowrank sends
+
+    @classmethod
+    def parse(cls, value: Any) -> Self | None:
+        text = str(value)
+        kind, _, amount = text.partition(":")
+        if text in ("none", "int8"):
+            return cls(text, text) if text == "int8" else None
+        if kind == "topk" and re.fullmatch(SHARE, amount) and 0 < float(amount) <= 1:
+            return cls(f"topk:{float(amount)}", kind, share=float(amount))
+        if kind == "lowrank" and re.fullmatch(r"[1-9]\d{0,5}", amount):
+            return cls(text, kind, rank=int(amount))
+        what = "none, int8, topk:SHARE with a share above 0 up to 1, or lowrank:R with R from 1"
+        raise UserError(f"--codec is {text}; allowed are {what}")
+
+
+@dataclass(frozen=True)
+class Send(Text):
+    """Which layers leave a client."""
+
+    layers: str
+
+    @classmethod
+    def parse(cls, value: Any) -> Self | None:
+        text = str(value)
+        found = re.fullmatch(r"layers=([^\s,=]+(,[^\s,=]+)*)", text)
+        if text in ("all", "layers=all"):
+            return None
+        if not found or found[1] == "none":
+            raise UserError(f"--send is {text}; allowed are all, layers=body, layers=head or layers=NAMES with commas")
+        return cls(text, found[1])
+
+
+@dataclass(frozen=True)
 class Attack(Text):
     """A share of the clients that lies, and how."""
 
@@ -292,7 +370,15 @@ def period(value: Any) -> float:
 
 # by the field of a Run
 PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse, "omega_period": period}
-PARSED |= {"reach": Reach.parse, "available": Available.parse, "attack": Attack.parse, "drift": Drift.parse}
+PARSED |= {
+    "network": Network.parse,
+    "codec": Codec.parse,
+    "send": Send.parse,
+    "reach": Reach.parse,
+    "available": Available.parse,
+    "attack": Attack.parse,
+    "drift": Drift.parse,
+}
 
 
 def written(value: Any) -> Any:

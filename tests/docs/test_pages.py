@@ -19,7 +19,9 @@ from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Method
+from dpfl_mpi.numerics.native import forms
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
 
 FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
@@ -293,6 +295,19 @@ def test_the_data_of_the_page_run(tmp_path):
         assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"
 
 
+@pytest.mark.skipif(not forms(), reason="PyTorch's last bits, and so a few edges, are another's")
+def test_the_first_page_shows_the_default_run(tmp_path):
+    """Its picture holds the numbers of the drawing that the printed command makes; what it says the run prints is printed."""
+    graph_evolution = pytest.importorskip("dpfl_mpi.figures.graph_evolution")
+    frames, image = pytest.importorskip("dpfl_mpi.figures.frames"), pytest.importorskip("PIL.Image")
+    with Result(run_here(tmp_path / "a.h5", {}, kernels="native")) as result:
+        drawn = graph_evolution.draw(frames.of_results([result])).text
+    with image.open(ROOT / "docs" / "pictures" / "digits-graph.png") as picture:
+        assert picture.text["Description"] == drawn
+    printed, page = summary(tmp_path / "a.h5").splitlines(), (ROOT / "README.md").read_text()
+    assert [line for line in printed[:5] if line not in page] == [] and "97.30 %" in printed[1]
+
+
 def test_the_notebook(tmp_path, monkeypatch):
     """It runs from its first cell to its last, and what it shows is of the cells as they are."""
     nbformat, nbclient, *_ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib"))
@@ -311,6 +326,6 @@ def test_the_notebook(tmp_path, monkeypatch):
 
     before, now = texts(stored), texts(notebook)
     results = re.findall(r"results-notebook/\S+\.h5", " ".join(now))
-    assert len(results) == 2 and results == re.findall(r"results-notebook/\S+\.h5", " ".join(before))
+    assert len(results) == 4 and results == re.findall(r"results-notebook/\S+\.h5", " ".join(before))
     accuracy, recorded = re.search(r"'([\d.]+) of \d+ images, recorded ([\d.]+)'", now[-1]).groups()
     assert accuracy == recorded and [bool(text) for text in before] == [bool(text) for text in now]

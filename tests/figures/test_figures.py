@@ -86,7 +86,7 @@ def run_without(calls, cwd, *libraries):
 
 
 def test_every_file_runs_with_neither_torch_nor_mpi(made, tmp_path):
-    special = {"label_flip": ["flip"], "motivation": ["alone"]}
+    special = {"label_flip": ["flip"], "motivation": ["alone"], "random_graph": [SEEDS[0], "unsearched"]}
     drawn = [name for name in FILES if name != "report" or importlib.util.find_spec("plotly")]
     of = {name: [str(result.path) for result in open_all(made, *special.get(name, FOUR))] for name in drawn}
     calls = [[str(ANALYSIS / f"{name}.py"), *of[name], "--out", str(tmp_path)] for name in drawn]
@@ -180,7 +180,10 @@ BY_HAND = {  # figure: results, columns of its numbers in their order
     "sparsity": (SEEDS, {"value": [0.4375, 0.625, 0.5625], "std": [0] * 3, "n": [2] * 3}),
     "asymmetry": (SEEDS[:1], {"value": [1 / 5, 0, 1 / 3, 1 / 6, 0, 1 / 6]}),
     "greedy_cases": (SEEDS[:1], {"candidates": [12, 5, 5], "a > 0, b > 0: coin": [1 / 12, 0, 0]}),
-    "random_graph": (SEEDS, {"accuracy": [52.5, 62.5, 72.5], "std": [5 / 2**0.5] * 3}),
+    "random_graph": (
+        (*SEEDS, "unsearched"),
+        {"accuracy": [30, 40, 50, 52.5, 62.5, 72.5], "std": [0] * 3 + [5 / 2**0.5] * 3},
+    ),
     "learning_curves": ([("local", 42)], {"epochs": [10, 15, 20] * 2, "mean": [45, 55, 65, 0.5, 0.4, 0.3]}),
     # a (1 - a) / 4 with 5 test samples: seed 42 (.16 + .24 + 0 + .24) / 16, seed 52 (.09 + .21 + .09 + .25) / 16
     "variance": (
@@ -313,7 +316,7 @@ def test_a_cell_of_a_table_is_of_like_runs(unlike):
 def test_curves_and_panels_say_in_what_they_differ(unlike, made):
     size = unlike[0].run.batch_size
     numbers = ((10, 5, size), (10, 3, size), (1, 3, size), (10, 5, 7))
-    said = [f"DPFL ($B_c = 3$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
+    said = [f"DPFL ($B_c=3$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
     axes = draw("sparsity", unlike).figure.axes[0]
     assert [line.get_label() for line in axes.lines] == said
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
@@ -321,11 +324,11 @@ def test_curves_and_panels_say_in_what_they_differ(unlike, made):
     assert [" ".join(a.get_title().split("\n")[:-1]) for a in figure.axes] == said
     figure = draw("graph_evolution", unlike).figure
     assert sorted(t for a in figure.axes if (t := a.get_ylabel().replace("\n", " "))) == sorted(said)
-    axes = draw("random_graph", unlike).figure.axes[0]
-    assert [line.get_label() for line in axes.lines] == said
+    axes = draw("random_graph", [*unlike, made["unsearched"]]).figure.axes[0]
+    assert [line.get_label() for line in axes.lines][1:] == said
     # one seed more: its panel is told apart by the seed alone
     two = draw("greedy_cases", open_all(made, *SEEDS)).figure
-    assert [a.get_title().split("\n")[0] for a in two.axes] == [f"DPFL ($B_c = 3$), seed {s}" for s in (42, 52)]
+    assert [a.get_title().split("\n")[0] for a in two.axes] == [f"DPFL ($B_c=3$), seed {s}" for s in (42, 52)]
 
 
 def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, made):
@@ -357,7 +360,7 @@ def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
     many = [tiny(tmp_path, t, tau_init=t) for t in range(1, 12)]
     for name in ("sparsity", "asymmetry", "random_graph", "learning_curves", "variance", "greedy_cases"):
         with pyplot.rc_context(style.STYLE):
-            figure = draw(name, [*unlike, *many]).figure
+            figure = draw(name, [*unlike, *many, made["unsearched"]]).figure
             figure.draw_without_rendering()
         (box,) = [drawn.get_window_extent() for drawn in figure.legends]
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, name
@@ -396,7 +399,7 @@ def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
 
 def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
     results = [tiny(tmp_path, i, budget=budget) for i, budget in enumerate(("uniform:2:4", 2, "inf"))]
-    for name in set(FILES) - {"label_flip", "motivation", "report"}:
+    for name in set(FILES) - {"label_flip", "motivation", "random_graph", "report"}:
         draw(name, results)
     assert [names.budget_order(r.run) for r in results] == [3, 2, float("inf")]
     assert "B_c = uniform:2:4" in draw("accuracy_table", results).text
@@ -571,7 +574,7 @@ def test_traffic_of_a_round_that_is_being_written_is_left_out(tmp_path):
     with h5py.File(path, "a") as file:
         for array in file["seconds"].values():
             array.resize(2, 0)
-    assert list(module("traffic_and_time").measure(Result(path))["round"]) == [0, 1]
+    assert list(module("traffic_and_time").measure(Result(path), "", "")["round"]) == [0, 1]
 
 
 def test_latex_escapes_what_it_must():
@@ -593,8 +596,8 @@ def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
     code = f"from dpfl_mpi.methods import Method, local\nMETHOD = {method!r}\ninit, round = local.init, local.round\n"
     (tmp_path / "mine.py").write_text(code.replace("<class 'dpfl_mpi.methods.NoOptions'>", "Method().options"))
     fields = {"method": str(tmp_path / "mine.py"), "clients": 3, "rounds": 1}
-    [line] = draw("random_graph", [Result(run_here(tmp_path / "mine.h5", fields))]).figure.axes[0].lines
-    assert line.get_color() == style.look(method)[0].lower() and line.get_label() == r"Mine ($B_c = \infty$)"
+    [line] = draw("learning_curves", [Result(run_here(tmp_path / "mine.h5", fields))]).figure.axes[0].lines
+    assert line.get_color() == style.look(method)[0].lower() and line.get_label() == r"Mine ($B_c=\infty$)"
     assert line.get_color() == colour or not colour
 
 
@@ -649,6 +652,10 @@ def test_agreement_is_told_of_runs_on_one_partition_alone(tmp_path):
     drawing = draw("omega", [*results, tiny(tmp_path, "c", budget=2)], draws=5)
     (same,) = drawing.data[drawing.data["measure"] == "jaccard"]["value"]
     assert same == 1 and "Agreement" in drawing.text
+    fewer = tiny(
+        tmp_path, "d", graphs=[[[1, 2], [0], []]] * 3, **THREE
+    )  # of another number of clients: nothing to compare
+    assert "Agreement" not in draw("omega", [results[0], fewer], draws=2).text
 
 
 def test_the_deviation_of_z_is_over_repetitions(made, monkeypatch):
@@ -677,6 +684,39 @@ def test_costs_by_hand(made):
     assert np.isnan(pareto.first_at(curve, 71)["models"])
     text = draw("pareto", [made["dpfl", 42]], reach=45).text
     assert "70.00 (1)" in text and "3.8" in text and "2.5" in text
+
+
+def test_pareto_shows_the_ten_points_below_the_best_with_bands_and_names_the_rest(made):
+    """DPFL ends at 70 and 75 %, which are 72.5 and a band; the random graph at 50 %, of one seed."""
+    drawing = draw("pareto", open_all(made, *SEEDS, "unsearched"))
+    axes = drawing.figure.axes[0]
+    assert axes.get_ylim()[0] == pytest.approx(62.5) and len(axes.collections) == 1
+    assert drawing.data["std"].tolist() == pytest.approx([0] * 3 + [5 / 2**0.5] * 3)
+    assert "Too low for the picture: Random graph (B_c = 3) (50.0 %)." in drawing.text
+
+
+def test_seeds_share_a_bar_of_traffic(made, tmp_path):
+    """Four clients receive 2 and 3 models in rounds 1 and 2, and in the second seed none: means of 0.625 and 0, the most 2."""
+    none = tiny(tmp_path, "none", "dpfl", 52, graphs=[[[], [], [], []]] * 3)
+    drawing = draw("traffic_and_time", [made["dpfl", 42], none, made["local", 42]])
+    left, middle, _ = drawing.figure.axes
+    assert [tick.get_text() for tick in left.get_yticklabels()] == ["DPFL ($B_c=3$)", "Local"]
+    assert [bar.get_width() for bar in left.patches] == pytest.approx([0.3125, 0]) and middle.get_xlim()[0] == 0
+    assert list(left.lines[0].get_xdata()) == [2, 2] and "DPFL (B_c = 3), seed 42, 52: 0.31 models" in drawing.text
+
+
+@pytest.mark.parametrize(
+    "figure", ["omega", "sparsity", "asymmetry", "random_graph", "learning_curves", "greedy_cases"]
+)
+def test_rounds_and_epochs_are_whole_numbers(made, figure):
+    drawn = draw(figure, open_all(made, SEEDS[0], "unsearched")).figure
+    ticks = np.concatenate([axes.get_xticks() for axes in drawn.axes])
+    assert (ticks == ticks.round()).all()
+
+
+def test_the_random_graph_is_drawn_where_there_is_one(made):
+    with pytest.raises(UserError, match="none of these results is of a random graph"):
+        draw("random_graph", open_all(made, *FOUR))
 
 
 def test_it_ends_where_the_result_does(tmp_path):

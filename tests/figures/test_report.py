@@ -124,7 +124,7 @@ def change(browser, name, value, event="input"):
 
 @pytest.mark.browser
 def test_it_loads_without_errors_and_without_network(browser):
-    assert browser.title == "DPFL on Digits Patho(3)"
+    assert browser.title == "Local and DPFL (B_c = 3) on Digits Patho(3)"
     assert browser.get_log("browser") == []
     asked = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).map(e => e.name)"
     assert run(browser, asked) == []
@@ -178,6 +178,18 @@ def test_runs_are_compared_and_chosen(browser):
         change(browser, "run", i, "change")
         assert run(browser, "byName('graphs').hidden") is hidden
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_it_fits_a_phone(browser, html):
+    """At 420 px the page does not move sideways, and its first curves have most of the width: their legend is below."""
+    wide = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", wide)
+    browser.get(html.as_uri())
+    assert run(browser, "document.documentElement.scrollWidth") <= 420
+    assert run(browser, "byName('compare-curves')._fullLayout._size.w") > 280
+    assert run(browser, "document.querySelectorAll('.modebar-btn').length") == 0  # it would cover the titles
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.browser

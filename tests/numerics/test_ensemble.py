@@ -174,6 +174,15 @@ def test_parameter_counts_of_the_paper():
     assert grey.width % 16 == 0 and 0 <= grey.width - grey.size < 16
 
 
+def test_buffers_are_held_once():
+    """A frozen backbone may be large: what trains and what scores share it, and have parameters of their own."""
+    network = mlp.build((4, 4, 1), 3)
+    network.register_buffer("base", torch.ones(5))
+    made = Ensemble(network, (0.5,), (0.5,), torch.device("cpu"))
+    assert made.learner.base is made.module.base is network.base
+    assert made.learner.head.weight is not made.module.head.weight
+
+
 def test_fixed_point():
     rng = np.random.default_rng(0)
     w = torch.from_numpy(rng.normal(0, 10, (50, 33)).astype(np.float32))

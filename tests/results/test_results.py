@@ -49,11 +49,14 @@ def copy(path, tmp_path):
 SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": 64 * 64 + 64 + 640 + 10, "starts": 1, "3": 3, "4": 4}
 # what a Run without controls and fine-tuning does not write
 ABSENT = {f"client/{name}" for name in ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")}
+ABSENT |= {"traffic/bytes_sent"}
 
 
 def test_a_file_holds_what_the_table_says(result):
     found = set(result.names())
-    absent = {name for name in schema.ARRAYS if name.startswith(("finetune", "newcomers", "attack", "graph/reach"))}
+    absent = {
+        name for name in schema.ARRAYS if name.startswith(("finetune", "newcomers", "attack", "graph/reach", "network"))
+    }
     assert found == set(schema.ARRAYS) - ABSENT - absent
     for name in found - {"graph/omega/senders", "graph/chosen/senders"}:
         assert result[name].shape == tuple(SIZES[axis] for axis in schema.ARRAYS[name].axes.split()), name

@@ -1,0 +1,38 @@
+"""LoRA (Hu et al., 2022): a row holds low-rank changes of a backbone; its layers are buffers, held once per node."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dpfl_mpi.settings import option
+
+FILES = ["base.pt"]  # made by backbone.py; its content is part of the Run
+BASE = Path(__file__).with_name(FILES[0])
+
+
+@dataclass(frozen=True)
+class Options:
+    rank: int = option(4, "rank of the change of each layer", low=1)
+
+
+class Adapted(nn.Module):
+    """x W^T + b + x A^T B^T: W and b are buffers, A `[rank, in]` and B `[out, rank]` are trained; B starts at 0."""
+
+    def __init__(self, weight, bias, rank):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        self.a = nn.Parameter(torch.randn(rank, weight.shape[1]) / weight.shape[1] ** 0.5)
+        self.b = nn.Parameter(torch.zeros(weight.shape[0], rank))
+
+    def forward(self, x):
+        return x @ self.weight.T + self.bias + x @ self.a.T @ self.b.T
+
+
+def build(shape, classes, rank):
+    held = torch.load(BASE, mmap=True)  # all ranks of a node map the same memory
+    weights, biases = ([held[n] for n in held if n.endswith(end)] for end in ("weight", "bias"))
+    layers = [Adapted(w, b, rank) for w, b in zip(weights, biases, strict=True)]
+    return nn.Sequential(nn.Flatten(), *(part for layer in layers for part in (layer, nn.ReLU())))[:-1]

@@ -1,0 +1,176 @@
+"""--codec, --send and --staleness: what arrives, how old it is, and its bytes."""
+
+import numpy as np
+import pytest
+import starts
+import torch
+from launch import differences, federation, run_here, run_mpi
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+SMALL = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3}
+LATE = {"network": "phones", "staleness": 2}
+ALONE = ("/", "network/", "traffic/bytes_sent")  # what a network adds to a result
+
+
+def unlike(a, b):
+    return [name for name in differences(a, b) if not name.startswith(ALONE)]
+
+
+def encoder_of(codec, **fields):
+    fed = federation(SMALL | {"codec": codec} | fields)
+    return fed, fed.mail.wire.encoder
+
+
+def rows_of(fed, seed=0):
+    start = fed.initial_row()
+    noise = torch.from_numpy(np.random.default_rng(seed).standard_normal(len(start))).float()
+    w = start + 0.1 * noise
+    w[fed.ensemble.size :] = 0
+    return w, start.clone()
+
+
+def test_int8_errs_by_half_a_step_and_the_error_is_fed_back():
+    fed, encoder = encoder_of("int8")
+    w, x = rows_of(fed)
+    error = []
+    for _ in range(2):
+        layers, known = fed.ensemble.layers(w[None]), fed.ensemble.layers(x.clone()[None])
+        encoder.encode(w, x)
+        for name, now in fed.ensemble.layers(x[None]).items():
+            step = (layers[name] - known[name]).abs().max() / 127
+            assert (layers[name] - now).abs().max() <= step * 0.5001 + 1e-6
+        error.append(float((w - x).abs().max()))
+    assert error[1] < error[0] / 100
+    assert encoder.bytes == fed.ensemble.size + 4 * len(fed.ensemble.names)
+
+
+def test_topk_sends_the_largest_and_later_the_rest():
+    fed, encoder = encoder_of("topk:0.25")
+    w, x = rows_of(fed)
+    size, before = fed.ensemble.size, (w - x).abs()
+    encoder.encode(w, x)
+    same = (x == w)[:size]
+    assert encoder.kept == (size + 2) // 4 <= int(same.sum())
+    assert before[:size][~same].max() <= before[:size][same].max()
+    assert float((w - x).abs().max()) <= float(before[:size].sort(descending=True).values[encoder.kept])
+    for _ in range(4):
+        encoder.encode(w, x)
+    assert torch.equal(w, x)
+    assert encoder.bytes == 4 * encoder.kept + min(4 * encoder.kept, -(-size // 8))
+
+
+def test_lowrank_is_exact_where_the_change_has_that_rank():
+    fed, encoder = encoder_of("lowrank:2")
+    _, x = rows_of(fed)
+    w, rng = x.clone(), np.random.default_rng(1)
+    for layer in fed.ensemble.layers(w[None]).values():
+        flat = layer[0].reshape(len(layer[0]), -1)
+        change = rng.standard_normal((flat.shape[0], 2)) @ rng.standard_normal((2, flat.shape[1]))
+        layer[0] += torch.from_numpy(change).float().reshape(layer[0].shape)
+    encoder.encode(w, x)
+    assert torch.allclose(w, x, atol=1e-4)
+    assert encoder.bytes < fed.mail.wire.whole / 2
+
+
+@pytest.mark.parametrize("method", ["dpfl", "random_graph", "pairwise"])
+def test_topk_of_all_is_none_to_the_bit(method, tmp_path):
+    plain = run_here(tmp_path / "plain.h5", SMALL | {"method": method})
+    assert unlike(plain, run_here(tmp_path / "all.h5", SMALL | {"method": method, "codec": "topk:1"})) == []
+
+
+def test_bytes_on_the_wire(tmp_path):
+    """A round after the first moves one encoded row per edge of Omega: each was kept from the round before."""
+    path = run_here(tmp_path / "int8.h5", SMALL | {"codec": "int8"})
+    with federation(SMALL | {"codec": "int8"}) as fed, Result(path) as result:
+        sent, edges = result["traffic/bytes_sent"].sum(1), len(result["graph/omega/senders"])
+        assert sent[0] == result["traffic/models_received"][0].sum() * fed.mail.wire.encoder.bytes
+        assert sent[1:].tolist() == [edges * fed.mail.wire.encoder.bytes] * 3
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk:0.1", "lowrank:1"])
+def test_who_chooses_sees_what_arrived(codec):
+    with federation(SMALL | {"codec": codec}) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        sums, p = fed.mail.wire, fed.p
+        total, _ = fed._parts.sums.over_reachable(w)
+        known = sums.known.double()
+        assert not torch.equal(known, w.double())
+        for i, k in enumerate(fed.ids):
+            own = p[k] * (w[i].double() - known[i])
+            assert torch.allclose(total[i], (torch.from_numpy(p[fed.ids])[:, None] * known).sum(0) + own, atol=1e-7)
+
+
+def test_a_head_that_is_not_sent_stays_at_home():
+    with federation(SMALL | {"send": "layers=body", "budget": 6}) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        head = fed.columns("head")
+        omega = fed.collect([np.array([j for j in range(6) if j != k]) for k in fed.ids])
+        mixed = fed.average(w, omega)
+        assert torch.allclose(mixed[:, head], w[:, head], atol=1e-6)
+        assert torch.allclose(mixed[0, ~head], mixed[1, ~head], atol=1e-6)
+        assert fed.mail.wire.whole == 4 * (fed.ensemble.size - int(head.sum()))
+        total, p = fed._parts.sums.over_reachable(w)
+        assert torch.allclose((total / torch.from_numpy(p)[:, None])[:, head].float(), w[:, head], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dpfl", "random_graph", "pairwise", "local"])
+def test_with_equal_speeds_and_no_latency_nothing_is_stale(method, tmp_path):
+    (tmp_path / "equal.csv").write_text("1,0,inf,inf,0\n" * 6)
+    fields = SMALL | {"method": method, "batch_size": 4096}  # one step an epoch, whatever a client holds
+    plain = run_here(tmp_path / "plain.h5", fields)
+    late = run_here(tmp_path / "late.h5", fields | {"network": str(tmp_path / "equal.csv"), "staleness": 3})
+    assert unlike(plain, late) == []
+
+
+def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
+    """Client 0 takes a hundred times as long: the others take what it had S rounds ago once they are that far ahead, and wait for it then."""
+    (tmp_path / "slow.csv").write_text("100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
+    fields = SMALL | {"method": "random_graph", "budget": 6, "rounds": 5, "batch_size": 4096}
+    path = run_here(tmp_path / "slow.h5", fields | {"network": str(tmp_path / "slow.csv"), "staleness": 2})
+    with Result(path) as result:
+        # round 0: all wait for the first model of client 0; then of each sender the newest that is there
+        assert result["network/age"][:, 1:].max(1).tolist() == [0, 1, 2, 2, 2, 2]
+        assert result["network/age"][:, 0].tolist() == [0] * 6
+        assert (result["network/waited_for"][3:, 1:] == 0).all()
+
+
+def test_stale_models_are_the_same_on_any_ranks(tmp_path):
+    (tmp_path / "net.csv").write_text("".join(f"0.{k},0.001,{k},{2 * k},0.01\n" for k in range(1, 7)))
+    fields = SMALL | LATE | {"codec": "topk:0.2", "participation": 0.8, "network": str(tmp_path / "net.csv")}
+    one = run_here(tmp_path / "one.h5", fields)
+    assert differences(one, run_mpi(3, tmp_path / "three.h5", fields)) == []
+    with Result(one) as result:
+        assert result["network/age"].sum() > 0
+
+
+def test_a_cut_run_goes_on_with_its_clocks_and_what_is_on_the_wire(tmp_path, monkeypatch):
+    fields = starts.small(**LATE, codec="topk:0.2", participation=0.8)
+    starts.cut_after(monkeypatch, 3, tmp_path / "run.h5", fields)
+    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"staleness": 1}, "--staleness is 1 and --network is not given"),
+        ({"staleness": 1, "network": "phones", "method": "fedavg"}, "the server of fedavg waits for all: allowed is 0"),
+        ({"codec": "int4"}, "--codec is int4; allowed are none, int8, topk:SHARE"),
+        ({"codec": "topk:0"}, "--codec is topk:0; allowed are"),
+        ({"codec": "lowrank:0"}, "--codec is lowrank:0; allowed are"),
+        ({"codec": "int8", "method": "fedavg"}, "fedavg sends nothing along a graph: allowed is none"),
+        ({"send": "body"}, "--send is body; allowed are all, layers=body"),
+        ({"send": "layers=body", "method": "pairwise"}, "pairwise scores models as they come"),
+        ({"codec": "int8", "averaging": "serial"}, "--averaging is serial"),
+    ],
+)
+def test_bad_settings_are_sentences(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Run(**SMALL | fields).resolve()
+
+
+def test_a_layer_that_is_not_there_is_a_sentence():
+    with pytest.raises(UserError, match="--send layers is nose; allowed are head, none, all, or of the layers"):
+        federation(SMALL | {"send": "layers=nose"})
