@@ -4,8 +4,7 @@
     limits    budget, reach, availability, who lies, comes later, drifts            scoring    accuracies, the best row, rewards
     attack    what liars send, and a backdoor's success                        log        what a round notes
     mail      the window, and what arrived through it                          sums       averages and exact sums
-    wire      what leaves a client, its bytes, and when it arrives             codec      what is sent in place of a model
-    greedy    the search for collaborators, Algorithms 2 and 3
+    wire      what leaves a client, its bytes, and when it arrives             greedy     the search for collaborators, Algorithms 2 and 3
 
 A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
 
@@ -132,9 +131,12 @@ class Parts:
     def set_state(self, number: int, values: dict[str, Any], momentum: dict[str, Tensor]) -> None:
         """Go back to the end of round `number`, as `state` and `training.momentum` were."""
         self.begin_round(number)
-        mine, shared = self.state()
+        (mine, shared), links = self.state(), self.mail.wire.links
         for name, held in (mine | shared).items():
-            held[:] = values[name]
+            if name in links:  # of as many edges as there were then
+                links[name].table = values[name]
+            else:
+                held[:] = values[name]
         self.training.momentum = dict(momentum)
 
     def adopt(self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int) -> None:

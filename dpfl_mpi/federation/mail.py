@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,6 +16,7 @@ from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
+from dpfl_mpi.network.links import Links
 
 
 class MailRoom:
@@ -24,26 +26,33 @@ class MailRoom:
         self.wire, self.members, self.log, self.ensemble = wire, wire.members, wire.log, wire.ensemble
         self.window_gb, self.row_limit = window_gb, window_rows(window_gb, 4 * self.ensemble.width)
         k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
+        # whether rows are put as --codec and --send have them; of several versions they are put as they are
+        self.packs = wire.versions == 1 and (wire.encoder is not None or wire.columns is not None)
         # the rows that are put: those of this round, then those of each round before that may be taken still
-        self.staging = torch.zeros(wire.versions * k, self.ensemble.width, pin_memory=pinned)
+        width = wire.whole // 4 if self.packs else self.ensemble.width
+        self.stagings = [torch.zeros(wire.versions * k, width, pin_memory=pinned)]
+        if self.packs and wire.encoder:
+            self.stagings.append(torch.zeros(k, -(-wire.encoder.bytes // 4), pin_memory=pinned))
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
-        self.sent = self.ensemble.zeros(wire.versions * k) if pinned else self.staging
+        self.sent = self.ensemble.zeros(wire.versions * k) if pinned or self.packs else self.stagings[0]
         self.own = self.sent[:k]  # the receivers' own rows
         # of j + a N, the row of client j of a rounds ago: its rank, and its place among the staged rows there
         of_rank = self.members.per_rank[self.members.owner]
         self.owner = np.tile(self.members.owner, wire.versions)
         self.row_of = np.concatenate([self.members.row_of + a * of_rank for a in range(wire.versions)])
+        self.bytes_put = 0  # that this rank has put into windows in this round
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.everywhere = False  # whether the rows that were sent last came to every client
-        self.inbox: Inbox | None = None
+        self.inboxes: list[Inbox | None] = [None] * len(self.stagings)  # of whole rows, and of encoded ones
+        self.store: dict[int, Tensor] = {}  # packed rows of other ranks, as far as this rank's clients keep them
+        self.stored = Links()  # of rank * N + client the version that this rank has in its store; alike on all ranks
         # called before each pass, which a method may break off on some ranks; `Parts` puts its own `meet` here
         self.meet: Callable[[str], None] = lambda place: None
         # of the last two graphs, such as Omega and the one that was chosen
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
     def begin(self) -> None:
-        if self.inbox:
-            self.inbox.bytes_put = 0
+        self.bytes_put = 0
         self.wire.begin()
         if self.wire.versions > 1 and len(self.own):
             self.sent[len(self.own) :] = self.sent[: -len(self.own)].clone()
@@ -54,11 +63,6 @@ class MailRoom:
         if self.wire.versions > 1:  # a client's rows move with it to whichever rank
             mine["versions"] = self.sent.view(self.wire.versions, len(self.own), self.ensemble.width).transpose(0, 1)
         return mine, shared
-
-    @property
-    def bytes_put(self) -> int:
-        """Bytes that this rank has put into windows in this round."""
-        return self.inbox.bytes_put if self.inbox else 0
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part; return what arrives, until the next sending (Algorithm 1, line 9). Collective."""
@@ -77,7 +81,7 @@ class MailRoom:
         if not (came and self.log.told):
             self.wire.along(graph)
         whole, width = self._whole_route(graph)
-        return Received(self, w_KW, graph, self.put(whole) if width is None else None, width or 0)
+        return Received(self, w_KW, graph, self.put(graph, whole) if width is None else None, width or 0)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once."""
@@ -99,7 +103,8 @@ class MailRoom:
             now = everyone[start : start + width]
             self.meet("the next pass of fed.every_row")
             to, of = np.nonzero(members.owner[now] != ranks[:, None])
-            here = self.put(self.route(CollaborationGraph.from_edges(members.n, first_of[to], now[of])), slots)
+            graph = CollaborationGraph.from_edges(members.n, first_of[to], now[of])
+            here = self.put(graph, self.route(graph), slots)
             with self.log.clock("exchange"):
                 for j in now.tolist() if k else []:
                     yield j, here.rows([j])[0]
@@ -128,21 +133,58 @@ class MailRoom:
             late = f"models that fed.exchange or fed.every_row received are used after the next sending ({sending})"
             raise UserError(f"{late}; only those of the last sending are here")
 
-    def put(self, to: Route, slots: int = 0) -> Arrived:
-        """Put the staged rows along a route that fits the window, made with so many `slots` at least; return the models here now. Collective."""
-        need = int(to.need[self.members.world.rank])
-        inbox = self.inbox
-        if self.members.world.agree(inbox is None or need > inbox.slots):
-            inbox = self._open(max(need, slots, int(self._capacity()[self.members.world.rank])))
-        assert inbox is not None
-        with self.log.clock("exchange"):
-            if to.puts and self.sent is not self.staging:
-                self.staging.copy_(self.sent)  # on a GPU: one host copy of the rank's rows
-            ready = time.perf_counter()
-            # after the opening Fence: until then this rank waited for the slowest
-            inbox.exchange(to, lambda: self.log.count("wait", time.perf_counter() - ready))
+    def put(self, graph: CollaborationGraph, whole: Route, slots: int = 0) -> Arrived:
+        """Put the staged rows along a graph, whose route fits the window, made with so many `slots` at least; return the models here now. Collective."""
+        rank, routes = self.members.world.rank, [whole]
+        if self.packs and self.wire.encoder:
+            routes = self._by_form(graph)
+        else:
+            self.store.clear()
+        for form, to in enumerate(routes):
+            if len(routes) > 1 and not to.need.any():
+                continue
+            need, inbox = int(to.need[rank]), self.inboxes[form]
+            if self.members.world.agree(inbox is None or need > inbox.slots):
+                inbox = self._open(form, max(need, slots, int(self._capacity()[rank])))
+            assert inbox is not None
+            with self.log.clock("exchange"):
+                if to.puts:
+                    self._fill(form)
+                ready = time.perf_counter()
+                # after the opening Fence: until then this rank waited for the slowest
+                inbox.exchange(to, functools.partial(self._waited, ready))
+                self.bytes_put += len(to.puts) * inbox.row_bytes
+                if self.packs:
+                    self._unpack(form, to, inbox)
         self.sendings += 1
-        return Arrived(self, to, inbox)
+        return Arrived(self, whole)
+
+    def _waited(self, since: float) -> None:
+        self.log.count("wait", time.perf_counter() - since)
+
+    def _fill(self, form: int) -> None:
+        """Stage what is put: on a GPU one host copy of the rank's rows."""
+        staging, columns, size = self.stagings[form], self.wire.columns, self.ensemble.size
+        if form:
+            staging.numpy().view(np.uint8)[:, : self.wire.messages.shape[1]] = self.wire.messages
+        elif self.packs:
+            staging.copy_(self.sent[:, :size] if columns is None else self.sent[:, :size][:, columns[:size]])
+        elif self.sent is not staging:
+            staging.copy_(self.sent)
+
+    def _unpack(self, form: int, to: Route, inbox: Inbox) -> None:
+        """Store the rows that came: whole, or as what was encoded of their change."""
+        columns, size, encoder = self.wire.columns, self.ensemble.size, self.wire.encoder
+        for j, slot in to.slot.items():
+            came = inbox.take(slot)
+            if form and encoder:
+                if j not in self.store:
+                    self.store[j] = encoder.start.clone()
+                encoder.decode(came.view(np.uint8)[: encoder.bytes], self.store[j])
+            else:
+                row = self.ensemble.zeros(1)[0]
+                row[:size][slice(None) if columns is None else columns[:size]] = torch.from_numpy(came).to(row.device)
+                self.store[j] = row
 
     def route(self, graph: CollaborationGraph) -> Route:
         world, versions = self.members.world, self.wire.versions
@@ -150,6 +192,18 @@ class MailRoom:
             to = graph.receivers()
             graph = CollaborationGraph.from_edges(graph.n * versions, to, self.wire.aged(to, graph.senders))
         return route(graph, self.owner, self.row_of, world.rank, world.size)
+
+    def _by_form(self, graph: CollaborationGraph) -> list[Route]:
+        """Return the routes of whole rows, and of encoded ones, to ranks that have the version before; forget rows that no client keeps."""
+        wire, rank, n, table = self.wire, self.members.world.rank, graph.n, self.wire.held.table
+        pairs, version = self.owner[graph.receivers()] * n + graph.senders, wire.version[graph.senders]
+        lacks = version - self.stored.get(pairs, 0)
+        self.stored.set(pairs, version)
+        kept = np.concatenate([pairs, self.owner[table[:, 0] // n] * n + table[:, 0] % n])
+        self.stored.table = self.stored.table[np.isin(self.stored.table[:, 0], kept)]
+        mine = self.stored.table[self.stored.table[:, 0] // n == rank, 0] % n
+        self.store = {j: self.store[j] for j in mine.tolist() if j in self.store}
+        return [self.route(graph.only(lacks > 1)), self.route(graph.only(lacks == 1))]
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
         """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window."""
@@ -177,27 +231,29 @@ class MailRoom:
             graph = graph.only(alive[graph.receivers()] & alive[graph.senders])
         whole, width = self._whole_route(graph)
         self.sendings += 1  # what has arrived goes with the old window
-        self._open(int((whole.need if width is None else self._capacity())[self.members.world.rank]))
-
-    def _open(self, slots: int) -> Inbox:
-        bytes_put = self.bytes_put
         self.close()
-        self.inbox = Inbox(self.members.world, self.staging.numpy(), slots)
-        self.inbox.bytes_put = bytes_put
-        return self.inbox
+        slots = (whole.need if width is None else self._capacity())[self.members.world.rank]
+        self._open(len(self.inboxes) - 1, int(slots))
+
+    def _open(self, form: int, slots: int) -> Inbox:
+        if old := self.inboxes[form]:
+            old.close()
+        inbox = self.inboxes[form] = Inbox(self.members.world, self.stagings[form].numpy(), slots)
+        return inbox
 
     def close(self) -> None:
-        if self.inbox:
-            self.inbox.close()
-            self.inbox = None
+        for inbox in filter(None, self.inboxes):
+            inbox.close()
+        self.inboxes = [None] * len(self.stagings)
 
 
 class Arrived:
     """The models that are here now, until the next are put: staged rows of this rank, and slots of its window."""
 
-    def __init__(self, mail: MailRoom, to: Route, inbox: Inbox):
+    def __init__(self, mail: MailRoom, to: Route):
         self.mail, self.members, self.ensemble = mail, mail.members, mail.ensemble
-        self.w, self.slot, self.inbox, self.number = mail.sent, to.slot, inbox, mail.sendings
+        self.w, self.slot, self.inbox, self.number = mail.sent, to.slot, mail.inboxes[0], mail.sendings
+        self.first = self.inbox.view.ctypes.data if self.inbox else 0  # where the window begins
 
     def rows(self, senders: Senders, to: slice | None = None) -> Tensor:
         """Return copies of the models of these senders, `[k, W]` on the device; after a later sending this is a `UserError`.
@@ -216,22 +272,31 @@ class Arrived:
         here = self.mail.owner[senders] == self.members.world.rank
         if len(senders) == 1:  # without the gather a search of small models takes a tenth less
             j = senders[0]
-            row = self.w[row_of[j]].clone() if here[0] else torch.from_numpy(self.inbox.take(self.slot[j])).to(device)
+            row = self.w[row_of[j]].clone() if here[0] else self._taken(j).to(device)
             return row[None]
         out = self.w[torch.from_numpy(np.where(here, row_of[senders], 0)).to(device)]  # one gather, no loop
         for i in np.flatnonzero(~here).tolist():
-            out[i] = torch.from_numpy(self.inbox.take(self.slot[senders[i]]))
+            out[i] = self._taken(senders[i])
         return out
+
+    def _taken(self, j: int) -> Tensor:
+        """Return a copy of the row of a client of another rank."""
+        if self.mail.packs:
+            return self.mail.store[j].clone()
+        assert self.inbox is not None
+        return torch.from_numpy(self.inbox.take(self.slot[j]))
 
     def places(self, senders: np.ndarray, to: slice) -> np.ndarray:
         """Return where in this process's memory the rows lie that `rows` gives one receiver, uint64 `[c]`: on a CPU, all columns sent, until the next sending."""
         self.mail.check(self.number)
-        senders = self.mail.wire.aged(self.members.ids[to], senders)
-        here = self.mail.owner[senders] == self.members.world.rank
-        slots = [0 if mine else self.slot[j] for j, mine in zip(senders.tolist(), here.tolist(), strict=True)]
-        near = self.w.data_ptr() + self.inbox.row_bytes * self.mail.row_of[senders]
-        far = self.inbox.view.ctypes.data + self.inbox.row_bytes * np.array(slots, np.int64)
-        return np.where(here, near, far).astype(np.uint64)
+        senders, row = self.mail.wire.aged(self.members.ids[to], senders), 4 * self.ensemble.width
+        out = self.w.data_ptr() + row * self.mail.row_of[senders]
+        for i in np.flatnonzero(self.mail.owner[senders] != self.members.world.rank).tolist():
+            if self.mail.packs:
+                out[i] = self.mail.store[int(senders[i])].data_ptr()
+            else:
+                out[i] = self.first + row * self.slot[int(senders[i])]
+        return out.astype(np.uint64)
 
 
 class Received:
@@ -255,6 +320,7 @@ class Received:
             now = [s[first : first + self.width] for s in orders]
             self.mail.meet("the next pass of what fed.exchange returned")
             self.mail.check(self.number)
-            here = self.mail.put(self.mail.route(members.collect(now)))
+            graph = members.collect(now)
+            here = self.mail.put(graph, self.mail.route(graph))
             self.number = self.mail.sendings
             yield here, now

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi import streams
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
-from dpfl_mpi.federation.codec import Encoder
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Phase
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.network.clock import Clock
+from dpfl_mpi.network.links import Links
 from dpfl_mpi.network.profiles import Speeds, speeds_of
-from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.plugins import short
+from dpfl_mpi.numerics.codec import Encoder, columns_of
 from dpfl_mpi.settings import Resolved
 
 
@@ -41,8 +39,10 @@ class Wire:
             self.encoder = Encoder(run, self.ensemble, start, self.columns)
             self.known = start.repeat(len(self.members.ids), 1)  # what others know of this rank's clients [K, W]
             self.told = torch.zeros_like(self.known)  # the rows that were encoded last
-            # who holds what a sender sent last, and before that, receiver by sender: everyone knows the initial row
-            self.holds, self.held = np.ones((n, n), bool), np.ones((n, n), bool)
+            self.messages = np.zeros((len(self.members.ids), self.encoder.bytes), np.uint8)  # that were encoded last
+            self.version = np.zeros(n, np.int64)  # how often the row of each client was encoded
+            # by edge which of them the receiver holds, and when it came; of 0, the initial row, everyone knows
+            self.held = Links(2)
         self.begin()
 
     def begin(self) -> None:
@@ -50,22 +50,25 @@ class Wire:
         self.bytes = np.zeros(self.members.n, np.int64)  # that each client has sent in this round
         self.age = np.zeros(self.members.n, np.int64)  # rounds that what each received was old, summed
         self.standing = True  # whether senders know who wants their models, not only once they are asked
-        self._ages = np.zeros(0, np.int64), np.zeros(0, np.int64)  # edges as receiver * N + sender, ascending, and ages
+        self.ages = Links()  # by edge how many rounds old the row is that its receiver takes
         if self.clock:
             self.clock.begin(self.members.active)
 
     def leaving(self, w_KW: Tensor) -> Tensor:
         """Return what others will know of this rank's rows, `[K, W]`: encoded once where they changed; newcomers get whole rows. Collective."""
         w_KW = self.attack.sent(w_KW)
-        if self.encoder is None or self.members.phase is not Phase.ROUNDS:
+        if self.encoder is None:
+            return w_KW
+        if self.members.phase is not Phase.ROUNDS:
+            self.version += 2  # nobody has the one before
             return w_KW
         if self.members.world.agree(not torch.equal(w_KW, self.told)):
             self.told.copy_(w_KW.detach())
             active = self.members.active
-            self.held[:, active], self.holds[:, active] = self.holds[:, active], False
+            self.version += active
             with torch.no_grad():
                 for i in np.flatnonzero(active[self.members.ids]):
-                    self.encoder.encode(w_KW[i].detach(), self.known[i])
+                    self.messages[i] = self.encoder.encode(w_KW[i].detach(), self.known[i])
         return self.known
 
     @property
@@ -89,7 +92,7 @@ class Wire:
 
     def ask(self) -> None:
         """Let all clients ask their senders now: a search is no standing order, and takes models of its round. Collective."""
-        self.standing, self._ages = False, (self._ages[0][:0], self._ages[1][:0])
+        self.standing, self.ages = False, Links()
         if clock := self.settle():
             clock.ask()
 
@@ -98,16 +101,17 @@ class Wire:
         if not self.counts:
             return
         to, of = graph.receivers(), graph.senders
-        sizes = np.full(len(of), self.whole)
-        if self.encoder and self.members.phase is Phase.ROUNDS:
-            sizes[self.held[to, of]] = min(self.encoder.bytes, self.whole)
-            self.holds[to] = False  # a client keeps the senders of its last graph
-            self.holds[to, of] = True
+        edges, sizes = to * graph.n + of, np.full(len(of), self.whole)
+        if self.encoder and self.members.phase is Phase.ROUNDS:  # it sends again each that the receiver has missed
+            lacks = np.maximum(self.version[of] - self.held.get(edges, 0), 1)
+            sizes = np.minimum(lacks * self.encoder.bytes, self.whole)
+            self.held.set(edges, self.version[of], self.held.table[:, 2].max(initial=0) + 1)
+            self.held.trim(self.members.limits.most_senders)
         np.add.at(self.bytes, of, sizes)
         if clock := self.settle():
             ages = clock.exchange(to, of, sizes, self.standing)
             np.add.at(self.age, to, ages)
-            self._ages = to * self.members.n + of, ages
+            self.ages.set(edges, ages)
 
     def to_server(self) -> None:
         """Send a model of everyone that takes part to a server, and its answer back. Collective."""
@@ -116,38 +120,35 @@ class Wire:
             clock.server(self.members.active, self.whole)
 
     def to_all(self) -> None:
-        """Send everyone the models of all that it can reach. Collective."""
+        """Send everyone the models of all that it can reach, from its own number on, in phases of as many as its budget allows. Collective."""
+        members, phase = self.members, 0
         self.ask()
-        if self.counts:
-            members = self.members
-            wanted = [
-                members.reachable(k) if members.most_senders[k] else np.zeros(0, np.int64) for k in range(members.n)
-            ]
-            self.along(CollaborationGraph.from_lists(wanted))
+        while self.counts:
+            now = []
+            for k, most in enumerate(members.most_senders.tolist()):
+                near = members.reachable(k) if most else np.zeros(0, np.int64)
+                now.append(np.roll(near, -np.searchsorted(near, k))[phase * most : (phase + 1) * most])
+            if not any(map(len, now)):
+                return
+            self.along(CollaborationGraph.from_lists(now))
+            self.ask()
+            phase += 1
 
     def aged(self, to: np.ndarray, of: np.ndarray) -> np.ndarray:
         """Return j + a N for the edges `[E]` from senders j, where the receiver gets the row of a rounds ago."""
-        edges, ages = self._ages
-        if self.versions == 1 or len(edges) == 0:
+        if self.versions == 1:
             return of
-        wanted = to * self.members.n + of
-        at = np.minimum(np.searchsorted(edges, wanted), len(edges) - 1)
-        return of + np.where(edges[at] == wanted, ages[at], 0) * self.members.n
+        return of + self.ages.get(to * self.members.n + of, 0) * self.members.n
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
         """Return what a checkpoint holds, as `Parts.state`."""
         mine = {"known": self.known, "told": self.told} if self.encoder else {}
-        shared = {"holds": self.holds, "held": self.held} if self.encoder else {}
-        return mine, shared | (self.clock.state() if self.clock else {})
+        shared = {"version": self.version} if self.encoder else {}
+        links = {name: links.table for name, links in self.links.items()}
+        return mine, shared | links | (self.clock.state() if self.clock else {})
 
-
-def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
-    """Return which columns leave a client, bool `[W]`, None where all do (--send): "body" is all but the head."""
-    if not run.send:
-        return None
-    layers = run.send.layers
-    if not head and {"head", "body"} & set(layers.split(",")):
-        raise UserError(f"--send is {run.send}; --model {short(run.model)} names no last layer: name its layers")
-    if layers == "body":
-        return ~ensemble.columns("head", head, "--send layers")
-    return ensemble.columns(layers, head, "--send layers")
+    @property
+    def links(self) -> dict[str, Links]:
+        """What a checkpoint holds of edges, by name."""
+        came = self.clock.came if self.clock else []
+        return {f"came{a}": links for a, links in enumerate(came)} | ({"held": self.held} if self.encoder else {})

@@ -7,6 +7,7 @@ client number. A message takes its bytes through the sender's uplink, the latenc
 import numpy as np
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.network.links import Links
 from dpfl_mpi.network.profiles import BYTE, Speeds, nanoseconds
 
 PARTS = ("train", "choose", "send", "wait")  # of a round
@@ -15,7 +16,7 @@ NEVER = 2**62
 
 
 class Clock:
-    STATE = ("now", "ready", "asked", "sent", "here", "came")  # attributes that a checkpoint holds
+    STATE = ("now", "ready", "asked", "sent", "here")  # attributes that a checkpoint holds
 
     def __init__(self, speeds: Speeds, staleness: int = 0):
         n = len(speeds.step)
@@ -26,8 +27,8 @@ class Clock:
         self.asked = np.zeros(n, np.int64)  # since when its senders have known that it wants theirs
         self.sent = np.zeros(n, np.int64)  # until when its uplink is busy with what its neighbours await each round
         self.here = np.ones(n, bool)  # who takes part in this round
-        # [a, k, j]: when the model that j had a rounds ago came to k; empty where none may be old
-        self.came = np.full((staleness + 1 if staleness else 0, n, n), NEVER, np.int64)
+        # by edge when the model that the sender had a rounds ago came; none where none may be old
+        self.came = [Links() for _ in range(staleness + 1 if staleness else 0)]
         self.begin(self.here)
 
     def begin(self, present: np.ndarray) -> None:
@@ -36,8 +37,10 @@ class Clock:
         if stayed.any():
             self.now[come] = np.maximum(self.now[come], self.now[stayed].min())
         self.here[:] = present
-        if len(self.came):
-            self.came[1:], self.came[0] = self.came[:-1].copy(), NEVER
+        if self.came:
+            for older, newer in zip(self.came[:0:-1], self.came[-2::-1], strict=True):
+                older.table = newer.table
+            self.came[0] = Links()
         if self.now.max(initial=0) > LATEST:
             raise UserError(
                 f"the clock of client {self.now.argmax()} has passed 73 years; --network has too slow a client or link"
@@ -64,10 +67,11 @@ class Clock:
         has none, for the first to come.
         """
         here, age = self.arrivals(to, of, sizes, old), np.zeros(len(to), np.int64)
-        if len(self.came):
-            self.came[0, to, of] = here
-        if len(self.came) and old:
-            times = self.came[:, to, of]
+        edges = to * len(self.now) + of
+        if self.came:
+            self.came[0].set(edges, here)
+        if self.came and old:
+            times = np.stack([came.get(edges, NEVER) for came in self.came])
             there = times <= self.now[to]
             age = np.where(there.any(0), there.argmax(0), times.argmin(0))
             here = times[age, np.arange(len(to))]

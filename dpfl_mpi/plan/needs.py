@@ -86,6 +86,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 
     method = run.found("method")
     slots, window, passes = windows(run, job, method, k_r, row)
+    packed = packed_bytes(run, source, ensemble)
     received, wire = traffic(run, method, k_r, slots, row)
     graph = run.most_senders > 0
     # models that a client scores at most to choose, in preprocessing and in a round, without repeats
@@ -105,11 +106,14 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        # Adam has two means in place of momentum; rows of rounds before may be sent; others know another row than is trained
-        models=k_r * (ROWS + (run.optimizer != "sgd") + run.staleness + bool(run.codec)) * ensemble.size * 4,
+        # Adam has two means in place of momentum; rows of rounds before may be sent; others know another row than was trained;
+        # packed rows are kept beside the window
+        models=(k_r * (ROWS + (run.optimizer != "sgd") + run.staleness + 2 * bool(run.codec)) + slots * bool(packed))
+        * ensemble.size
+        * 4,
         scratch=largest_val * (0 if in_native_kernels(job, source, ensemble) else image_bytes(source, ensemble)),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
-        window=window * row,
+        window=window * (packed or row),
         passes=passes,
         parameters=ensemble.size,
         row=row,
@@ -122,6 +126,19 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         judged=per_rank(val * choices * run.ggc_repeats),
         candidates=k_r * choices * run.ggc_repeats // 2,
     )
+
+
+def packed_bytes(run: Resolved, source: Source, ensemble: Any) -> int:
+    """Return the bytes of a slot where rows are sent as --codec and --send have them; 0 where they are sent as they are."""
+    from dpfl_mpi.numerics.codec import Encoder, columns_of
+
+    if run.staleness or not (run.codec or run.send):
+        return 0
+    columns = columns_of(run, ensemble, make(run, source).head)
+    if run.codec:
+        return -(-Encoder(run, ensemble, ensemble.zeros(1)[0], columns).bytes // 4) * 4
+    assert columns is not None
+    return 4 * int(columns[: ensemble.size].sum())
 
 
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import starts
 import torch
-from launch import differences, federation, run_here, run_mpi
+from launch import differences, federation, run_here, run_many, run_mpi
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.network.links import Links
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -88,6 +89,59 @@ def test_bytes_on_the_wire(tmp_path):
         sent, edges = result["traffic/bytes_sent"].sum(1), len(result["graph/omega/senders"])
         assert sent[0] == result["traffic/models_received"][0].sum() * fed.mail.wire.encoder.bytes
         assert sent[1:].tolist() == [edges * fed.mail.wire.encoder.bytes] * 3
+
+
+def test_what_a_receiver_missed_is_sent_again():
+    """Client 0 keeps client 1's row over a graph without it, as far as its budget of two others goes; 2 has missed a version of it."""
+    with federation(SMALL | {"codec": "int8"}) as fed:
+        wire, sent = fed.mail.wire, []
+        w = fed.common_row()
+        for lists in ([[1], [], [1]], [[1], [], []], [[2], [], [1]], [[1], [], []], [[2, 3], [], []], [[1], [], []]):
+            w = w + 0.01
+            wire.begin()
+            fed.exchange(w, fed.collect([np.array((lists + [[]] * 3)[k], int) for k in fed.ids]))
+            sent.append((wire.bytes / wire.encoder.bytes).tolist())
+    whole = wire.whole / wire.encoder.bytes
+    assert 3 < whole < 4
+    # 1 to 0 and 2; 1 to 0; 1 to 2 (two versions), 2 to 0 (its third); 1 to 0 (two); 2 (two) and 3 (all: whole) to 0; 1 (forgotten: whole) to 0
+    assert [row[1:4] for row in sent] == [[2, 0, 0], [1, 0, 0], [2, 3, 0], [2, 0, 0], [0, 2, whole], [whole, 0, 0]]
+
+
+def test_links_are_a_dictionary_of_edges():
+    rng, links, known = np.random.default_rng(0), Links(2), {}
+    for when in range(30):
+        edges, values = rng.permutation(25)[:6], rng.integers(0, 9, 6)
+        links.set(edges, values, when)
+        known |= {int(edge): (int(value), when) for edge, value in zip(edges, values, strict=True)}
+        room = rng.integers(2, 5, 5)
+        links.trim(room)
+        for k in range(5):
+            mine = sorted((-known[e][1], e) for e in known if e // 5 == k)
+            for _, edge in mine[room[k] :]:
+                del known[edge]
+        assert links.get(np.arange(25), -1).tolist() == [known.get(e, (-1,))[0] for e in range(25)]
+
+
+def test_encoded_rows_are_what_ranks_put(tmp_path):
+    """On three ranks the same bits as on one, whoever was away; and in rounds windows carry as many bytes as the codec says."""
+    runs = {
+        "none": {},
+        "int8": {"codec": "int8"},
+        "topk": {"codec": "topk:0.05", "participation": 0.7, "method": "random_graph", "options": {"redraw": True}},
+        "lowrank": {"codec": "lowrank:2", "send": "layers=body", "newcomers": 0.2},
+        "body": {"send": "layers=body", "finetune_epochs": 1},
+    }
+    runs = {name: SMALL | fields for name, fields in runs.items()}
+    done = run_many(3, tmp_path, runs)
+    for name, fields in runs.items():
+        assert differences(run_here(tmp_path / f"{name}1.h5", fields), done[name]) == [], name
+    put = {name: Result(path)["traffic/bytes_rma"] for name, path in done.items()}
+    with federation(runs["int8"]) as fed:
+        row, encoded, whole = 4 * fed.ensemble.width, fed.mail.wire.encoder.bytes, fed.mail.wire.whole
+        head = int(fed.columns("head").sum())
+    assert (put["int8"][1:] / (-(-encoded // 4) * 4)).tolist() == (put["none"][1:] / row).tolist()
+    assert (put["body"][1:] % (whole - 4 * head)).tolist() == [0, 0, 0]
+    assert 0 < put["topk"][1:].sum() < put["none"][1:].sum()  # a graph that changes needs whole rows
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.1", "lowrank:1"])

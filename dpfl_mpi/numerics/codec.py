@@ -1,0 +1,133 @@
+"""--codec: what a client sends in place of its model. What it leaves out stays in the difference that is encoded next: the error is fed back.
+
+All that hold client j's last encoded row x add to it what arrives, as j does itself: x becomes x + C(w - x), and x is what they choose and average
+with (CHOCO-SGD: Koloskova, Stich and Jaggi, ICML 2019, where gamma = 1). At first x is the common initial row. Who does not hold it gets x whole.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi import streams
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.plugins import short
+from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.values import nearest
+
+LEVELS = 127  # of int8, on either side of 0
+
+
+class Encoder:
+    def __init__(self, run: Resolved, ensemble: Ensemble, start_W: Tensor, columns_W: Tensor | None):
+        """Take the common initial row, and which columns are sent; None: all."""
+        self.kind, self.share, self.rank = run.codec.kind, run.codec.share, run.codec.rank
+        self.ensemble, self.start, self.seed = ensemble, start_W, run.seed
+        sent = ensemble.zeros(1) + 1 if columns_W is None else columns_W[None]
+        layers = ensemble.layers(sent[:, : ensemble.size])
+        self.layers = [name for name, part in layers.items() if bool(part.any())]
+        self.sizes = [layers[name].numel() for name in self.layers]
+        self.columns = torch.nonzero(sent[0, : ensemble.size])[:, 0]  # those that are sent
+        self.kept = max(1, nearest(self.share, len(self.columns))) if self.kind == "topk" else 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an encoded row."""
+        count = sum(self.sizes)
+        if self.kind == "int8":
+            return count + 4 * len(self.sizes)  # and a step per layer
+        if self.kind == "topk":
+            return 4 * self.kept + self._which()
+        return 4 * sum(self._factors(name) or size for name, size in zip(self.layers, self.sizes, strict=True))
+
+    def _which(self) -> int:
+        """Return the bytes that say which numbers topk sends: a number or a bit for each, nothing where all are sent."""
+        count = len(self.columns)
+        return min(4 * self.kept, -(-count // 8)) if self.kept < count else 0
+
+    def encode(self, w_W: Tensor, x_W: Tensor) -> np.ndarray:
+        """Return what is sent of w - x, uint8 `[bytes]`, and move x in place by it, as each receiver does by `decode`."""
+        if self.kind == "topk":
+            size = (w_W - x_W)[self.columns].abs()
+            which = torch.sort(torch.sort(size, descending=True, stable=True).indices[: self.kept]).values
+            chosen, marks = which.cpu().numpy(), np.zeros(len(self.columns), bool)
+            marks[chosen] = True
+            said = chosen.astype(np.int32) if self._which() == 4 * self.kept else np.packbits(marks)
+            parts = [w_W[self.columns[which]].cpu().numpy(), said[: self._which()]]
+        else:
+            w, x = self.ensemble.layers(w_W[None]), self.ensemble.layers(x_W[None])  # views
+            parts = [part for name in self.layers for part in self._encoded(name, w[name][0], x[name][0])]
+        out = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+        self.decode(out, x_W)
+        return out
+
+    def _encoded(self, name: str, w: Tensor, x: Tensor) -> Iterator[np.ndarray]:
+        """Yield what is sent of a layer."""
+        difference = w - x
+        if self.kind == "int8":
+            step = difference.abs().max() / LEVELS
+            yield step.cpu().numpy()
+            yield torch.round(difference / step if step > 0 else difference).to(torch.int8).cpu().numpy()
+        elif self._factors(
+            name
+        ):  # one step of subspace iteration (PowerSGD: Vogels, Karimireddy and Jaggi, NeurIPS 2019, Algorithm 1)
+            matrix = difference.reshape(len(difference), -1).double()
+            draws = streams.stream(self.seed, streams.CODEC, 0, 0).standard_normal((matrix.shape[1], self.rank))
+            left = torch.linalg.qr(matrix @ torch.from_numpy(draws).to(matrix.device)).Q.float()
+            yield left.cpu().numpy()
+            yield (matrix.T @ left.double()).float().cpu().numpy()
+        else:
+            yield w.cpu().numpy()
+
+    def decode(self, message: np.ndarray, x_W: Tensor) -> None:
+        """Move x in place by what was sent."""
+        if self.kind == "topk":
+            values, said = message[: 4 * self.kept].view(np.float32), message[4 * self.kept :]
+            if len(said) == 4 * self.kept:
+                which = said.view(np.int32).astype(np.int64)
+            else:
+                bits = np.unpackbits(said, count=len(self.columns)) if len(said) else np.ones(len(self.columns))
+                which = np.flatnonzero(bits)
+            x_W[self.columns[torch.from_numpy(which).to(x_W.device)]] = torch.from_numpy(values.copy()).to(x_W.device)
+            return
+        layers, at = self.ensemble.layers(x_W[None]), 0
+
+        def read(count: int, kind: Any = np.float32) -> Tensor:
+            nonlocal at
+            at += count * np.dtype(kind).itemsize
+            part = message[at - count * np.dtype(kind).itemsize : at].copy()
+            return torch.from_numpy(part.view(kind)).to(x_W.device)
+
+        for name, size in zip(self.layers, self.sizes, strict=True):
+            layer = layers[name][0]
+            if self.kind == "int8":
+                step = read(1)
+                layer += (read(size, np.int8).float() * step).view(layer.shape)
+            elif self._factors(name):
+                left = read(len(layer) * self.rank).view(len(layer), self.rank).double()
+                right = read(size // len(layer) * self.rank).view(-1, self.rank).double()
+                layer += (left @ right.T).float().view(layer.shape)
+            else:
+                layer[...] = read(size).view(layer.shape)
+
+    def _factors(self, name: str) -> int:
+        """Return how many numbers the two factors of a layer have; 0 where they save nothing, as of a bias."""
+        shape = self.ensemble.shapes[name]
+        count = self.ensemble.layers(self.start[None])[name].numel()
+        factors = self.rank * (shape[0] + count // shape[0]) if len(shape) > 1 else count
+        return factors if factors < count else 0
+
+
+def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
+    """Return which columns leave a client, bool `[W]`, None where all do (--send): "body" is all but the head."""
+    if not run.send:
+        return None
+    layers = run.send.layers
+    if not head and {"head", "body"} & set(layers.split(",")):
+        raise UserError(f"--send is {run.send}; --model {short(run.model)} names no last layer: name its layers")
+    if layers == "body":
+        return ~ensemble.columns("head", head, "--send layers")
+    return ensemble.columns(layers, head, "--send layers")
