@@ -256,6 +256,7 @@ class Federation:
         return self._parts.backend.memory(i, w_1W, most, self._head())
 
     exchange = verb("mail", MailRoom.exchange, collective=True)
+    tell = verb("mail", MailRoom.tell, collective=True)
     narrow = verb("mail", MailRoom.narrow, collective=True)
     average = verb("sums", Sums.average, collective=True)
     mean = verb("sums", Sums.mean, collective=True)

@@ -113,6 +113,13 @@ class Wire:
             np.add.at(self.age, to, ages)
             self.ages.set(edges, ages)
 
+    def tell(self, graph: CollaborationGraph, size: int) -> None:
+        """Send along a graph values of this round that take so many bytes. Collective."""
+        to, of = graph.receivers(), graph.senders
+        np.add.at(self.bytes, of, size)
+        if clock := self.settle():
+            clock.wait(to, of, clock.arrivals(to, of, np.full(len(of), size), standing=False))
+
     def to_server(self) -> None:
         """Send a model of everyone that takes part to a server, and its answer back. Collective."""
         if clock := self.settle():

@@ -31,6 +31,10 @@ CASES = [
     ("pfedme", {"beta": 0.8}, {}),
     ("fedala", {"threshold": 0.02, "share": 0.5, "passes": 14}, {}),
     ("pens", {"m": 1, "first_step": 0.6}, {"budget": 3}),
+    ("dac", {"tau": 3.0}, {"budget": 2}),
+    ("dac", {"similarity": "l2"}, {"budget": 3}),
+    ("fedsim", None, {"budget": 3}),
+    ("fedsim", {"similarity": "update"}, {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     # native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow
     ("fedavg", None, ADAM),

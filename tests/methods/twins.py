@@ -314,6 +314,44 @@ def twin_pens(tw, o):
         w = new
 
 
+def twin_dac(tw, o, weighted=False):
+    w, s, met, most = [tw.start] * N, np.zeros((N, N)), np.zeros((N, N), bool), tw.run.most_senders
+    x0 = tw.start.double()
+
+    def similarity(i, row):
+        loss = cross_entropy(tw.model(row)(tw.data[i][0]), tw.data[i][1]).item()
+        a, b = w[i].double(), row.double()
+        cosine = torch.nn.functional.cosine_similarity
+        l2 = 1 / max(float((a - b).norm()), 1e-12)
+        return {"loss": 1 / loss, "l2": l2, "cosine": cosine(a, b, 0), "update": cosine(a - x0, b - x0, 0)}[
+            o["similarity"]
+        ]
+
+    yield w
+    for t in range(1, ROUNDS + 1):
+        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
+        yield w
+        old, new = s.copy(), []
+        tau = 2 * o["tau"] / (1 + np.exp(-0.2 * (t - 2))) - o["tau"] + 1
+        for i in range(N):
+            noise = keyed(tw.run.seed, 15, i, t).gumbel(size=N) + (tau * s[i] if t > 1 else 0)
+            chosen = sorted((j for j in range(N) if j != i), key=lambda j: -noise[j])[:most]
+            s[i, chosen] = [similarity(i, w[j]) for j in chosen]
+            met[i, chosen] = True
+            for j in set(range(N)) - {i, *chosen}:
+                knows = [k for k in chosen if old[k, j] > 0]
+                if knows and not met[i, j]:
+                    s[i, j] = old[max(knows, key=lambda k: s[i, k]), j]
+            a = {j: max(s[i, j], 0) if weighted else tw.p[j] for j in chosen}
+            a[i] = similarity(i, w[i]) if weighted else tw.p[i]
+            new.append((sum(a[j] * w[j].double() for j in a) / sum(a.values())).float())
+        w = new
+
+
+def twin_fedsim(tw, o):
+    return twin_dac(tw, o, weighted=True)
+
+
 def twin_cobo(tw, o):
     x, w = [tw.start] * N, np.ones((N, N))
     yield x

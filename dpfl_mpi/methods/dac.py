@@ -1,0 +1,105 @@
+"""DAC, neighbours drawn by similarity (Listo Zec et al., Decentralized adaptive clustering of deep nets is beneficial for client collaboration).
+
+Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
+In each round client i averages with n others, drawn without replacement with probabilities softmax(tau_t s_i), all alike in the first round. s_ij is
+1 / (loss of w_j on its training images). Of a j that it has never received, s_ij is s_kj of the most similar k among its n that knows j; else 0.
+# Paper: arXiv 2206.08839; read from the published code: s of the `similarity` loss, tau_t = 2 a / (1 + exp(-0.2 t)) - a + 1 with a = 30, the second hop.
+# Paper: the code goes client after client; here all send the models and the s of one moment. n is the budget's B_c - 1 others (5 in the code).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dpfl_mpi import streams
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Federation, Method, Received, State, Tensor
+from dpfl_mpi.settings import option
+
+CITATION = """@inproceedings{listozec2022dac,
+  title = {Decentralized adaptive clustering of deep nets is beneficial for client collaboration},
+  author = {Listo Zec, Edvin and Ekblom, Ebba and Willbo, Martin and Mogren, Olof and Girdzijauskas, Sarunas},
+  booktitle = {International Workshop on Trustworthy Federated Learning at IJCAI}, year = {2022},
+  note = {arXiv:2206.08839}
+}"""
+IGNORES = ("omega_period", "graphs")
+METHOD = Method("DAC", CITATION, searches=False, ignores=IGNORES, colour="#E69F00", line=":")
+GROWTH = 0.2  # of tau, per round
+LEAST = 1e-12  # a loss or a distance of 0 is taken for this
+
+
+@dataclass(frozen=True)
+class Options:
+    tau: float = option(30.0, "a: the temperature goes from 1 to 1 + a", low=0)
+    similarity: Literal["loss", "cosine", "update", "l2"] = option(
+        "loss", "1 / loss, cosine of the weights, of what they have moved, or 1 / distance"
+    )
+
+
+def init(fed: Federation) -> State:
+    w = fed.common_row()
+    fed.evaluate(w)
+    k, n = len(fed.ids), fed.n
+    known = {"s": np.zeros((k, n)), "met": np.zeros((k, n), bool)}
+    return {"client": {"w": w, **known}, "shared": {"chosen": CollaborationGraph.empty(n)}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    w, s, met = (state["client"][name] for name in ("w", "s", "met"))
+    w = fed.local_opt(w, epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    chosen, received, s = meet(fed, w, s, met, t)
+    return {"client": {"w": fed.average(w, chosen, received), "s": s, "met": met}, "shared": {"chosen": chosen}}
+
+
+def meet(
+    fed: Federation, w: Tensor, s: np.ndarray, met: np.ndarray, t: int
+) -> tuple[CollaborationGraph, Received, np.ndarray]:
+    """Return whom every client has drawn, their models, and its s `[K, N]` after them; `met` `[K, N]` is changed in place. Collective."""
+    tau = 2 * fed.options["tau"] / (1 + np.exp(-GROWTH * (t - 2))) - fed.options["tau"] + 1 if t > 1 else 0
+    chosen = fed.collect([drawn(fed, k, tau * s[i]) for i, k in enumerate(fed.ids)])
+    received, told, s = fed.exchange(w, chosen), fed.tell(s, chosen), s.copy()
+    senders = [chosen.of(k)[fed.active[chosen.of(k)]] for k in fed.ids]
+    for here, now in received.passes(senders):
+        for i, j in enumerate(now):
+            if len(j):
+                s[i, j] = similarity(fed, i, w[i], here.rows(j))
+    for i, j in enumerate(senders):
+        met[i, j] = True
+        hop(s[i], ~met[i] & (np.arange(fed.n) != fed.ids[i]), told[j], s[i, j])
+    return chosen, received, s
+
+
+def drawn(fed: Federation, k: int, log_weight: np.ndarray) -> np.ndarray:
+    """Return B_c - 1 clients in reach without replacement, with probabilities as exp(log_weight `[N]`): the largest after Gumbel's noise."""
+    noise = streams.stream(fed.run.seed, streams.PEERS, int(k), fed.round).gumbel(size=fed.n)
+    near = fed.reachable(k)
+    return near[np.argsort(-(log_weight + noise)[near], kind="stable")[: fed.most_senders[k]]]
+
+
+def similarity(fed: Federation, i: int, w_W: Tensor, w_mW: Tensor) -> np.ndarray:
+    """Return how similar m models are to local client i's, float64 `[m]`, as --options.similarity says."""
+    kind = fed.options["similarity"]
+    if kind == "loss":
+        return 1 / np.maximum(fed.training_losses(i, w_mW), LEAST)
+    start = fed.initial_row() if kind == "update" else w_W * 0
+    mine, out = (w_W - start).double(), []
+    for row in w_mW:  # one at a time: the same bits for any number of ranks
+        other = (row - start).double()
+        if kind == "l2":
+            out.append(1 / max(float((mine - other).square().sum().sqrt()), LEAST))
+        else:
+            size = float(mine.dot(mine).sqrt() * other.dot(other).sqrt())
+            out.append(float(mine.dot(other)) / max(size, LEAST))
+    return np.array(out)
+
+
+def hop(s_N: np.ndarray, unknown: np.ndarray, told: np.ndarray, s_n: np.ndarray) -> None:
+    """Fill s of the `unknown` (bool `[N]`) in place by what senders, of similarity `s_n` `[n]`, have told `[n, N]`: of those that know it, the most similar."""
+    if not len(s_n):
+        return
+    knows = told > 0
+    best = np.where(knows, s_n[:, None], -np.inf).argmax(0)
+    who = np.flatnonzero(unknown & knows.any(0))
+    s_N[who] = told[best[who], who]

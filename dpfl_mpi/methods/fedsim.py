@@ -1,0 +1,42 @@
+"""FedSim, averages weighted by similarity (Listo Zec et al., On the effects of similarity metrics in decentralized deep learning, arXiv 2409.10720).
+
+Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL. Neighbours are drawn as by DAC, and w_i becomes
+sum_j s_ij w_j / sum_j s_ij over them and itself; s_ii is the similarity of w_i with itself. A negative s_ij counts as 0.
+# Paper: only its abstract and summaries could be read: the aggregation is weighted by similarity, the cosine of weights or of gradients is the robust one.
+# Paper: that s_ii has this weight, how s scales, and the cosine of weights as the default are taken here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dpfl_mpi.methods import Federation, Method, State, dac
+from dpfl_mpi.settings import option
+
+CITATION = """@article{listozec2024similarity,
+  title = {On the effects of similarity metrics in decentralized deep learning under distributional shift},
+  author = {Listo Zec, Edvin and Hagander, Tom and Ihre-Thomason, Eric and Girdzijauskas, Sarunas},
+  journal = {arXiv:2409.10720}, year = {2024}
+}"""
+METHOD = Method("FedSim", CITATION, searches=False, ignores=dac.IGNORES, colour="#56B4E9", line=":")
+init = dac.init
+
+
+@dataclass(frozen=True)
+class Options(dac.Options):
+    similarity: Literal["loss", "cosine", "update", "l2"] = option(
+        "cosine", "cosine of the weights, of what they have moved, 1 / loss, or 1 / distance"
+    )
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    w, s, met = (state["client"][name] for name in ("w", "s", "met"))
+    w = fed.local_opt(w, epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    chosen, received, s = dac.meet(fed, w, s, met, t)
+    weights = np.maximum(s, 0)
+    for i, k in enumerate(fed.ids):
+        weights[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
+    w = fed.average(w, chosen, received, weights=weights)
+    return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
