@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from dpfl_mpi.data.levels import Steps, bytes_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.errors import UserError
 
@@ -24,7 +25,7 @@ def arrays_of(
         where: what the sentence of an error begins with.
         note: what a reader of results must know about the data: one sentence.
     """
-    samples = samples_of(where, np.asarray(x))
+    samples, steps = samples_of(where, np.asarray(x))
     labels, names = numbered(where, "y", y, len(samples))
     if len(names) < 2:
         raise UserError(f"{where}: y holds one class, {names[0]}; at least 2 are needed")
@@ -48,13 +49,14 @@ def arrays_of(
     parts = [(samples[part], labels[part], None if owners is None else owners[part]) for part in (~flags, flags)]
     (x_train, y_train, train_clients), (x_test, y_test, test_clients) = parts
     mean, std = moments(x_train)
-    return Arrays(x_train, y_train, x_test, y_test, names, mean, std, train_clients, test_clients, clients, note)
+    return Arrays(x_train, y_train, x_test, y_test, names, mean, std, train_clients, test_clients, clients, note, steps)
 
 
-def samples_of(where: str, x: np.ndarray) -> np.ndarray:
+def samples_of(where: str, x: np.ndarray) -> tuple[np.ndarray, Steps]:
     """Return samples as a data set holds them: images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, tokens int32 `[M, L]`.
 
-    Floats of images that are all n / 255 are kept as the n, uint8: the same numbers in a quarter of the space. Bytes `[M, F]` are images of 1xF.
+    Floats of images that are all n / 255 are kept as the n, uint8: the same numbers in a quarter of the space. So are those that are n * s + t
+    in each channel, whose s and t are returned too. Bytes `[M, F]` are images of 1xF.
     """
     where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
@@ -68,10 +70,11 @@ def samples_of(where: str, x: np.ndarray) -> np.ndarray:
         if not np.isfinite(x).all():
             raise UserError(f"{where} holds what is missing, infinite or beyond float32; allowed are finite numbers")
         if x.ndim == 2:
-            return x
+            return x, ()
         levels = np.rint(x * 255)
         whole = x.min() >= 0 and x.max() <= 1 and np.abs(x * 255 - levels).max() < 1e-3
-        return (levels.astype(np.uint8) if whole else x).reshape(image)
+        x = (levels.astype(np.uint8) if whole else x).reshape(image)
+        return (None if whole else bytes_of(x)) or (x, ())
     if x.dtype.kind not in "iu":
         raise UserError(f"{where} is {x.dtype}; allowed are uint8 (images), floats (images, vectors), integers (text)")
     tokens = x.ndim == 2 and x.dtype != np.uint8
@@ -79,7 +82,7 @@ def samples_of(where: str, x: np.ndarray) -> np.ndarray:
     if low < 0 or high > most:
         what = "whole numbers are tokens from" if tokens else "whole numbers of an image are"
         raise UserError(f"{where} goes from {low} to {high}; {what} 0 to {most}: save other numbers as floats")
-    return x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)
+    return (x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)), ()
 
 
 def channels_first(h: int, w: int, c: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.data.levels import Steps
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
@@ -46,6 +47,7 @@ class Arrays:
     test_clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
     note: str = ""  # what a reader of results must know about the data: one sentence
+    steps: Steps = ()  # (s, t) of each channel of bytes n that were floats n * s + t; () where they were not
 
     @property
     def vocabulary(self) -> int:
@@ -76,6 +78,7 @@ class Source:
     note: str = ""
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
+    steps: Steps = ()  # as of Arrays
     path: Path | None = None  # of the prepared file, None for data in memory
     unread: str = ""  # a warning that a Run does not read whose the samples are
 
@@ -115,6 +118,8 @@ def check(arrays: object, where: str) -> Arrays:
     numbers = len(arrays.mean) == len(arrays.std) == wanted and np.isfinite([arrays.mean, arrays.std]).all()
     if not numbers or min(arrays.std, default=1) <= 0:
         raise UserError(f"{where}: mean and std must have {wanted} numbers each, std above 0: one a channel or number")
+    if arrays.steps and (x.dtype != np.uint8 or np.shape(arrays.steps) != (wanted, 2)):
+        raise UserError(f"{where}: steps must have two numbers for each of {wanted} channels of bytes")
     return arrays
 
 
@@ -184,7 +189,12 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     known.setdefault("images", lambda part, rows: held[f"{part}/images"][rows])
     labels = {part: held[f"{part}/labels"] for part in ("train", "test")}
     clients = {part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held}
-    known |= {"class_names": arrays.class_names, "note": arrays.note, "dtype": str(arrays.train_images.dtype)}
+    known |= {
+        "class_names": arrays.class_names,
+        "note": arrays.note,
+        "steps": arrays.steps,
+        "dtype": str(arrays.train_images.dtype),
+    }
     shape, classes = arrays.train_images.shape[1:], len(arrays.class_names)
     return Source(shape, classes, arrays.mean, arrays.std, labels, clients=clients, **known)
 
@@ -210,6 +220,7 @@ def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
                 name_of = array.replace("/", "_")
                 held[name_of] = file.array(array, "iu", (None,)).astype("i8") if whole else file.dataset(array, "iuf")
             held |= {name: tuple(file.array(name, "f", (None,)).tolist()) for name in ("mean", "std")}
+            held["steps"] = tuple(map(tuple, file.array("steps", "f", (None, 2)).tolist())) if "steps" in file else ()
             held["class_names"] = tuple(file.texts("class_names"))
             held["client_names"] = tuple(file.texts("client_names")) if "client_names" in file else ()
             arrays = Arrays(**held, note=file.attribute("note", str))
@@ -247,7 +258,8 @@ def digest(stored: Iterable[Any], about: Arrays | Source | None = None) -> str:
             sha.update(np.ascontiguousarray(some if some.ndim > 1 else some.astype(np.int64)).data)
     if about:
         normal = (list(map(float, values)) for values in (about.mean, about.std))
-        sha.update(json.dumps([list(about.class_names), *normal, about.vocabulary]).encode())
+        steps = [about.steps] if about.steps else []
+        sha.update(json.dumps([list(about.class_names), *normal, about.vocabulary, *steps]).encode())
     return sha.hexdigest()
 
 

@@ -31,7 +31,7 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
         "hosts": sorted(set(hosts)),
         "device": torch.cuda.get_device_name() if parts.backend.ensemble.device.type == "cuda" else "cpu",
         "kernels": parts.backend.name,
-        "portable": native and parts.run.found("method").elementwise and parts.run.optimizer == "sgd",
+        "portable": native and parts.run.found("method").elementwise,
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),

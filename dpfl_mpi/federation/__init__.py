@@ -221,10 +221,13 @@ class Federation:
         return self._parts.backend.ensemble.column(values)
 
     local_opt = verb("training", Training.local_opt)
+    mixed_opt = verb("training", Training.mixed_opt)
+    ahead_opt = verb("training", Training.ahead_opt)
     batches = verb("training", Training.batches)
     step = verb("training", Training.step)
     gradient = verb("backend", Backend.gradient)
     descend = verb("backend", Backend.descend)
+    descents = verb("backend", Backend.descents)
 
     def proximal(self, towards: Tensor, mu: float) -> Gradient:
         """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`; one row `[W]`, or one per client `[K, W]`."""

@@ -12,7 +12,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members, Phase
-from dpfl_mpi.numerics.backend import Backend, Gradient
+from dpfl_mpi.numerics.backend import Backend, Gradient, Learn
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.settings import Resolved
 
@@ -83,6 +83,30 @@ class Training:
                 now = [block.first(batch.k) for block in now]
                 yield batch, *now
         self._advance(epochs if advance else 0)
+
+    def mixed_opt(
+        self, w_KW: Tensor, v_KW: Tensor, alpha_K1: Tensor, epochs: int, learn: Learn | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Train w by its gradient and v by alpha times that at the mixture alpha v + (1 - alpha) w, in place, and return both.
+
+        Each mini-batch moves w, then v; their momentum rows are "w" and "v". `learn(w, v, mixed)`, called with these `Block`s before v's step,
+        may change `alpha_K1` for the next one.
+        """
+        for rows in (w_KW, v_KW):
+            self.members.check_rows(rows, self.backend.ensemble.width, "fed.mixed_opt")
+        for w, v in self._blocks({"w": w_KW, "v": v_KW}, moves=True):
+            self.backend.train_mixed(w, v, alpha_K1, epochs, self.epochs, self.lr, learn)
+        self._advance(epochs)
+        return w_KW, v_KW
+
+    def ahead_opt(self, w_KW: Tensor, epochs: int, inner: float) -> Tensor:
+        """Train every client's row in place by pairs of mini-batches, and return it: w moves along the gradient of the second at w - inner (gradient
+        of the first); a last one without a second is not used."""
+        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.ahead_opt")
+        for (w,) in self._blocks({"w": w_KW}, moves=True):
+            self.backend.train_ahead(w, inner, epochs, self.epochs, self.lr)
+        self._advance(epochs)
+        return w_KW
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
         """Take one step from `block.g`: the Run's optimiser, clipping, decay and momentum; columns not `trained` are frozen."""

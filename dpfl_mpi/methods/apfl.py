@@ -7,6 +7,7 @@ Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixtur
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
@@ -36,19 +37,18 @@ def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; each batch moves w_i by grad f(w_i) and v_i by alpha grad f(mixture)."""
     v_i, alpha_i = state["client"]["v"], state["client"]["alpha"]
     w_i = fed.copies(state["shared"]["w"])
-    for batch, w, v in fed.batches(fed.run.tau_train, {"w": w_i, "v": v_i}):
-        alpha = alpha_i[w.rows]
-        fed.step(w, fed.gradient(w, batch))  # w_i <- w_i - eta grad f(w_i)
-        mixed = v.scratch()
-        mixed.w.copy_(mixture(alpha, v.w, w.w))
-        loss = fed.gradient(mixed, batch)
-        v.g.copy_(alpha * mixed.g)
-        if fed.options["adaptive"]:  # the derivative of f(mixture) by alpha, with a small pull to 0
-            slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + 0.02 * alpha
-            alpha_i[w.rows] = (alpha - fed.lr * slope).clamp(0, 1)
-        fed.step(v, loss)  # v_i <- v_i - eta alpha grad f(mixture)
+    learn = partial(learned, fed, alpha_i) if fed.options["adaptive"] else None
+    # w_i <- w_i - eta grad f(w_i), then v_i <- v_i - eta alpha grad f(mixture)
+    w_i, v_i = fed.mixed_opt(w_i, v_i, alpha_i, fed.run.tau_train, learn)
     fed.evaluate(mixture(alpha_i, v_i, w_i))
     return {"client": {"v": v_i, "alpha": alpha_i}, "shared": {"w": fed.mean(w_i)}}
+
+
+def learned(fed: Federation, alpha_i: Tensor, w, v, mixed) -> None:
+    """Move alpha along the derivative of f(mixture) by it, with a small pull to 0."""
+    alpha = alpha_i[w.rows]
+    slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + 0.02 * alpha
+    alpha_i[w.rows] = (alpha - fed.lr * slope).clamp(0, 1)
 
 
 def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:

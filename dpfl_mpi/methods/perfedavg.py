@@ -30,16 +30,8 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t. A step takes two batches, the second right after the first; a last one without a second is not used."""
-    w_i, alpha = fed.copies(state["shared"]["w"]), fed.options["alpha"]
-    for batch, w in fed.batches(fed.run.tau_train, {"w": w_i}):
-        inner = w.scratch()
-        if batch.step % 2 == 0:
-            fed.gradient(w, batch)
-            inner.w.copy_(w.w - alpha * w.g)  # w' = w_i - alpha grad f(w_i; B1)
-        else:
-            loss = fed.gradient(inner, batch)
-            w.g.copy_(inner.g)
-            fed.step(w, loss)  # w_i <- w_i - eta grad f(w'; B2)
+    # w' = w_i - alpha grad f(w_i; B1), then w_i <- w_i - eta grad f(w'; B2)
+    w_i = fed.ahead_opt(fed.copies(state["shared"]["w"]), fed.run.tau_train, fed.options["alpha"])
     if fed.options["score_trained"]:
         fed.evaluate(w_i)
     w_next = fed.mean(w_i)

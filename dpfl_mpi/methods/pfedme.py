@@ -40,10 +40,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w_i = fed.copies(w)  # lines 3, 5: w_i,0 = w
     theta_i = w_i.where(here, state["client"]["theta"])  # the search for theta_i begins at w
     for batch, w_r, theta in fed.batches(fed.run.tau_train, {"w": w_i, "theta": theta_i}):  # lines 6, 7
-        for _ in range(fed.options["steps"]):
-            loss = fed.gradient(theta, batch)
-            theta.g.add_(lam * (theta.w - w_r.w))
-            fed.descend(theta, rate, loss)
+        fed.descents(theta, batch, fed.options["steps"], rate, w_r.w, lam)
         w_r.w.sub_(fed.lr * lam * (w_r.w - theta.w))  # line 8: w_i <- w_i - eta lambda (w_i - theta_i)
     fed.evaluate(theta_i)
     mean = fed.mean(w_i)  # line 9

@@ -19,6 +19,7 @@ from dpfl_mpi.settings import Run
 PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
 CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
+Learn = Callable[[Block, Block, Block], None]  # of the rows w, v, and their mixture with its gradient
 # (which rows of this rank, these rows [k, W], images for `Backend.outputs`) -> logits [k, S, C]
 Predict = Callable[[slice, Tensor, Any], Tensor]
 
@@ -72,6 +73,18 @@ class Adam(SGD):
     def memory(self, width: int) -> int:
         return 2 * width + 1
 
+    def corrections(self, done: int, steps: int) -> np.ndarray:
+        """Return what undoes that the means start from 0, of the steps after `done`, float32 `[steps, 2]`: 1 - beta^t, of the second the root."""
+        t, out = np.arange(done + 1, done + steps + 1), np.ones((steps, 2))
+        for power, beta in zip(out.T, self.betas, strict=True):
+            factor = beta
+            for bit in range(32):  # by squares: the same bits on every processor, which pow does not promise
+                np.multiply(power, factor, out=power, where=(t >> bit & 1).astype(bool))
+                factor *= factor
+        out = 1 - out
+        out[:, 1] = np.sqrt(out[:, 1])
+        return out.astype(np.float32)
+
     def step(self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None) -> None:
         """Step as `torch.optim.Adam` or `AdamW`. `m` `[k, 2 W + 1]`: mean gradient, mean squared gradient, steps (float32: exact up to 2^24)."""
         width, betas = w.shape[1], self.betas
@@ -121,6 +134,37 @@ class Backend:
             block = block.first(batch.k)
             self.step(block, (gradient or self.gradient)(block, batch), lr, trained)
 
+    def train_mixed(
+        self, w: Block, v: Block, alpha_K1: Tensor, epochs: int, first: np.ndarray, lr: float, learn: Learn | None
+    ) -> None:
+        """Train w as `train_epochs`, and v along alpha times the gradient at alpha v + (1 - alpha) w, each step of w before that of v.
+
+        `alpha_K1` has all rows of this rank; `learn(w, v, mixed)`, called with the gradient at the mixture, may change it.
+        """
+        for batch in self.batches(w.rows, epochs, first):
+            w, v = w.first(batch.k), v.first(batch.k)
+            alpha, mixed = alpha_K1[w.rows], v.scratch()
+            self.step(w, self.gradient(w, batch), lr)
+            mixed.w.copy_(alpha * v.w + (1 - alpha) * w.w)
+            loss = self.gradient(mixed, batch)
+            v.g.copy_(alpha * mixed.g)
+            if learn:
+                learn(w, v, mixed)
+            self.step(v, loss, lr)
+
+    def train_ahead(self, block: Block, inner: float, epochs: int, first: np.ndarray, lr: float) -> None:
+        """Train as `train_epochs`, by pairs of mini-batches: along the gradient of the second at w - inner times that of the first."""
+        for batch in self.batches(block.rows, epochs, first):
+            block = block.first(batch.k)
+            ahead = block.scratch()
+            if batch.step % 2 == 0:
+                self.gradient(block, batch)
+                ahead.w.copy_(block.w - inner * block.g)
+            else:
+                loss = self.gradient(ahead, batch)
+                block.g.copy_(ahead.g)
+                self.step(block, loss, lr)
+
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
         """Yield each step of `epochs` local epochs of these rows, for `gradient`: `k` of them still train, in their `step`-th step."""
         return self.clients.batches(rows, epochs, first_epoch, self.sgd.batch_size)
@@ -142,6 +186,13 @@ class Backend:
         """Take a step of plain gradient descent from `block.g`: no momentum, decay or clipping. With its `loss` it counts as a step of training."""
         block.w.add_(block.g, alpha=-rate)
         self._count(block, loss)
+
+    def descents(self, block: Block, batch: Any, steps: int, rate: float, towards: Tensor, pull: float) -> None:
+        """Take so many steps of plain descent on one mini-batch, along its gradient + pull (w - towards); rows `towards` `[k, W]`."""
+        for _ in range(steps):
+            loss = self.gradient(block, batch)
+            block.g.add_(pull * (block.w - towards))
+            self.descend(block, rate, loss)
 
     def _count(self, block: Block, loss: Tensor | None) -> None:
         if loss is not None:

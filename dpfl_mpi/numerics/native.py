@@ -1,4 +1,4 @@
-"""The CPU kernels: SGD and scores of models in C, the mini-batch as the vector (lanes/lanes.c, which see).
+"""The CPU kernels: training and scores of models in C, the mini-batch as the vector (lanes/lanes.c, which see).
 
 A `Native` describes one architecture to the library and calls it on rows of float32, whose memory it reads and writes in place, and on
 uint8 images. Each call computes what `Ensemble` and `SGD.step` do, without entering Python between the steps of a client.
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.backend import Adam
 from dpfl_mpi.numerics.lanes.joins import KNOWN
 from dpfl_mpi.numerics.lanes.plan import CNet, Plan, plan
 from dpfl_mpi.numerics.lanes.trace import Unknown, trace
@@ -44,7 +45,9 @@ class _Images(ctypes.Structure):
 class _Sgd(ctypes.Structure):
     _fields_ = [
         *((name, c_float) for name in ("lr", "momentum", "decay", "clip", "mu")),
-        *((name, c_void_p) for name in ("towards", "trained")),
+        *((name, c_void_p) for name in ("towards", "trained", "corrections")),
+        *((name, c_float) for name in ("take", "keep", "add", "eps")),
+        ("decoupled", c_int32),
     ]
 
 
@@ -61,8 +64,11 @@ _NET, _IMAGES, _SGD = POINTER(CNet), POINTER(_Images), POINTER(_Sgd)
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "space": (c_int64, [_NET]),
     "gradient": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int32, c_void_p]),
-    "step": (None, [c_void_p, c_void_p, c_void_p, c_int64, _SGD]),
+    "step": (None, [c_void_p, c_void_p, c_void_p, c_int64, _SGD, c_int64]),
     "train": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p]),
+    "mix": (None, [_NET, *[c_void_p] * 5, c_float, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p, c_void_p]),
+    "ahead": (None, [_NET, *[c_void_p] * 3, c_float, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p, c_void_p]),
+    "descents": (None, [_NET, *[c_void_p] * 2, c_float, c_float, c_int32, _IMAGES, c_int32, c_void_p, c_void_p]),
     "score": (None, [_NET, c_void_p, c_int64, c_int32, _IMAGES, c_int64, *[c_void_p] * 5]),
     "candidate": (None, [*[c_void_p] * 3, *[c_double] * 3, *[c_void_p] * 3, c_int64]),
     "search": (
@@ -121,7 +127,8 @@ class Images(NamedTuple):
 class Sgd:
     """How a step is taken from a gradient, as by `numerics.backend.SGD.step`.
 
-    mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns.
+    mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns. With `adam` it is Adam's step, and the
+    momentum that goes with a row is what Adam remembers, `[2 W + 1]`.
     """
 
     lr: float
@@ -131,6 +138,7 @@ class Sgd:
     trained: Tensor | None = None
     towards: Tensor | None = None
     mu: float = 0.0
+    adam: Adam | None = None
 
 
 class Scores(NamedTuple):
@@ -238,14 +246,55 @@ class Native:
         `[3, epochs, n]`: where each image's window starts in y and x, and whether it is mirrored. `keys`, int64 `[steps]`: of each mini-batch's
         dropout; without them nothing is dropped.
         """
-        epochs, n = order.shape
-        # held until the call ends: with gaps they are copied, and the library knows no more than where they lie
-        order, crop = order.reshape(-1), None if crop is None else crop.reshape(3, -1)
-        if keys is not None and len(keys) < epochs * -(-n // batch_size):
-            raise ValueError(f"{len(keys)} keys; a mini-batch each needs {epochs * -(-n // batch_size)}")
-        chosen = self._chosen(images, order, crop, keys)
-        rows = self._row(w), self._row(m)
-        return float(self._call.train(self._net, *rows, chosen, n, epochs, batch_size, self._sgd(sgd), self._work))
+        chosen, sizes, steps = self._schedule(images, order, crop, batch_size, keys)
+        rows, how = self._pair((w, m), sgd), self._sgd(sgd, m, steps)
+        return float(self._call.train(self._net, *rows, chosen, *sizes, how, self._work))
+
+    def mix(
+        self,
+        w: tuple[Tensor, Tensor],
+        v: tuple[Tensor, Tensor],
+        share: float,
+        images: Images,
+        order: np.ndarray,
+        crop: np.ndarray | None,
+        batch_size: int,
+        sgd: Sgd,
+        keys: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Train row w, and row v along share times the gradient at share v + (1 - share) w, each with its momentum; the rest is as of `train`.
+
+        Return the sums of the losses at w and at the mixture, float32 `[2]`.
+        """
+        chosen, sizes, steps = self._schedule(images, order, crop, batch_size, keys)
+        if sgd.adam and w[1][-1] != v[1][-1]:
+            raise ValueError("Adam has taken other numbers of steps of the two rows")
+        row, losses, how = torch.zeros_like(w[0]), np.zeros(2, np.float32), self._sgd(sgd, w[1], steps)
+        rows = *self._pair(w, sgd), *self._pair(v, sgd), self._row(row), share
+        self._call.mix(self._net, *rows, chosen, *sizes, how, losses.ctypes.data, self._work)
+        return losses
+
+    def ahead(
+        self,
+        w: Tensor,
+        m: Tensor,
+        inner: float,
+        images: Images,
+        order: np.ndarray,
+        crop: np.ndarray | None,
+        batch_size: int,
+        sgd: Sgd,
+        keys: np.ndarray | None = None,
+    ) -> float:
+        """Train row w along the gradient that every second mini-batch has at w - inner (gradient of the one before); the rest is as of `train`.
+
+        Return the sum of the losses of the second ones, added up in float32.
+        """
+        chosen, sizes, steps = self._schedule(images, order, crop, batch_size, keys)
+        row, loss, how = torch.zeros_like(w), np.zeros(1, np.float32), self._sgd(sgd, m, max(steps // 2, 1))
+        rows = *self._pair((w, m), sgd), self._row(row), inner
+        self._call.ahead(self._net, *rows, chosen, *sizes, how, loss.ctypes.data, self._work)
+        return float(loss[0])
 
     def gradient(
         self,
@@ -260,9 +309,27 @@ class Native:
         chosen = self._chosen(images, order, crop, keys)
         return float(self._call.gradient(self._net, self._row(w), self._row(g), chosen, len(order), self._work))
 
+    def descents(
+        self,
+        w: Tensor,
+        towards: Tensor,
+        pull: float,
+        rate: float,
+        steps: int,
+        images: Images,
+        order: np.ndarray,
+        crop: np.ndarray | None,
+        keys: np.ndarray | None,
+        loss: Tensor,
+    ) -> None:
+        """Take steps w -= rate (gradient + pull (w - towards)) of rows `[W]` on the images `order` `[n]`; add their losses to `loss`, float32 `[1]`."""
+        chosen, rows = self._chosen(images, order, crop, keys), (self._row(w), self._row(towards))
+        total = _address(loss, "float32", (1,))
+        self._call.descents(self._net, *rows, pull, rate, steps, chosen, len(order), total, self._work)
+
     def step(self, w: Tensor, m: Tensor, g: Tensor, sgd: Sgd) -> None:
         """Take one step of row w with momentum m along the gradient g, to which the proximal term and the mask are applied in place."""
-        self._call.step(self._row(w), self._row(m), self._row(g), self.width, self._sgd(sgd))
+        self._call.step(*self._pair((w, m), sgd), self._row(g), self.width, self._sgd(sgd, m, 1), 0)
 
     def score(
         self, w_rW: Tensor, images: Images, order: np.ndarray, logits: bool = False, features: bool = False
@@ -290,10 +357,36 @@ class Native:
     def _row(self, row: Tensor) -> int:
         return _address(row, "float32", (self.width,))
 
-    def _sgd(self, sgd: Sgd) -> _Sgd:
+    def _pair(self, pair: tuple[Tensor, Tensor], sgd: Sgd) -> tuple[int, int]:
+        """Return where a row and its momentum are."""
+        remembered = self.width if sgd.adam is None else sgd.adam.memory(self.width)
+        return self._row(pair[0]), _address(pair[1], "float32", (remembered,))
+
+    def _sgd(self, sgd: Sgd, m: Tensor, steps: int) -> _Sgd:
+        """Return how so many steps are taken, of which the first follows on what `m` remembers."""
         towards = None if sgd.towards is None else self._row(sgd.towards)
         trained = None if sgd.trained is None else _address(sgd.trained, "bool", (self.width,))
-        return _Sgd(sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.mu, towards, trained)
+        out = _Sgd(sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.mu, towards, trained)
+        if sgd.adam:
+            (first, second), held = sgd.adam.betas, sgd.adam.corrections(int(m[-1]), steps)
+            out.corrections, out.held = held.ctypes.data, held  # as long as the structure is there
+            out.take, out.keep, out.add, out.eps = 1 - first, second, 1 - second, sgd.adam.eps
+            out.decoupled = sgd.adam.decoupled
+        return out
+
+    def _schedule(
+        self, images: Images, order: np.ndarray, crop: np.ndarray | None, batch_size: int, keys: np.ndarray | None
+    ) -> tuple[_Images, tuple[int, int, int], int]:
+        """Return the images of epochs `[epochs, n]`; n, epochs and the batch; how many mini-batches they are."""
+        epochs, n = order.shape
+        steps = epochs * -(-n // batch_size)
+        if keys is not None and len(keys) < steps:
+            raise ValueError(f"{len(keys)} keys; a mini-batch each needs {steps}")
+        # with gaps they are copied, and the library knows no more than where they lie
+        held = order.reshape(-1), None if crop is None else crop.reshape(3, -1)
+        chosen = self._chosen(images, *held, keys)
+        chosen.held = held  # until the call ends
+        return chosen, (n, epochs, batch_size), steps
 
     def _chosen(
         self, images: Images, order: np.ndarray, crop: np.ndarray | None = None, keys: np.ndarray | None = None

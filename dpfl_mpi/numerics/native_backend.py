@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Predict, Proximal
+from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.native import Chooser, Native, Sgd, Start
@@ -43,8 +43,7 @@ class NativeBackend(Backend):
     def train_epochs(
         self, block: Block, epochs: int, first: np.ndarray, lr: float, gradient: Gradient | None, trained: Tensor | None
     ) -> None:
-        own = not (gradient is None or isinstance(gradient, Proximal))
-        if own or isinstance(self.sgd, Adam):  # a method's own gradient, or PyTorch's step: entered once per step
+        if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own gradient: entered once per step
             return super().train_epochs(block, epochs, first, lr, gradient, trained)
         i = self._client(block.rows)
         order, crop = self._schedule(i, epochs, first)
@@ -54,6 +53,29 @@ class NativeBackend(Backend):
         rows, keys = (block.w[0], block.momentum[0]), self._keys(i, epochs, first)
         block.loss += self.native.train(*rows, self._train, order, crop, size, sgd, keys)
         block.steps += epochs * -(-order.shape[1] // size)
+
+    def train_mixed(
+        self, w: Block, v: Block, alpha_K1: Tensor, epochs: int, first: np.ndarray, lr: float, learn: Learn | None
+    ) -> None:
+        if learn:
+            return super().train_mixed(w, v, alpha_K1, epochs, first, lr, learn)
+        i = self._client(w.rows)
+        order, crop = self._schedule(i, epochs, first)
+        size, keys = self.sgd.batch_size, self._keys(i, epochs, first)
+        own, other = ((block.w[0], block.momentum[0]) for block in (v, w))
+        share = float(alpha_K1[i, 0])
+        losses = self.native.mix(other, own, share, self._train, order, crop, size, self._sgd(lr, None), keys)
+        for block, loss in zip((w, v), losses.tolist(), strict=True):
+            block.loss += loss
+            block.steps += epochs * -(-order.shape[1] // size)
+
+    def train_ahead(self, block: Block, inner: float, epochs: int, first: np.ndarray, lr: float) -> None:
+        i = self._client(block.rows)
+        order, crop = self._schedule(i, epochs, first)
+        size, sgd, keys = self.sgd.batch_size, self._sgd(lr, None), self._keys(i, epochs, first)
+        rows = block.w[0], block.momentum[0]
+        block.loss += self.native.ahead(*rows, inner, self._train, order, crop, size, sgd, keys)
+        block.steps += epochs * -(-order.shape[1] // size) // 2
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
         i = self._client(rows)
@@ -75,9 +97,14 @@ class NativeBackend(Backend):
         self.native.step(block.w[0], m, block.g[0], Sgd(rate, momentum=0, weight_decay=0, clip_norm=0))
         self._count(block, loss)
 
+    def descents(  # type: ignore[override]
+        self, block: Block, batch: NativeBatch, steps: int, rate: float, towards: Tensor, pull: float
+    ) -> None:
+        seen = batch.order, batch.crop, batch.keys
+        self.native.descents(block.w[0], towards[0], pull, rate, steps, self._train, *seen, block.loss)
+        block.steps += steps
+
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
-        if isinstance(self.sgd, Adam):  # the kernels' step is SGD
-            return super().step(block, loss, lr, trained)
         self._count(block, loss)
         self.native.step(block.w[0], block.momentum[0], block.g[0], self._sgd(lr, trained))
 
@@ -152,4 +179,5 @@ class NativeBackend(Backend):
 
     def _sgd(self, lr: float, trained: Tensor | None) -> Sgd:
         sgd = self.sgd
-        return Sgd(lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained)
+        adam = sgd if isinstance(sgd, Adam) else None
+        return Sgd(lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained, adam=adam)

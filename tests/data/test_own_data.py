@@ -54,6 +54,51 @@ def test_what_own_samples_are(tmp_path):
     assert 1 in alone.train_labels  # a class is never in the test part alone
 
 
+NORMAL = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])  # torchvision's, of ImageNet
+
+
+@pytest.mark.parametrize(
+    ("channels", "change", "steps"),
+    [
+        (1, lambda x: (x / np.float32(255) - np.float32(0.5)) / np.float32(0.5), [(1 / 127.5, -1)]),  # PFLlib's
+        (
+            3,
+            lambda x: (x / np.float32(255) - NORMAL[0]) / NORMAL[1],
+            [(1 / 255 / s, -m / s) for m, s in zip(*NORMAL, strict=True)],
+        ),
+        (2, lambda x: (x > 127) * np.float32(3) - 1, [(3 / 255, -1)] * 2),  # black and white
+    ],
+)
+def test_floats_that_are_bytes_in_other_units_are_kept_as_bytes(tmp_path, channels, change, steps):
+    """In each channel; n * s + t is the float up to its rounding; the file says s and t, and a changed one is seen."""
+    levels = np.random.default_rng(0).integers(0, 256, (60, 9, 8, channels)).astype(np.float32)
+    x, y = change(levels), np.arange(60) % 3
+    out = arrays_of(x, y)
+    kept = np.concatenate([out.train_images, out.test_images])
+    assert kept.dtype == np.uint8 and out.steps == pytest.approx(np.array(steps), rel=1e-5)
+    if channels != 2:
+        assert np.array_equal(np.sort(kept, axis=None), np.sort(levels, axis=None).astype(np.uint8))
+    again = kept * np.array(out.steps)[:, 0] + np.array(out.steps)[:, 1]
+    assert np.abs(np.sort(again, axis=None) - np.sort(x, axis=None)).max() < 2e-6
+    write(out, "arrays", tmp_path / "a.h5", own=True)
+    assert in_file(tmp_path / "a.h5").steps == out.steps
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["steps"][0, 0] *= 2
+    assert content_sha256(in_file(tmp_path / "a.h5")) != in_file(tmp_path / "a.h5").sha256
+
+
+def test_other_floats_stay_floats():
+    """Too many levels, levels that are no multiples, two floats of one level, and one image that differs from all that s was found on."""
+    levels = np.random.default_rng(0).integers(0, 256, (3000, 3, 3)).astype(np.float32)
+    near, late = levels / 128 - 1, levels / 128 - 1
+    near[0, 0, 0] = np.nextafter(near[1, 0, 0], np.float32(9))
+    late[1, 0, 0] = 0.001
+    odd = np.float32([0, 1, np.sqrt(2), 1.9])[levels.astype(int) % 4]
+    for x in (levels * 1.5 + np.float32(0.1) * (levels == 7), levels + 300 * (levels > 9), odd, near, late):
+        out = arrays_of(x.astype(np.float32), np.arange(3000) % 2)
+        assert out.train_images.dtype == np.float32 and out.steps == ()
+
+
 def test_defaults_of_own_data_follow_from_the_file(tmp_path):
     """A small run without crops and flips; the model for the samples; all of the data's own clients, one of which is too small."""
     owner = np.repeat(np.arange(7), [10, 10, 10, 10, 10, 10, 2])

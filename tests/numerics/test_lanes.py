@@ -18,7 +18,7 @@ from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import backend, native
-from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.backend import Adam, Backend
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native import Native, Sgd
 
@@ -221,7 +221,8 @@ def trained_by_torch(net, order, crop, batch_size, sgd, momentum=None):
                 losses += float(net.ensemble.gradient(block, images, labels, weight))
                 if sgd.towards is not None:
                     block.g.add_(block.w - sgd.towards, alpha=sgd.mu)
-                step = backend.SGD(batch_size, sgd.momentum, sgd.weight_decay, sgd.clip_norm)
+                how = (batch_size, sgd.momentum, sgd.weight_decay, sgd.clip_norm)
+                step = replace(sgd.adam, weight_decay=how[2], clip_norm=how[3]) if sgd.adam else backend.SGD(*how)
                 step.step(block.w, block.g, m, sgd.lr, sgd.trained)
     return w[0], m[0], losses
 
@@ -238,7 +239,11 @@ def columns(net, part):
     return trained[0] > 0
 
 
+ADAM = Adam(8, 0.0, 0.0, 0.0, (0.8, 0.95), 1e-2)
 HOW = {
+    "adam": lambda net: replace(SGD, adam=ADAM),
+    "adamw, proximal": lambda net: replace(SGD, adam=replace(ADAM, decoupled=True), towards=net.row * 0.5, mu=0.7),
+    "adam, head": lambda net: replace(SGD, adam=ADAM, trained=columns(net, "head")),
     "plain": lambda net: SGD,
     "neither clipping nor decay": lambda net: Sgd(0.01, 0.0, 0.0, 0.0),
     "proximal": lambda net: replace(SGD, towards=net.row * 0.5, mu=0.7),
@@ -247,7 +252,7 @@ HOW = {
 CASES = [(kind, size, "plain") for kind in ("odd", "mlp") for size in (1, 5, 16, 32)]
 CASES += [
     ("mlp", 8, "neither clipping nor decay"),
-    *(("odd", 8, how) for how in ("proximal", "head", "base", "middle")),
+    *(("odd", 8, how) for how in ("proximal", "head", "base", "middle", "adam", "adamw, proximal", "adam, head")),
 ]
 
 
@@ -257,7 +262,9 @@ def test_training_is_the_loop_of_steps(kind, batch_size, how):
     net = make(kind)
     order, crop = plan(net)
     sgd = HOW[how](net)
-    w, before = net.row.clone(), torch.full_like(net.row, 0.0 if sgd.trained is None else 0.01)
+    remembered = len(net.row) if sgd.adam is None else sgd.adam.memory(len(net.row))
+    w, before = net.row.clone(), torch.full((remembered,), 0.0 if sgd.trained is None else 0.01)
+    before[2 * len(w) :] = 0  # Adam's steps
     m = before.clone()
     loss = net.native.train(w, m, net.images, order, crop, batch_size, sgd)
     want_w, want_m, want_loss = trained_by_torch(net, order, crop, batch_size, sgd, before.clone())
@@ -266,7 +273,8 @@ def test_training_is_the_loop_of_steps(kind, batch_size, how):
     assert loss == pytest.approx(want_loss, rel=1e-4)
     assert float((w - net.row).abs().max()) > (1e-2 if how == "plain" else 1e-3)
     if sgd.trained is not None:
-        assert torch.equal(w[~sgd.trained], net.row[~sgd.trained]) and bool((m[~sgd.trained] == 0.01).all())
+        frozen = ~sgd.trained
+        assert torch.equal(w[frozen], net.row[frozen]) and bool((m[: len(w)][frozen] == 0.01).all())
     if how == "proximal":
         without = trained_by_torch(net, order, crop, batch_size, SGD, before)[0]
         assert float((want_w - without).abs().max()) > 1e-3
@@ -288,6 +296,93 @@ def test_train_is_gradient_and_step():
     assert loss == losses == net.native.train(d, m_d, net.images, order, crop, 8, masked)
     for w, m in ((b, m_b), (c, m_c), (d, m_d)):
         assert torch.equal(a, w) and torch.equal(m_a, m)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.3, 0.9)])
+def test_adam_is_its_formula_rounded_operation_by_operation(form, decoupled, betas):
+    """To the bit, against numbers of 64 bits of which each operation is rounded once; PyTorch's root may round its last bit otherwise."""
+    net, f = make("mlp", form=form), np.float32
+
+    def fma(a, b, c):
+        return f(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+
+    adam, decay, lr = Adam(8, 0.0, 0.1, 0.0, betas, 1e-8, decoupled), f(0.1), f(0.01)
+    (w, memory), width = (net.row.clone(), torch.zeros(2 * len(net.row) + 1)), len(net.row)
+    row, (mean, square), by_torch = w.numpy().copy(), np.zeros((2, width), f), (w[None].clone(), memory[None].clone())
+    take, keep, add = f(1 - betas[0]), f(betas[1]), f(1 - betas[1])
+    for t in range(1, 6):
+        g = torch.from_numpy(net.rng.normal(0, 0.1, width).astype(f))
+        slope = g.numpy() if decoupled else fma(row, decay, g.numpy())
+        apart = slope - mean
+        mean = fma(take, apart, mean) if take < 0.5 else fma(take - f(1), apart, slope)
+        square = fma(add * slope, slope, square * keep)
+        first, second = f(1 - betas[0] ** t), f((1 - betas[1] ** t) ** 0.5)
+        step = mean / ((np.sqrt(square) / second + f(1e-8)) * first)
+        row = fma(-lr, fma(row, decay, step) if decoupled else step, row)
+        adam.step(by_torch[0], g[None].clone(), by_torch[1], 0.01)
+        net.native.step(w, memory, g, Sgd(0.01, 0.0, 0.1, 0.0, adam=adam))
+        assert np.array_equal(w.numpy(), row) and np.array_equal(memory.numpy(), np.r_[mean, square, f(t)])
+    torch.testing.assert_close(w, by_torch[0][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        adam.corrections(999, 2), f([[1 - betas[0] ** t, (1 - betas[1] ** t) ** 0.5] for t in (1000, 1001)])
+    )
+
+
+@pytest.mark.parametrize("adam", [None, ADAM], ids=["sgd", "adam"])
+def test_mix_is_two_gradients_and_steps(adam):
+    """The losses, rows and momenta of one call have the bits of a call a step; share 0.3 and its complement are rounded as torch's."""
+    net = make("odd")
+    order, crop = plan(net)
+    sgd, size = replace(SGD, adam=adam), len(net.row) if adam is None else adam.memory(len(net.row))
+    one, other = ([(net.row * by, torch.zeros(size)) for by in (1, 0.7)] for _ in range(2))
+    losses = net.native.mix(*one, 0.3, net.images, order, crop, 8, sgd)
+    (w, m_w), (v, m_v) = other
+    alpha, g, sums = torch.tensor([[0.3]]), torch.zeros_like(w), torch.zeros(2)
+    for e in range(2):
+        for at in range(0, 21, 8):
+            batch = net.images, order[e, at : at + 8], crop[:, e, at : at + 8]
+            sums[0] += torch.tensor(net.native.gradient(w, g, *batch), dtype=torch.float32)
+            net.native.step(w, m_w, g, sgd)
+            mixed = (alpha * v[None] + (1 - alpha) * w[None])[0]
+            sums[1] += torch.tensor(net.native.gradient(mixed, g, *batch), dtype=torch.float32)
+            net.native.step(v, m_v, (alpha * g[None])[0], sgd)
+    assert losses.tolist() == sums.tolist()
+    for (row, m), (want_row, want_m) in zip(one, other, strict=True):
+        assert torch.equal(row, want_row) and torch.equal(m, want_m)
+        assert not torch.equal(row, net.row)
+
+
+@pytest.mark.parametrize("adam", [None, ADAM], ids=["sgd", "adam"])
+def test_ahead_is_a_gradient_and_a_step_of_another(adam):
+    """Nine mini-batches over three epochs: four steps, the last mini-batch alone; the bits of a call a step, and of torch's inner step."""
+    net = make("odd")
+    order, crop = plan(net, epochs=3)
+    sgd, size = replace(SGD, adam=adam), len(net.row) if adam is None else adam.memory(len(net.row))
+    (w, m), (v, n) = ((net.row.clone(), torch.zeros(size)) for _ in range(2))
+    g, sums = torch.zeros_like(net.row), torch.zeros(())
+    loss = net.native.ahead(w, m, 0.01, net.images, order, crop, 8, sgd)
+    parts = [(order[e, at : at + 8], crop[:, e, at : at + 8]) for e in range(3) for at in range(0, 21, 8)]
+    for first, second in zip(parts[:-1:2], parts[1::2], strict=True):
+        net.native.gradient(v, g, net.images, *first)
+        found = net.native.gradient(v - 0.01 * g, g, net.images, *second)
+        sums += torch.tensor(found, dtype=torch.float32)
+        net.native.step(v, n, g, sgd)
+    assert loss == float(sums) and torch.equal(w, v) and torch.equal(m, n) and not torch.equal(w, net.row)
+
+
+def test_descents_are_gradients_and_steps():
+    """The bits of a call a step, of which the pull is PyTorch's; the losses are added one by one to what is there."""
+    net = make("odd")
+    order, towards = numbers(net.rng.permutation(net.m)[:11]), net.row * 0.9
+    w, v, g, total, sums = net.row.clone(), net.row.clone(), torch.zeros_like(net.row), *torch.full((2, 1), 0.7)
+    net.native.descents(w, towards, 15.0, 0.01, 5, net.images, order, None, None, total)
+    for _ in range(5):
+        sums += torch.tensor([net.native.gradient(v, g, net.images, order)], dtype=torch.float32)
+        g.add_(15.0 * (v - towards))
+        net.native.step(v, torch.zeros_like(v), g, Sgd(0.01, 0.0, 0.0, 0.0))
+    assert torch.equal(w, v) and torch.equal(total, sums) and not torch.equal(w, net.row)
 
 
 @pytest.mark.parametrize("form", FORMS)

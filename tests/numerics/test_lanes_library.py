@@ -17,6 +17,7 @@ from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.backend import Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
 from dpfl_mpi.numerics.native import Native, Sgd
@@ -69,8 +70,21 @@ def bits(kind, form, path=native.LIBRARY):
     pair = torch.stack([w, net.row])
     scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
     sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
+    v, m_v, m_w = net.row * 0.9, *(torch.zeros(2 * len(w) + 1) for _ in range(2))
+    adamw = Sgd(0.01, 0.0, 1e-3, 20.0, adam=Adam(13, 0.0, 0.0, 0.0, decoupled=True))
+    losses = net.native.mix((w, m_w), (v, m_v), 0.3, net.images, order[:2], crop[:, :2].copy(), 13, adamw)
     assert np.isfinite(loss)
-    parts = (loss, w.numpy(), m.numpy(), *scores, *(s.numpy() for s in sums), pair.numpy())
+    parts = (
+        loss,
+        losses,
+        v.numpy(),
+        m_v.numpy(),
+        w.numpy(),
+        m.numpy(),
+        *scores,
+        *(s.numpy() for s in sums),
+        pair.numpy(),
+    )
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 

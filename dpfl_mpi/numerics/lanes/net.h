@@ -48,6 +48,9 @@ typedef struct {
   float mu;                        /* mu * (w - towards) is added to the gradient */
   const float *towards;            /* [D]; NULL: nothing is added */
   const uint8_t *trained;          /* [D] 0 for a frozen column; NULL: all columns are trained */
+  const float *corrections;        /* [steps, 2] Adam's, what undoes that its means start from 0; NULL: SGD */
+  float take, keep, add, eps;      /* 1 - beta_1, beta_2, 1 - beta_2 */
+  int32_t decoupled;               /* the decay is AdamW's */
 } Sgd;
 
 /* (X, w^X) and (Y, w^Y) of a client's greedy search, between two calls. */

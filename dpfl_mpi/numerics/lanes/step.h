@@ -1,8 +1,7 @@
-/* A step of SGD along a gradient, and the averages of a candidate of the greedy search: what is computed on rows alone. */
-/* Take one step along g, to which the proximal term and the mask are applied in place; then clipping, decay and
- * momentum as in torch.optim.SGD. */
-PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width, const Sgd *sgd) {
-  const F mu = FILL(sgd->mu), momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
+/* A step along a gradient, and the averages of a candidate of the greedy search: what is computed on rows alone. */
+/* Apply the proximal term and the mask to g in place; return what clipping scales it by. */
+static float prepare(const float *restrict w, float *restrict g, int64_t width, const Sgd *sgd) {
+  const F mu = FILL(sgd->mu);
   float scale = 1;
   for (int64_t i = 0; sgd->towards && i < width; i += LANES)
     store(g + i, FMA(mu, load(w + i) - load(sgd->towards + i), load(g + i)));
@@ -19,6 +18,43 @@ PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, 
     scale = sgd->clip / ((float)sqrt(square) + 1e-6f);
     if (scale > 1) scale = 1; /* not where it is not a number */
   }
+  return scale;
+}
+
+/* Step as torch.optim.Adam or AdamW, each operation rounded where PyTorch's are. m [2 D + 1]: mean gradient, mean squared
+ * gradient, steps. */
+static void adam(float *restrict w, float *restrict m, const float *restrict g, int64_t width, const Sgd *sgd,
+                 const float *correction, float scale) {
+  float *means = m, *squares = m + width;
+  const F take = FILL(sgd->take), keep = FILL(sgd->keep), add = FILL(sgd->add), decay = FILL(sgd->decay);
+  const F first = FILL(correction[0]), second = FILL(correction[1]), lr = FILL(sgd->lr);
+  for (int64_t i = 0; i < width; i += LANES) {
+    const F ones = sgd->trained ? numbers(sgd->trained + i) : FILL(1.f), old = load(w + i), decayed = old * ones;
+    const F slope = sgd->decoupled ? scale * load(g + i) : FMA(decay, decayed, scale * load(g + i));
+    const F before = load(means + i), apart = slope - before;
+    /* from the nearer end */
+    const F mean = sgd->take < .5f ? FMA(take, apart, before) : FMA(take - 1.f, apart, slope);
+    const F square = FMA(add * slope, slope, keep * load(squares + i));
+    const M frozen = ABOVE(FILL(1.f), ones);
+    const F kept_mean = PICK(frozen, before, mean), kept_square = PICK(frozen, load(squares + i), square);
+    F step = kept_mean / ((ROOT(kept_square) / second + sgd->eps) * first);
+    if (sgd->decoupled) step = FMA(decay, decayed, step);
+    store(means + i, kept_mean);
+    store(squares + i, kept_square);
+    store(w + i, PICK(frozen, old, FMA(ZERO - lr, step, old)));
+  }
+  m[2 * width]++;
+}
+
+/* Take step number `at` of a call along g, which is changed; clipping, decay and momentum are as in torch.optim. */
+PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width, const Sgd *sgd,
+                       int64_t at) {
+  const float scale = prepare(w, g, width, sgd);
+  if (sgd->corrections) {
+    adam(w, m, g, width, sgd, sgd->corrections + 2 * at, scale);
+    return;
+  }
+  const F momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
   for (int64_t i = 0; i < width; i += LANES) {
     const F old = load(w + i), moved = FMA(momentum, load(m + i), FMA(decay, old, scale * load(g + i)));
     const M frozen = sgd->trained ? ABOVE(FILL(1.f), numbers(sgd->trained + i)) : ABOVE(ZERO, ZERO);

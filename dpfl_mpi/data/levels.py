@@ -1,0 +1,70 @@
+"""Images of floats that are bytes in other units: n * s + t, as PFLlib's (n / 255 - 0.5) / 0.5 and torchvision's Normalize leave them."""
+
+import numpy as np
+
+AT_ONCE = 4096  # images
+LOOKED_AT = 1000  # images that s and t are found on
+Steps = tuple[tuple[float, float], ...]  # (s, t) of each channel
+
+
+def bytes_of(x: np.ndarray) -> tuple[np.ndarray, Steps] | None:
+    """Return images float32 `[M, H, W, C]` as bytes n, uint8, and s and t of each channel; None where they are no n * s + t.
+
+    Exact: in a channel each byte stands for one float32, which n * s + t is up to the rounding of a few operations.
+    """
+    out, steps = np.empty(x.shape, np.uint8), []
+    for c in range(x.shape[-1]):
+        found = channel(x[..., c], out[..., c])
+        if found is None:
+            return None
+        steps.append(found)
+    return out, tuple(steps)
+
+
+def channel(x: np.ndarray, out: np.ndarray) -> tuple[float, float] | None:
+    """Write one channel `[M, H, W]` as bytes into `out`, which reach 255 or come near it, and return s and t."""
+    found = fitted(np.unique(x[:: -(-len(x) // LOOKED_AT)]).astype(np.float64))
+    if found is None:
+        return None
+    s, t = found
+    parts = [slice(first, first + AT_ONCE) for first in range(0, len(x), AT_ONCE)]
+    low, high = (int(np.rint((float(end) - t) / s)) for end in (x.min(), x.max()))
+    if high - low > 255:
+        return None
+    stands_for = np.full(high - low + 1, np.nan, np.float32)
+    for part in parts:
+        n = np.rint((x[part].astype(np.float64) - t) / s).astype(np.int64) - low
+        before = stands_for[n]
+        new = np.isnan(before)
+        stands_for[n[new]] = x[part][new]
+        if not np.array_equal(stands_for[n], x[part]):  # two floats of one byte
+            return None
+        out[part] = n
+    t += low * s
+    there = np.flatnonzero(~np.isnan(stands_for))
+    if np.abs(there * s + t - stands_for[there]).max() > rounding(stands_for[there]):
+        return None
+    times = 255 // max(high - low, 1)  # what has few levels has them from black to white
+    out *= times
+    return s / times, t
+
+
+def fitted(values: np.ndarray) -> tuple[float, float] | None:
+    """Return s and t of values in ascending order, at most 256 of which n goes from 0 to at most 255; the largest s that there is."""
+    if len(values) > 256:
+        return None
+    t, span, allowed = values[0], values[-1] - values[0], rounding(values)
+    if not span:
+        return 1.0, float(t)
+    gap = np.diff(values).min()
+    for parts in range(1, int(255.5 * gap / span) + 1):
+        n = np.rint((values - t) * (parts / gap))
+        s = span / n[-1]
+        if n[-1] <= 255 and s > 100 * allowed and np.abs(n * s + t - values).max() <= allowed:
+            return float(s), float(t)
+    return None
+
+
+def rounding(values: np.ndarray) -> float:
+    """Return how far values may be from n * s + t: that of float32 in a few operations."""
+    return float(8 * np.finfo(np.float32).eps * np.abs(values).max())
