@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dpfl_mpi.engine import after, record
+from dpfl_mpi.engine.beside import Beside
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
@@ -32,11 +33,11 @@ def train(run: Run, job: Job, world: World) -> Path:
         if not forgotten(path, job, world, checkpoints):
             done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
         if not done_at:
-            with Watch(job, world, lock.release) as watch:
+            with Watch(job, world, lock.release) as watch, Beside(path, job, world) as beside:
                 if world.local_rank == 0:
                     remove_left()
                 parts = build(resolved, job, world)
-                rounds(path, parts, job, checkpoints, watch)
+                rounds(path, parts, job, checkpoints, watch, beside)
         elif world.root and not job.quiet:
             print(f"found, not computed (since {done_at}); --fresh runs anew", flush=True)
         checkpoints.clear()
@@ -45,7 +46,7 @@ def train(run: Run, job: Job, world: World) -> Path:
     return path
 
 
-def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch) -> None:
+def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch, beside: Beside) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end. Collective."""
     state, recorder = begin(path, parts, checkpoints, watch)
     run, method = parts.run, parts.run.found("method")
@@ -63,6 +64,7 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
                 state = state_after(parts, method, state)
                 record.write_round(recorder, parts, state)
                 progress.line(t)
+                beside.tell(t)
                 due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
                 if due:
                     checkpoints.save(parts, state, recorder)

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dpfl_mpi.plugins import is_path
 from dpfl_mpi.settings.fields import field
 from dpfl_mpi.settings.values import Every
 
+LIBRARIES = ("tensorboard", "wandb", "mlflow")
+LOGS = "tensorboard, wandb, mlflow or FILE.jsonl"
 FILE_NAME = "the name of a file, in UTF-8, of at most 200 bytes"
 
 
@@ -18,6 +21,10 @@ def file_name(text: str) -> bool:
         return usable and not path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def log_name(text: str) -> bool:
+    return text in LIBRARIES or (text.endswith(".jsonl") and file_name(text))
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Job:
     grace: float = field(25.0, "job", "seconds that remain after USR1, USR2, TERM or INT", low=0, what="a number of seconds")
     watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, what="a number of seconds")
     quiet: bool = field(False, "job", "print nothing")
+    log: str | None = field(None, "job", f"log each round to {LOGS}", valid=log_name, what=LOGS)
+    callback: str | None = field(None, "job", "file NAME.py, of which on_round(result, t) is called after each round", valid=is_path, what="a file NAME.py")
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -1,0 +1,116 @@
+"""What tells others of each round can change no number, tells each round once, goes on where a log ends, and leaves the run alone where it fails."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_result
+from launch import environment, mpirun
+
+from dpfl_mpi import follow
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import to_flags
+
+FIELDS = {"clients": 5, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "quiet": True}
+CALLBACK = """
+from pathlib import Path
+def on_round(result, t):
+    import numpy, random, torch  # what a run must not feel
+    random.seed(t), numpy.random.seed(t), torch.manual_seed(t), torch.set_default_dtype(torch.float64)
+    with Path(__file__).with_suffix(".txt").open("a") as file:
+        print(t, float(result.mean("round/test_acc")[t]), file=file)
+"""
+
+
+def told(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_callback_and_a_log_change_no_number_and_have_each_round(tmp_path):
+    callback, log = tmp_path / "mine.py", tmp_path / "new" / "log.jsonl"
+    callback.write_text(CALLBACK)
+    flags = to_flags(FIELDS)
+    both = [f"--callback={callback}", f"--log={log}"]
+    for name, more in (("a.h5", []), ("b.h5", both)):
+        done = mpirun(2, "-m", "dpfl_mpi", *flags, *more, f"--out={tmp_path / name}")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with Result(tmp_path / "a.h5") as plain, Result(tmp_path / "b.h5") as result:
+        assert Result.differences(plain, result) == []
+        means = result.mean("round/test_acc")
+        called = [line.split() for line in (tmp_path / "mine.txt").read_text().splitlines()]
+        assert [(int(t), float(mean)) for t, mean in called] == list(enumerate(means))
+        assert [(line["round"], line["test_acc"], line["run"]) for line in told(log)] == [
+            (t, mean, "b") for t, mean in enumerate(means)
+        ]
+
+
+def test_a_log_goes_on_where_it_ends(tmp_path):
+    """Another start of the same run adds what is missing; another run, and one that began anew, have lines of their own."""
+    path, log = tiny_result.make(tmp_path / "a.h5"), tmp_path / "log.jsonl"
+    with Result(path) as result:
+        last, add = follow.opened(str(log), result)
+        assert last == -1
+        add(0, {"test_acc": float("nan")})
+    seen = []
+    follow.follow(path, str(log), lambda result, t: seen.append(t), iter([2, sys.maxsize]))
+    assert [line["round"] for line in told(log)] == [0, 1, 2] and told(log)[0]["test_acc"] is None
+    assert seen == [2]  # this start has computed round 2 alone
+    np.testing.assert_allclose([line["edges"] for line in told(log)[1:]], [2, 3])
+    follow.follow(tiny_result.make(tmp_path / "b.h5"), str(log), None, iter([0]))
+    assert [(line["run"], line["round"]) for line in told(log)[3:]] == [("b", 0), ("b", 1), ("b", 2)]
+    log.write_text(log.read_text()[:-20])
+    assert follow.main([str(path), f"--log={log}"]) == 2
+
+
+@pytest.mark.parametrize("log", ["tensorboard", "wandb", "mlflow"])
+def test_a_library_logs_each_round_once(log, tmp_path, monkeypatch):
+    pytest.importorskip(log, reason=f"{log} is not installed")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'ml'}")
+    words = [sys.executable, "-m", "dpfl_mpi.follow", tiny_result.make(tmp_path / "a.h5"), f"--log={log}"]
+    for _ in range(1 if log == "wandb" else 2):  # offline it cannot be read back: the second log would hold all again
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    if log == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        [folder] = (tmp_path / "tensorboard").iterdir()
+        assert [e.step for e in EventAccumulator(str(folder)).Reload().Scalars("edges")] == [0, 1, 2]
+    elif log == "mlflow":
+        import mlflow
+
+        [run] = mlflow.search_runs(experiment_names=["dpfl_mpi"], output_format="list")
+        held = mlflow.MlflowClient().get_metric_history(run.info.run_id, "edges")
+        assert [(one.step, one.value) for one in held] == [(0, 5), (1, 2), (2, 3)]
+    else:
+        [folder] = (tmp_path / "wandb").glob("offline-run-*")
+        assert [*folder.glob("*.wandb")]
+
+
+@pytest.mark.parametrize(("code", "more", "sentence"), [
+    ("x = 1", [], "--callback is {}, which has no function on_round(result, t)"),
+    ("def on_round(", [], "--callback is {}, which does not compile: '(' was never closed ({}, line 1)"),
+    (None, [], "--callback is {}; there is no such file"),
+    ("def on_round(result, t): pass", ["--log=x"], "--log is 'x'; allowed is tensorboard, wandb, mlflow or FILE.jsonl"),
+])  # fmt: skip
+def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path):
+    callback = tmp_path / "mine.py"
+    if code:
+        callback.write_text(code)
+    flags = [*to_flags(FIELDS), f"--callback={callback}", *more, f"--out={tmp_path / 'a.h5'}"]
+    done = mpirun(2, "-m", "dpfl_mpi", *flags)
+    assert (done.returncode, done.stderr) == (2, f"error: {sentence}\n".replace("{}", str(callback)))
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_a_callback_that_fails_leaves_the_run_alone(tmp_path):
+    callback, out = tmp_path / "mine.py", tmp_path / "a.h5"
+    callback.write_text("def on_round(result, t):\n    return 1 / (1 - t)\n")
+    done = mpirun(2, "-m", "dpfl_mpi", *to_flags(FIELDS), f"--callback={callback}", f"--out={out}")
+    why = f"on_round of {callback} fails: ZeroDivisionError: division by zero ({callback}, line 2)"
+    assert done.returncode == 0 and done.stderr.startswith(f"warning: {why}; the run goes on without it; ")
+    assert Result(out).finished
