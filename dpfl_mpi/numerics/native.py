@@ -196,7 +196,8 @@ class Native:
         self._net.width = self.width
         if self._plan.features:
             self.read_by(max(self._plan.features))
-        self._memory = np.zeros(self._call.space(self._net) + 64, np.uint8)
+        self.bytes = self._call.space(self._net) + 64  # of activations, their gradients and a row's
+        self._memory = np.zeros(self.bytes, np.uint8)
         self._work = -(-self._memory.ctypes.data // 64) * 64
 
     def read_by(self, column: int) -> None:
@@ -450,6 +451,10 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
         return plan(learns, shape, dtype, classes), classes
     except Unknown as error:
         raise UserError(f"the CPU kernels have no layer for {error}") from error
+    except Exception as error:  # whatever it is, PyTorch computes the model
+        raise UserError(
+            f"the CPU kernels cannot plan {type(module).__name__} ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:

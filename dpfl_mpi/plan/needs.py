@@ -40,7 +40,7 @@ class Needs:
     node: np.ndarray
     data: np.ndarray  # bytes
     models: np.ndarray  # bytes
-    scratch: np.ndarray  # bytes while one client is scored
+    scratch: np.ndarray  # bytes while one client is trained or scored
     confusion: np.ndarray  # bytes of confusion matrices: each rank's, and on root all of them, which it writes
     window: np.ndarray  # bytes
     passes: int  # in which the widest graph is exchanged
@@ -86,7 +86,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 
     method = run.found("method")
     slots, window, passes = windows(run, job, method, k_r, row)
-    packed = packed_bytes(run, source, ensemble)
+    packed, native = packed_bytes(run, source, ensemble), native_bytes(job, source, ensemble)
     received, wire = traffic(run, method, k_r, slots, row)
     graph = run.most_senders > 0
     # models that a client scores at most to choose, in preprocessing and in a round, without repeats
@@ -111,7 +111,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         models=(k_r * (ROWS + (run.optimizer != "sgd") + run.staleness + 2 * bool(run.codec)) + slots * bool(packed))
         * ensemble.size
         * 4,
-        scratch=largest_val * (0 if in_native_kernels(job, source, ensemble) else image_bytes(source, ensemble)),
+        scratch=native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * (packed or row),
         passes=passes,
@@ -177,17 +177,19 @@ def traffic(
     return received, wire
 
 
-def in_native_kernels(job: Job, source: Source, ensemble: Any) -> bool:
-    """Return whether this machine's CPU would compute in the native kernels, else in PyTorch."""
+def native_bytes(job: Job, source: Source, ensemble: Any) -> int:
+    """Return the bytes in which this machine's CPU would compute by the native kernels, 0 where PyTorch would."""
     from dpfl_mpi.numerics.native import Native, form_of, without_fma
 
-    if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
-        return False
+    if ensemble.bf16 or job.block > 1 or job.kernels == "torch" or (job.kernels == "auto" and without_fma()):
+        return 0
     try:
-        Native(ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels), dtype=source.dtype)
-        return job.kernels != "auto" or not without_fma()
+        kernels = Native(
+            ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels), dtype=source.dtype
+        )
     except UserError:
-        return False
+        return 0
+    return kernels.bytes
 
 
 def image_bytes(source: Source, ensemble: Any) -> int:
@@ -286,8 +288,7 @@ def one_client(run: Resolved, job: Job, source: Source, ensemble: Any) -> tuple[
         images=lambda part, rows: images[rows],
     )
     clients, sgd = Clients(made, partition, np.zeros(1, np.int64), run.seed, run.augment, ensemble), optimiser(run)
-    native = in_native_kernels(job, source, ensemble)
-    if native:
+    if native_bytes(job, source, ensemble):
         return NativeBackend(ensemble, clients, sgd, form_of(job.kernels)), steps
     return Backend(ensemble, clients, sgd, 1), steps
 

@@ -54,6 +54,10 @@ def split(s, x):
     return s.h((a * b.sigmoid() - a / 3).transpose(1, 2).flatten(1))
 
 
+def lines(x):
+    return x.squeeze(2).transpose(1, 2)
+
+
 def attend(s, t):
     x = (s.e(t % 13) + s.place) * s.gain
     q = s.f(x).view(len(x), 7, 3, 4).transpose(1, 2)
@@ -148,6 +152,36 @@ NETS = {
             place=nn.Parameter(torch.randn(7, 12)), gain=nn.Parameter(torch.ones(12)),
         ),
         TOKENS,
+    ),
+    "nn.MultiheadAttention": (
+        lambda shape: Forward(
+            lambda s, x: s.h((lambda y, z: s.m(y, z, z)[0])(s.a(lines(x)), s.b(lines(x))).mean(1)),
+            a=nn.Linear(4, 12), b=nn.Linear(4, 12), m=nn.MultiheadAttention(12, 3, bias=False, batch_first=True), h=nn.Linear(12, CLASSES),
+        ),
+        LINES,
+    ),
+    "nn.TransformerEncoderLayer": (
+        lambda shape: Forward(
+            lambda s, x: s.h(s.m(s.a(lines(x))).mean(1)),
+            a=nn.Linear(4, 12), m=nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True), h=nn.Linear(12, CLASSES),
+        ),
+        LINES,
+    ),
+    "pools of one axis": (
+        lambda shape: Forward(
+            lambda s, x: s.h((lambda y: torch.cat([p(y) for p in s.pools], 2))(s.b(s.n(s.a(x.squeeze(2))))).flatten(1)),
+            a=nn.Conv1d(4, 8, 5, 2, 3, 2, groups=2), n=nn.InstanceNorm1d(8), b=nn.Conv1d(8, 4, 3, padding="same", dilation=2, groups=4),
+            pools=nn.ModuleList([nn.AvgPool1d(3, 2, 1), nn.AdaptiveAvgPool1d(7), nn.AdaptiveMaxPool1d(5), nn.MaxPool1d(3, 2)]),
+            h=nn.Linear(4 * 27, CLASSES),
+        ),
+        LINES,
+    ),
+    "softmax over lines": (
+        lambda shape: Forward(
+            lambda s, x: s.h((lambda y: y * s.q(y).softmax(1) * s.g)(s.a(lines(x)).tanh()).sum(1)),
+            a=nn.Linear(4, 10), q=nn.Linear(10, 1), g=nn.Parameter(torch.ones(1)), h=nn.Linear(10, CLASSES),
+        ),
+        LINES,
     ),
     "text": (lambda shape: text.build(shape, CLASSES, 17, 16, 4, 0, 0.0), TOKENS),
     "resnet": (lambda shape: resnet.build(shape, CLASSES, "8,12", 1, 4), IMAGE),
@@ -282,8 +316,29 @@ def test_what_is_done_to_tokens_is_named(function, sentence):
         (lambda s, x: s.h(x.flatten(1)) if x.sum() > 0 else s.h(-x.flatten(1)), "no layer for "),
         (lambda s, x: s.h(functional.relu(x.flatten(1)) if s.training else x.flatten(1)), "does other things in training"),
         (lambda s, x: functional.linear(x.flatten(1), s.h.weight * 2), "no layer for a weight that is computed"),
+        (lambda s, x: s.h(x.flatten(1)) + s.h(x.flatten(1) * 2), "no layer for a weight that is used twice in h"),
+        (lambda s, x: s.h(x.flatten(1)) + s.h(x.flatten(1)).detach(), "no layer for a weight that is used twice in h"),
+        (lambda s, x: s.h((x * 2).detach().flatten(1)), "no layer for a gradient that is stopped"),
+        (lambda s, x: s.h((x * 2).data.flatten(1)), "no layer for a gradient that is stopped"),
+        (lambda s, x: s.h(x.flatten(1)) * (1 // len(x.shape[4:])), "cannot be followed .ZeroDivisionError."),
     ],
 )  # fmt: skip
 def test_what_has_no_layer_is_named(function, sentence):
     with pytest.raises(UserError, match=sentence):
         native.describe(Forward(function, h=nn.Linear(270, CLASSES)), *IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("layers.correlations", "no layer for conv of these sizes .ZeroDivisionError. in 0.0"),
+        ("layers.edge", "cannot be followed .ZeroDivisionError. in 0.0"),
+        ("plan.fused", "cannot plan Sequential .ZeroDivisionError: "),
+    ],
+)
+def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
+    """Of ours: PyTorch then computes the model."""
+    fails = lambda *_: 1 / 0  # noqa: E731
+    monkeypatch.setattr(f"dpfl_mpi.numerics.lanes.{name}", (lambda *_: fails) if "corr" in name else fails)
+    with pytest.raises(UserError, match=sentence):
+        native.describe(NETS["padding"][0](IMAGE[0]), *IMAGE)

@@ -15,6 +15,7 @@ from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.placement import ids_of, place
+from dpfl_mpi.numerics import native
 from dpfl_mpi.plan import needs
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -152,6 +153,15 @@ def test_a_plan_counts_confusion_matrices():
     assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
     without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
     assert (plan.memory - without).tolist() == plan.confusion.tolist()
+
+
+@pytest.mark.parametrize("form", native.forms() if native.LIBRARY.exists() else ())
+def test_a_plan_counts_the_kernels_work_space(form):
+    """Of an mlp 64 - 64 - 10 on 8x8 images, in vectors: a sample, what the layers give and its gradient, the inputs of one turned. One gradient of a row."""
+    plan = planned(FEW | {"clients": 2, "model": "mlp"}, 3, kernels=form)
+    work = (64 + 2 * 64 + 2 * 10 + 65) * native.FORMS[form] // 8 + 4 * 4816 + 64
+    assert plan.scratch.tolist() == [work, work, 0]
+    assert planned(FEW | {"clients": 2, "model": "mlp"}, 3, kernels="torch").scratch[0] != work
 
 
 def test_saves_what_a_run_reads(tmp_path, capsys):

@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
-from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles
+from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles, linear
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Recorder, S, Slot, Unknown, Use, image, move
 
 
@@ -75,7 +76,7 @@ def plus(r: Recorder, out: Tensor, times: bool, input: Tensor, parameter: Tensor
     own = [1] * (len(shape) - len(own)) + own if len(own) <= len(shape) else own[len(own) - len(shape) :]
     kept = [i for i, n in enumerate(own) if n != 1]
     first, last = (kept[0], kept[-1]) if kept else (0, 0)
-    if tuple(out.shape[1:]) != view.shape or own[first : last + 1] != shape[first : last + 1]:
+    if tuple(out.shape[1:]) != view.shape or (kept and own[first : last + 1] != shape[first : last + 1]):
         raise Unknown(f"a parameter of the shape {tuple(parameter.shape)} at a tensor {shape}{r.place()}")
     share = math.prod(shape[last + 1 :]) if kept else math.prod(shape)
     use = Use(view, flat(view.shape))
@@ -204,9 +205,13 @@ def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
 
 @handles("softmax")
 def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_: Any, **more: Any) -> None:
+    if dim is None or dim % input.dim() == 0:
+        raise Unknown(f"softmax over samples, or over an axis that is not named{r.place()}")
+    if dim % input.dim() != input.dim() - 1:
+        share = (turned := input.movedim(dim, -1)).softmax(-1).contiguous()
+        softmax(r, share, turned, -1)
+        return moved(r, out, share.movedim(-1, dim))
     view = r.leading(input)
-    if dim is None or dim % input.dim() != input.dim() - 1:
-        raise Unknown(f"softmax over another axis than the last{r.place()}")
     lines = math.prod(view.shape[:-1])
     use = Use(view, (1, lines, view.shape[-1]))
     r.record(out, Op("softmax", [use], r.made([use], (1, lines, view.shape[-1])), in_place=True))
@@ -235,6 +240,40 @@ def attention(
     each(r, scaled, "line", score, factor, 0.0)
     softmax(r, share, scaled, -1)
     matmul(r, out, share, value)
+
+
+@handles("multi_head_attention_forward")
+def multi_head(
+    r: Recorder,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: int,
+    heads: int,
+    weight: Tensor,
+    bias: Tensor | None,
+    *rest: Any,
+    key_padding_mask: Any = None,
+    attn_mask: Any = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """nn.MultiheadAttention, whose samples are its second axis; rest: added keys and values (3), dropout, weight and bias of the last layer."""
+    *added, share, out_weight, out_bias = rest
+    if any(added) or key_padding_mask is not None or attn_mask is not None or (share and more["training"]):
+        raise Unknown(f"attention with a mask, dropout or added keys{r.place()}")
+
+    def dense(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        made = functional.linear(input, weight, bias)
+        linear(r, made, input, weight, bias)
+        return made
+
+    inputs, biases = (query, key, value), [None] * 3 if bias is None else bias.chunk(3)
+    made = map(dense, (t.transpose(0, 1) for t in inputs), weight.chunk(3), biases)
+    split = [t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made]
+    attention(r, heard := functional.scaled_dot_product_attention(*split).contiguous(), *split)
+    moved(r, joint := heard.transpose(1, 2).flatten(2), heard.transpose(1, 2))
+    return dense(joint, out_weight, out_bias).transpose(0, 1), None
 
 
 # tokens and dropout ---------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Use, View, move
+from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, Use, View, move
 
 KINDS = (
     *("stage", "dense", "conv", "move", "clear", "relu", "leaky_relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
@@ -273,7 +273,10 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         inputs = [arena.number(use) for use in op.uses]
         shared = op.uses[0].view.slot if arena.shares(op) else None
         out = arena.place(op.out, shared, op.overwrites and shared is not None and not arena.makers[shared].keeps)
-        size, table = op.fill(*(arena.where(i) for i in [*inputs, out]))
+        try:
+            size, table = op.fill(*(arena.where(i) for i in [*inputs, out]))
+        except Exception as error:
+            raise Unknown(f"{op.kind} of these sizes ({type(error).__name__}){op.place}") from error
         layer = CLayer(KINDS.index(op.kind), inputs[0], inputs[-1], out, op.facts["adds"])
         layer.size[: len(size)], layer.number[: len(op.numbers)] = size, op.numbers
         layer.weight, layer.bias, layer.space = op.weight, op.bias, arena.take(op.space)

@@ -85,6 +85,7 @@ class Op:
     in_place: bool = False  # whether its gradient may lie where that of its first input does
     overwrites: bool = False  # whether its numbers may, too: its way back does not read them
     keeps: bool = True  # whether its way back reads its own output, which then stays
+    place: str = ""  # " in LAYER"
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -122,6 +123,7 @@ class Recorder(TorchFunctionMode):
         self.alive: list[Tensor] = []  # so that no memory is given out twice
         self.handlers, self.where, self.drops = handlers, [""], 0
         self.dropping: KeyedDropout | None = None
+        self.used: list[range] = []  # columns of parameters
         self.parameters = [(p, columns[name]) for name, p in module.named_parameters()]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,10 +138,13 @@ class Recorder(TorchFunctionMode):
         changed = versions != [t._version for t in inputs]
         if not made and name in ASKS:
             return out
+        learns = any(t.requires_grad for t in inputs)
+        if learns and any(t.is_floating_point() and not t.requires_grad for t in made):
+            raise Unknown(f"a gradient that is stopped{self.place()}")
         if made and not changed and all(self.slot(t) for t in made):
             return out  # a view
         handler = self.handlers.get(name.strip("_"))
-        if handler is None or len(made) != 1 or (changed and made[0] is not inputs[0]):
+        if handler is None or not made or (changed and made[0] is not inputs[0]):
             raise Unknown(name.strip("_") + self.place())
         if changed:  # in place: what was read is what there was, and whoever looks there sees the new numbers
             if not self.view(inputs[0]).whole:
@@ -147,10 +152,10 @@ class Recorder(TorchFunctionMode):
         elif not made[0].is_contiguous():
             out = made[0] = made[0].contiguous()
         try:
-            handler(self, made[0], *args, **kwargs)
+            instead = handler(self, made[0], *args, **kwargs)
         except TypeError as error:
             raise Unknown(f"{name.strip('_')} called with other arguments{self.place()}") from error
-        return out
+        return out if instead is None else instead
 
     def place(self) -> str:
         """Return in which layer of the module that is."""
@@ -208,13 +213,20 @@ class Recorder(TorchFunctionMode):
 
     def record(self, out: Tensor, op: Op) -> None:
         """Append an op whose output is a tensor."""
+        op.place = self.place()
         self.ops.append(op)
         self.keep(out, op.out)
 
     def made(self, uses: list[Use], geometry: Geometry, *parameters: tuple[int, Tensor | None]) -> Slot:
-        """Return the slot of an op's output: it depends on what its inputs do, and on its parameters (column, tensor)."""
-        ends = [column + tensor.numel() for column, tensor in parameters if tensor is not None]
-        return Slot(geometry, max([use.view.slot.upstream for use in uses] + ends))
+        """Return the slot of an op's output: it depends on what its inputs do, and on its parameters (column, tensor).
+
+        The gradients of two ops would be added in an order that the width of vectors changes: a parameter has one op.
+        """
+        own = [range(column, column + tensor.numel()) for column, tensor in parameters if tensor is not None]
+        if any(one.start < other.stop and other.start < one.stop for one in own for other in self.used):
+            raise Unknown(f"a weight that is used twice{self.place()}")
+        self.used += own
+        return Slot(geometry, max([use.view.slot.upstream for use in uses] + [one.stop for one in own]))
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -260,16 +272,16 @@ def trace(
             part.forward = functools.partial(recorder.dropout, part)  # type: ignore[method-assign]
     sample = Slot(geometry_of(shape), 0, dtype == "int32")
     x = torch.zeros(S, *(shape[2:] + shape[:2] if len(shape) == 3 else shape))
-    x = x.long() if sample.tokens else x
+    x = x.long() if sample.tokens else x.requires_grad_() + 0  # the result of a sum may be changed in place
     recorder.keep(x, sample)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), recorder:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]), recorder:
             logits = module(x)
         return Traced(recorder.ops, recorder.leading(logits), sample)
     except Unknown:
         raise
     except Exception as error:
-        raise Unknown(f"a forward that cannot be followed ({type(error).__name__})") from error
+        raise Unknown(f"a forward that cannot be followed ({type(error).__name__}){recorder.place()}") from error
 
 
 def void(_: object) -> None:
