@@ -272,6 +272,7 @@ class Federation:
 
     bggc = verb("greedy", Greedy.bggc, collective=True)
     ggc = verb("greedy", Greedy.ggc, collective=True)
+    losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True)
     shuffle = verb("greedy", Greedy.shuffle)
     reachable = verb("members", Members.reachable)
     collect = verb("members", Members.collect, collective=True)

@@ -19,6 +19,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.native import Start
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.search import Rule
 
 
 def decide(a: float, b: float, coin: float) -> bool:
@@ -33,14 +34,19 @@ class Greedy:
     def __init__(self, scoring: Scoring, sums: Sums, run: Resolved):
         self.members, self.log, self.scoring, self.mail, self.sums = sums.members, sums.log, scoring, sums.mail, sums
         self.blocks, self.seed = scoring.backend.blocks, run.seed
+        options = run.found("method").options
+        self.rule = options(**run.options) if issubclass(options, Rule) else Rule()
         self.repeats = run.ggc_repeats  # searches with other orders and coins, of which the best reward counts
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
         repeats = []
         sums, p_sums = self.sums.over_received(received)
+        losses = self._losses_of(received) if self.rule.order == "loss" else None
         for repeat in range(self.repeats):
             orders = [self.shuffle(k, received.graph.of(k), repeat) for k in self.members.ids]
+            if losses is not None:
+                orders = [by_loss(order, loss) for order, loss in zip(orders, losses, strict=True)]
             searches = self._searches(w_KW, sums, p_sums, repeat)
             for here, now in received.passes(orders):  # one pass, unless the graph is wider than the window
                 for search in searches:
@@ -51,9 +57,11 @@ class Greedy:
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
         members, repeats = self.members, []
+        losses = self.losses_of_all(w_KW) if self.rule.order == "loss" else None
         sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
         for repeat in range(self.repeats):
-            orders = [Order(self, int(k), repeat) for k in members.ids]  # line 9
+            lost = [None] * len(members.ids) if losses is None else losses
+            orders = [Order(self, int(k), repeat, loss) for k, loss in zip(members.ids, lost, strict=True)]  # line 9
             searches = self._searches(w_KW, sums, p_sums, repeat)
             widths = members.most_senders[members.ids]  # of a client's batch; 0 once its budget is full
             while True:  # line 10
@@ -70,6 +78,32 @@ class Greedy:
             repeats.append(searches)
         self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return members.collect(best_of(repeats))
+
+    def losses_of_all(self, w_KW: Tensor) -> np.ndarray:
+        """Return the loss of every client's model alone on the validation images of each local client that can receive it, `[K, N]`, else nan. Collective.
+
+        Counts evaluations, and no models received.
+        """
+        members = self.members
+        loss, asks = np.full((len(members.ids), members.n), np.nan), np.zeros((len(members.ids), members.n), bool)
+        for i, k in enumerate(members.ids):
+            if members.most_senders[k] > 0:  # who may receive nothing asks nobody
+                asks[i, members.reachable(k)] = True
+        self.log.every_row = True
+        for j, row in self.mail.every_row(w_KW):
+            with self.log.clock("graph"):
+                loss[:, j] = self.scoring.losses(row, asks[:, j])
+        return loss
+
+    def _losses_of(self, received: Received) -> np.ndarray:
+        """Return the same of the models received."""
+        lists = [received.graph.of(k) for k in self.members.ids]
+        loss = np.full((len(lists), self.members.n), np.nan)
+        for here, now in received.passes(lists):
+            for j in np.unique(np.concatenate([np.zeros(0, np.int64), *now])):
+                asks = np.array([j in senders for senders in now])
+                loss[asks, j] = self.scoring.losses(here.rows([j])[0], asks)[asks]
+        return loss
 
     def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
         """Return the candidates in client k's order of this round, or of round `number` (and repeat)."""
@@ -94,6 +128,8 @@ class Search:
     def __init__(self, greedy: Greedy, block: slice, w_KW: Tensor, y_kW: Tensor, p_y: np.ndarray, repeat: int):
         """Start from X = {k}, and from Y = S and k, whose sum of p_i w_i is `y_kW` `[k, W]` and whose sum of p_i is `p_y` `[k]`."""
         self.scoring, self.block, self.coins = greedy.scoring, block, greedy.coins(block, repeat)
+        self.rule, self.ended = greedy.rule, np.zeros(len(greedy.members.ids[block]), bool)
+        self.models = 1 if self.rule.search == "forward" else 2  # that are scored of each candidate
         self.ensemble, self.p = self.scoring.backend.ensemble, greedy.members.p
         self.ids = greedy.members.ids[block]
         self.most_senders = greedy.members.most_senders[self.ids]  # B_c - 1
@@ -106,14 +142,15 @@ class Search:
         self.started = False
         # the native kernels' search decides all models at hand in one call, to the bit as `consider` does one by one
         self.chooser: Any = None
-        if len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.wire.columns is None:
+        at_once = len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.wire.columns is None
+        if at_once and self.rule.decides_as_paper:
             start = Start(self.x[0], y_kW[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
             self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
 
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
         # Paper: line 13 tests after the loop (Algorithm 2) or after a decision (Algorithm 3), which B_c = 1 would never meet.
-        return len(self.chosen[i]) >= self.most_senders[i]
+        return len(self.chosen[i]) >= self.most_senders[i] or bool(self.ended[i])
 
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
         """Decide the candidates of each client in their order (lines 2-12), whose models are all `here`."""
@@ -131,12 +168,15 @@ class Search:
             x_j, y_j = self.scoring.backend.candidate(
                 self.x, self.y, here.rows(j, self.block), p_j, p_xj, p_yj, self.pair
             )
-            r_xj, r_yj = self.scoring.reward(self.block, self.pair, active).T  # R(X and j), R(Y without j): lines 4, 6
+            r_xj, r_yj = self._rewards(active)  # R(X and j), R(Y without j): lines 4, 6
             added = np.zeros(len(active), bool)
             for i in np.flatnonzero(active):
-                a = max(r_xj[i] - self.r_x[i], 0.0)  # line 7
-                b = max(r_yj[i] - self.r_y[i], 0.0)  # line 8
+                gain, gain_y = r_xj[i] - self.r_x[i], r_yj[i] - self.r_y[i]
+                a = max(gain, 0.0)  # line 7
+                b = max(gain_y, 0.0)  # line 8
                 added[i] = decide(a, b, self.coins[i].random())  # line 9
+                if not self.rule.decides_as_paper:
+                    added[i] = self._departs(i, gain, gain_y, bool(added[i]))
                 self.cases[i, GAINS.index((a > 0, b > 0))] += 1
                 if added[i]:
                     self.chosen[i].append(j[i])  # line 10
@@ -144,6 +184,21 @@ class Search:
             self.x, self.y = keep(added, x_j, self.x), keep(removed, y_j, self.y)
             self.p_x, self.p_y = np.where(added, p_xj, self.p_x), np.where(removed, p_yj, self.p_y)
             self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
+
+    def _departs(self, i: int, gain: float, gain_y: float, added: bool) -> bool:
+        """Return whether to add by the rule where the paper's line 9 says `added`; a search may end here."""
+        rule = self.rule
+        if rule.search == "forward":
+            added = gain >= rule.tolerance * self.r_x[i]  # R is the negative loss
+        elif max(gain, gain_y) <= 0 and rule.neither != "add":
+            added = rule.neither == "smaller" and gain >= gain_y
+        self.ended[i] = rule.stop and not added
+        return bool(added)
+
+    def _rewards(self, active: np.ndarray) -> np.ndarray:
+        """Return R of both averages of `pair`, `[2, k]`; of a forward search that of Y is not computed, and stands at 0."""
+        r = self.scoring.reward(self.block, self.pair[:, : self.models].contiguous(), active).T
+        return r if self.models == 2 else np.concatenate([r, r * 0])
 
     def _consider_at_once(self, here: Arrived, order: np.ndarray) -> None:
         if len(order) == 0 or self.is_full(0):
@@ -159,17 +214,17 @@ class Search:
     def _start(self, active: np.ndarray) -> None:
         torch.div(self.x, self.ensemble.column(self.p_x), out=self.pair[:, 0])
         torch.div(self.y, self.ensemble.column(self.p_y), out=self.pair[:, 1])
-        self.r_x, self.r_y = self.scoring.reward(self.block, self.pair, active).T
+        self.r_x, self.r_y = self._rewards(active)
         self.started = True
 
 
 class Order:
-    """The candidates of one client in its random order (line 9 of Algorithm 3); only the next few are kept, for all would be N^2 numbers."""
+    """The candidates of one client in its order (line 9 of Algorithm 3), random, or by its losses `[N]`; only the next few are kept, for all would be N^2 numbers."""
 
     AHEAD = 64  # batches kept; what comes later is drawn again
 
-    def __init__(self, greedy: Greedy, k: int, repeat: int):
-        self.greedy, self.k, self.repeat = greedy, k, repeat
+    def __init__(self, greedy: Greedy, k: int, repeat: int, losses: np.ndarray | None = None):
+        self.greedy, self.k, self.repeat, self.losses = greedy, k, repeat, losses
         self.done, self.left = 0, 1  # candidates handed out, and to come: at least 1, until the first draw counts them
         self.kept = np.zeros(0, np.int64)  # drawn, not yet handed out
 
@@ -177,11 +232,17 @@ class Order:
         """Return the next `width` candidates, or what is left of them."""
         if width > len(self.kept) and self.left > len(self.kept):
             whole = self.greedy.shuffle(self.k, self.greedy.members.reachable(self.k), self.repeat)
+            whole = whole if self.losses is None else by_loss(whole, self.losses)
             self.kept = whole[self.done : self.done + self.AHEAD * width].copy()
             self.left = len(whole) - self.done
         now, self.kept = self.kept[:width], self.kept[width:]
         self.done, self.left = self.done + len(now), self.left - len(now)
         return now
+
+
+def by_loss(order: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Return the candidates by their losses `[N]`, the smallest first, equal ones in their order."""
+    return order[np.argsort(losses[order], kind="stable")]
 
 
 def keep(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:

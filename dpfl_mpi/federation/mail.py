@@ -74,7 +74,7 @@ class MailRoom:
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
         degrees = graph.degrees()[members.ids]
-        if came := self._came(w_KW):  # then they count where fed.note_received tells of them
+        if came := self.came(w_KW):  # then they count where fed.note_received tells of them
             degrees = degrees * (not self.log.told)
             self.log.again += degrees
         self.log.notes["models_received"] += degrees
@@ -88,7 +88,7 @@ class MailRoom:
         """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once."""
         members = self.members
         members.exclude_diverged(w_KW)
-        came = self.wire.counts and self._came(w_KW)
+        came = self.wire.counts and self.came(w_KW)
         self.stage(w_KW)
         if not came:
             self.wire.to_all() if members.serves else self.wire.to_server()
@@ -143,7 +143,7 @@ class MailRoom:
         self.sendings += 1
         self.everywhere = False
 
-    def _came(self, w_KW: Tensor) -> bool:
+    def came(self, w_KW: Tensor) -> bool:
         """Return whether every_row has just brought these very rows to all clients. Collective."""
         if not self.log.every_row:
             return False

@@ -97,10 +97,10 @@ class Scoring:
         self.log.images[i] += len(w_mW) * self.backend.clients.n_train[i]
         return self.backend.training_losses(i, w_mW)
 
-    def reward(self, rows: slice, pair_k2W: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return R = -validation loss of two models per client of a block, float64 `[k, 2]` (equation 6); `counted` `[k]` says whose count."""
-        self.count(rows, 2 * counted)
-        return -self._search_losses(rows, pair_k2W)
+    def reward(self, rows: slice, w_kmW: Tensor, counted: np.ndarray) -> np.ndarray:
+        """Return R = -validation loss of m models per client of a block, float64 `[k, m]` (equation 6); `counted` `[k]` says whose count."""
+        self.count(rows, w_kmW.shape[1] * counted)
+        return -self._search_losses(rows, w_kmW)
 
     def count(self, rows: slice, models: int | np.ndarray) -> None:
         """Count so many models, one number or `[k]`, scored on the images that the search sees."""

@@ -183,7 +183,8 @@ class Sums:
                     each, sent = each.clone(), self.mail.wire.leaving(w_KW)
                     for i in false[members.active[members.ids[false]]]:
                         each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
-            self.mail.wire.to_all()
+            if not (self.mail.wire.counts and self.mail.came(w_KW)):
+                self.mail.wire.to_all()
             p_all = np.full(len(w_KW), math.fsum(members.p[members.active]))
             return self._completed(from_fixed_point(each), w_KW, p_all), p_all
         sets = [np.union1d(members.reachable(k) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]

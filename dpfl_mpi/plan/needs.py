@@ -92,7 +92,8 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     # models that a client scores at most to choose, in preprocessing and in a round, without repeats
     first, later = (n - 1) * (graph and method.asks_all), 0
     if graph and method.searches:  # R of two models per candidate, and of the two that the search starts from
-        first, later = 2 * (n - 1) + 2, 2 * run.most_senders + 2
+        models = 2 + method.asks_all  # of a candidate; the model alone, too, where the order is by loss
+        first, later = models * (n - 1) + 2, models * run.most_senders + 2
     anew = int(run.rounds // run.omega_period) if graph else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs

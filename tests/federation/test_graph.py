@@ -17,6 +17,7 @@ from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.models import mlp
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.search import Rule
 
 N = 7
 
@@ -108,6 +109,63 @@ def test_ggc_is_algorithm_2(fed, most, seed, repeats):
         one = {frozenset(reference.ggc(k, a, models, fed.p, reward, most + 1, b)) for a, b in each}
         alone.add(len(one))
     assert most in (0, N - 1) or max(alone) > 1 or repeats == 1  # repeats end in different sets
+
+
+RULES = [
+    {"order": "loss"},
+    {"neither": "keep_out"},
+    {"neither": "smaller", "order": "loss"},
+    {"stop": True},
+    {"search": "forward", "order": "loss", "tolerance": 0.02},
+    {"search": "forward", "stop": True},
+]
+
+
+def departing(order, coins, models, p, R, most, rule):
+    """X of Algorithm 2 by a rule, in plain Python: all averages and rewards anew for each candidate."""
+    X, Y = [], list(order)
+    for j, coin in zip(order, coins, strict=False):
+        if len(X) >= most:
+            break
+        x, x_j, y, y_j = (
+            R(reference.average(p, models, {*s, len(p) - 1})) for s in (X, [*X, j], Y, [i for i in Y if i != j])
+        )
+        a, b = max(x_j - x, 0), max(y_j - y, 0)
+        add = coin < reference.probability(a, b)
+        if rule.search == "forward":
+            add = -x_j <= -x * (1 + rule.tolerance)
+        elif a == b == 0 and rule.neither != "add":
+            add = rule.neither == "smaller" and x_j - x >= y_j - y
+        X, Y = ([*X, j], Y) if add else (X, [i for i in Y if i != j])
+        if rule.stop and not add:
+            break
+    return sorted(X)
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.05])  # of far and of near models: gains of all signs
+@pytest.mark.parametrize("rule", RULES)
+def test_a_search_may_depart_from_the_algorithms(fed, rule, spread, monkeypatch):
+    start(fed, 5, 3)
+    rule = Rule(**rule)
+    monkeypatch.setattr(fed.greedy, "rule", rule)
+    w, models = rows_of(fed, 5, spread=spread)
+    fed.notes["evaluations"][:] = 0
+    before = fed.notes["cases"].sum(1)
+    omega = fed.bggc(w)
+    of_bggc, decided = fed.notes["evaluations"].copy(), fed.notes["cases"].sum(1) - before
+    chosen = fed.ggc(w, fed.exchange(w, omega))
+    for k in range(N):
+        for found, candidates in ((omega, np.delete(np.arange(N), k)), (chosen, omega.of(k))):
+            (order,), (coins,) = draws(fed, k, candidates, 1)
+            reward = reward_of(fed, k)
+            if rule.order == "loss":
+                order = sorted(order, key=lambda j, reward=reward: -reward(models[j]))
+            own = [*models, models[k]]  # k itself stands last, so that it is in every set
+            p = np.append(fed.p, fed.p[k])
+            expected = departing(order, coins, own, p, reward, 3, rule) if len(order) else []
+            assert found.of(k).tolist() == expected
+    scored = (1 if rule.search == "forward" else 2) * (1 + decided) + (N - 1) * (rule.order == "loss")
+    assert of_bggc.tolist() == scored.tolist()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
