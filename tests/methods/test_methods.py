@@ -275,6 +275,10 @@ def test_replaying_its_own_graphs_is_the_run(plain, tmp_path):
     assert keys[0] == keys[1] and len(keys[0]) == 64
 
 
+def test_dpfl_choice_without_options_is_dpfl(plain, tmp_path):
+    assert differences(plain, run_here(tmp_path / "a.h5", SMALL | {"method": "dpfl_choice"})) == []
+
+
 def test_variants_of_a_replay(plain):
     def graphs(**fields):
         with federation(SMALL | {"method": "replay", "graphs": str(plain), "budget": "inf"} | fields) as fed:
