@@ -176,7 +176,7 @@ class Search:
                 b = max(gain_y, 0.0)  # line 8
                 added[i] = decide(a, b, self.coins[i].random())  # line 9
                 if not self.rule.decides_as_paper:
-                    added[i] = self._departs(i, gain, gain_y, bool(added[i]))
+                    added[i] = self._departs(int(i), gain, gain_y, bool(added[i]))
                 self.cases[i, GAINS.index((a > 0, b > 0))] += 1
                 if added[i]:
                     self.chosen[i].append(j[i])  # line 10
