@@ -12,6 +12,7 @@ import numpy as np
 
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
+from dpfl_mpi.federation.greedy import REPAIR
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
@@ -150,6 +151,9 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
                 "traffic/bytes_collective": totals[2],
             }
         )
+        if parts.members.limits.churns:
+            repairs = {f"graph/{name}": everyone[name].astype(np.int32) for name in REPAIR}
+            to.append({"round/there": parts.members.there} | repairs)
         if clock:
             times = clock.spent | {"end": clock.now}
             to.append({f"network/{name}": values / NS for name, values in times.items()})

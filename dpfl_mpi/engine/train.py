@@ -53,7 +53,12 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
     total = run.rounds
     try:
         first = parts.round + 1 if state else 0
-        if run.finetune_epochs and not state and not run.newcomers and after.from_base(job, parts, recorder):
+        if (
+            run.finetune_epochs
+            and not state
+            and not (run.newcomers or run.churn)
+            and after.from_base(job, parts, recorder)
+        ):
             first = total + 1  # the base Run has computed the rounds
         with closing(record.Progress(parts, job.quiet, first)) as progress:
             for t in range(first, total + 1):

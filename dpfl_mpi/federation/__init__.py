@@ -25,7 +25,7 @@ from torch import Tensor
 from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation.greedy import Greedy
+from dpfl_mpi.federation.greedy import REPAIR, Greedy
 from dpfl_mpi.federation.limits import Drift
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.mail import MailRoom
@@ -34,6 +34,7 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.network.profiles import NS
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
@@ -79,8 +80,11 @@ class Parts:
         self._drift(number)
         if self.run.patience and not self.drift.round:  # who stops before a drift would never see it
             self.members.stop(self.scoring.stale >= self.run.patience)
-        self.members.begin(number)
+        clock = self.mail.wire.clock  # the simulated time, or else the round, at which this one begins
+        self.members.begin(number, float(clock.now[clock.here].min(initial=2**62)) / NS if clock else number)
         self.log.begin()
+        if self.members.limits.churns:
+            self.log.notes |= {name: np.zeros(len(self.ids)) for name in REPAIR}
         self.training.begin()
         self.mail.begin()
         self.world.bytes_collective = 0
@@ -122,6 +126,8 @@ class Parts:
         shared = {"alive": members.alive, "budget": members.most_senders, "diverged_round": members.diverged_round}
         if self.run.patience:
             mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
+        if members.limits.churns:
+            shared |= {"there": members.there, "new": members.new}
         held, known = self.mail.state()
         mine, shared = mine | held, shared | known
         if training.attack.kind == "stale":
@@ -273,6 +279,7 @@ class Federation:
     bggc = verb("greedy", Greedy.bggc, collective=True)
     ggc = verb("greedy", Greedy.ggc, collective=True)
     losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True)
+    repaired = verb("greedy", Greedy.repaired, collective=True)
     shuffle = verb("greedy", Greedy.shuffle)
     reachable = verb("members", Members.reachable)
     collect = verb("members", Members.collect, collective=True)

@@ -5,6 +5,7 @@ Sets hold clients other than k; k itself is always in X and Y. Line numbers are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def decide(a: float, b: float, coin: float) -> bool:
     return a + b == 0 or coin < a / (a + b)
 
 
+REPAIR = {"repair_models": "models_received", "repair_evaluations": "evaluations"}  # notes of what a repair cost
 GAINS = [(True, False), (False, True), (False, False), (True, True)]  # a > 0, b > 0: in the order of `graph.CASES`
 
 
@@ -104,6 +106,31 @@ class Greedy:
                 asks = np.array([j in senders for senders in now])
                 loss[asks, j] = self.scoring.losses(here.rows([j])[0], asks)[asks]
         return loss
+
+    def repaired(self, graph: CollaborationGraph, choose: Callable[[], CollaborationGraph]) -> CollaborationGraph:
+        """Return a graph as --churn leaves it: who came has those it chooses anew, who lost some as many others, beside those that stay. Collective.
+
+        `choose()` returns a graph within the budgets, and of `fed.reachable`, which both leave room for these alone meanwhile.
+        """
+        members, notes = self.members, self.log.notes
+        if not members.limits.churns:
+            return graph
+        to = graph.receivers()
+        lost = members.awake[to] & (members.new[to] | ~members.there[graph.senders])
+        kept, budget = graph.only(~lost), members.most_senders.copy()
+        room = np.where(members.new & members.awake, budget, np.minimum(graph.degrees() - kept.degrees(), budget))
+        members.new &= ~members.awake
+        if not room.any():
+            return kept
+        before = {name: notes[name].copy() for name in REPAIR.values()}
+        members.most_senders[:], members.kept = room, kept
+        with self.log.clock("graph"):
+            found = choose()
+        members.most_senders[:], members.kept = np.where(members.alive, budget, 0), None
+        for name, note in REPAIR.items():
+            notes[name] += notes[note] - before[note]
+        receivers = np.concatenate([kept.receivers(), found.receivers()])
+        return CollaborationGraph.from_edges(graph.n, receivers, np.concatenate([kept.senders, found.senders]))
 
     def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
         """Return the candidates in client k's order of this round, or of round `number` (and repeat)."""

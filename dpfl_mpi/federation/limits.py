@@ -20,17 +20,32 @@ class Limits:
     most_senders: np.ndarray  # int64 [N]: B_c - 1, with how many other clients' models a client may average
     reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
+    stays: np.ndarray  # bool [T+1, N]: who is there by the draws of --churn; no rows: everyone is, always
+    events: np.ndarray  # float64 [E, 3] of its file: time, client, 1 to join or 0 to leave
     participation: float  # share of those available that takes part in a round
     seed: int
     flipped: np.ndarray  # bool [N]: who holds flipped labels
     liars: np.ndarray  # bool [N]: who attacks
     newcomers: np.ndarray  # bool [N]: who comes after the last round
 
-    def present(self, t: int, can: np.ndarray | None = None) -> np.ndarray:
-        """Return who takes part in round t, bool `[N]`: of those available that `can` `[N]` a share, at least one; all of them in round 0."""
+    @property
+    def churns(self) -> bool:
+        return len(self.stays) + len(self.events) > 0
+
+    def there(self, t: int, time: float) -> np.ndarray:
+        """Return who has come and not left by round t, which begins at a time, bool `[N]`; newcomers come after the last one."""
+        out = ~self.newcomers & (self.stays[min(t, len(self.stays) - 1)] if len(self.stays) else True)
+        out[self.events[::-1, 1].astype(int)] = self.events[::-1, 2] == 0  # before its first event
+        for _, k, joins in self.events[self.events[:, 0] <= time]:
+            out[int(k)] = joins
+        return out & ~self.newcomers
+
+    def present(self, t: int, there: np.ndarray | None = None) -> np.ndarray:
+        """Return who takes part in round t, bool `[N]`: a share of those who are `there` `[N]` and available, at least one; all of them in round 0."""
         out = np.zeros(len(self.most_senders), bool)
-        able = np.flatnonzero(self.available[t - 1] if 0 < t <= len(self.available) else ~out)
-        able = able if can is None else able[can[able]]
+        able = np.flatnonzero(
+            (self.available[t - 1] if 0 < t <= len(self.available) else ~out) & (True if there is None else there)
+        )
         if t > 0 and self.participation < 1:
             count = max(1, nearest(self.participation, len(able)))
             able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]  # of none: none
@@ -54,12 +69,25 @@ def limits_of(run: Resolved, world: World) -> Limits:
         graph = reach_graph(run)
         reach = {} if graph is None else {"indptr": graph.indptr, "senders": graph.senders}
         available = run.available.table if run.available else np.zeros((0, run.clients), np.int64)
-        return {"most_senders": most_senders(run), "available": available} | reach
+        events = run.churn.events if run.churn and run.churn.path else np.zeros((0, 3))
+        return {"most_senders": most_senders(run), "available": available, "events": events} | reach
 
     told = world.share(held)
     reach = CollaborationGraph(told["indptr"], told["senders"]) if "indptr" in told else None
     who = {"flipped": flipped(run), "liars": liars(run), "newcomers": drawn(run, streams.NEWCOMERS, run.newcomers)}
-    return Limits(told["most_senders"], reach, told["available"], run.participation, run.seed, **who)
+    when = told["available"], stays(run), told["events"]
+    return Limits(told["most_senders"], reach, *when, run.participation, run.seed, **who)
+
+
+def stays(run: Resolved) -> np.ndarray:
+    """Return who is there in rounds 0 to T by --churn LEAVE:JOIN, bool `[T+1, N]`, no rows without: at first as in the long run, at least one."""
+    out = np.zeros((run.rounds + 1 if run.churn and not run.churn.path else 0, run.clients), bool)
+    for t, here in enumerate(out):
+        chance = streams.stream(run.seed, streams.CHURN, 0, t).random(run.clients)
+        leave, join = run.churn.leave, run.churn.join
+        here[:] = np.where(out[t - 1], chance >= leave, chance < join) if t else chance < join / (leave + join)
+        here[chance.argmin()] |= not here.any()
+    return out
 
 
 def most_senders(run: Resolved) -> np.ndarray:

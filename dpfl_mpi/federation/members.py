@@ -39,24 +39,32 @@ class Members:
         self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
+        self.there = self.new = np.ones(
+            self.n, bool
+        )  # who has come and not left (--churn); who has not yet chosen since
+        self.kept: CollaborationGraph | None = None  # of a graph that is repaired what stays: no candidates
         self.begin(0)
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
         self.ids = ids_of(self.owner, n_train, world.rank)
         self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
-    def begin(self, number: int) -> None:
-        self.round, self.phase = number, Phase.ROUNDS
-        can = ~self.limits.newcomers
-        self.present = self.limits.present(number, can if self.serves else can & (self.stopped_round < 0))
+    def begin(self, number: int, time: float = 0.0) -> None:
+        self.round, self.phase, before = number, Phase.ROUNDS, self.there
+        self.there = self.limits.there(number, time)
+        if not self.there.any():
+            raise UserError(f"--churn leaves nobody in round {number}; allowed is at least one client at any time")
+        self.new = self.there & (self.new | ~before) & (number > 0)
+        can = self.there if self.serves else self.there & (self.stopped_round < 0)
+        self.present = self.limits.present(number, can)
 
     def begin_tuning(self) -> None:
-        """Start what comes after the rounds: all but newcomers take part, and those that have stopped early train again."""
-        self.phase, self.present = Phase.TUNING, ~self.limits.newcomers
+        """Start what comes after the rounds: all who are there take part, and those that have stopped early train again."""
+        self.phase, self.present = Phase.TUNING, self.there
 
     def begin_arrival(self) -> None:
         """Start what comes last: newcomers train and receive, the others only send."""
-        self.phase, self.present = Phase.ARRIVAL, np.ones(self.n, bool)
+        self.phase, self.present = Phase.ARRIVAL, self.there | self.limits.newcomers
 
     def stop(self, mine: np.ndarray) -> None:
         """Let the clients of this rank that bool `[K]` marks stop early, with the round that ends. Collective."""
@@ -95,6 +103,7 @@ class Members:
             return np.zeros(0, np.int64)
         sends = self.active & ~self.limits.newcomers
         near = np.flatnonzero(sends) if self.reach is None else self.reach.of(k)
+        near = near if self.kept is None else np.setdiff1d(near, self.kept.of(k))
         return near[(near != k) & sends[near]]
 
     def among_active(self, graph: CollaborationGraph) -> CollaborationGraph:

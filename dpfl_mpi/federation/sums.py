@@ -174,7 +174,7 @@ class Sums:
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
         wants = (members.most_senders > 0)[members.ids] & members.awake[members.ids]
-        if members.reach is None and members.phase is not Phase.ARRIVAL:
+        if members.reach is None and members.kept is None and members.phase is not Phase.ARRIVAL:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)

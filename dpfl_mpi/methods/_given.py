@@ -22,11 +22,18 @@ def init(fed: Federation, choose: Callable[[Tensor], CollaborationGraph]) -> Sta
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
 
 
-def round(fed: Federation, state: State, choose: Callable[[Tensor], CollaborationGraph]) -> State:
-    """Return the state after a round whose graph `choose` returns from the trained rows `[K, W]`."""
+def round(
+    fed: Federation,
+    state: State,
+    choose: Callable[[Tensor], CollaborationGraph],
+    anew: Callable[[Tensor], CollaborationGraph] | None = None,
+) -> State:
+    """Return the state after a round whose graph `choose` returns from the trained rows `[K, W]`; `anew` chooses where --churn asks for it."""
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)  # trained, not yet mixed, as DPFL
     chosen = choose(w)
+    if anew:
+        chosen = fed.repaired(chosen, lambda: anew(w))
     w = fed.average(w, chosen)
     fed.evaluate(w, "mixed")
     return {"client": {"w": w}, "shared": {"omega": state["shared"]["omega"], "chosen": chosen}}

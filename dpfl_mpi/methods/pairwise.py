@@ -22,7 +22,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     chosen = state["shared"]["chosen"]
     anew = t % fed.run.omega_period == 0
     # an absent client's choice stays
-    return _given.round(fed, state, lambda w: choose(fed, w).where(fed.awake, chosen) if anew else chosen)
+    now = lambda w: choose(fed, w).where(fed.awake, chosen) if anew else chosen  # noqa: E731
+    return _given.round(fed, state, now, lambda w: choose(fed, w))
 
 
 def choose(fed: Federation, w: Tensor) -> CollaborationGraph:

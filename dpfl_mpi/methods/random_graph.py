@@ -26,7 +26,8 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     again = fed.options["redraw"] or fed.graphs
-    return _given.round(fed, state, lambda w: draw(fed, t) if again else state["shared"]["chosen"])
+    chosen = state["shared"]["chosen"]
+    return _given.round(fed, state, lambda w: draw(fed, t) if again else chosen, lambda w: draw(fed, t))
 
 
 def draw(fed: Federation, t: int) -> CollaborationGraph:

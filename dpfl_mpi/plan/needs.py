@@ -94,7 +94,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     if graph and method.searches:  # R of two models per candidate, and of the two that the search starts from
         models = 2 + method.asks_all  # of a candidate; the model alone, too, where the order is by loss
         first, later = models * (n - 1) + 2, models * run.most_senders + 2
-    anew = int(run.rounds // run.omega_period) if graph else 0
+    anew = run.rounds if graph and run.churn else int(run.rounds // run.omega_period) if graph else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border

@@ -48,6 +48,7 @@ round/val_acc              float  T+1 N     0..1
 round/test_loss            float  T+1 N
 round/test_acc             float  T+1 N     0..1
 round/best_test_acc        float  T+1 N     0..1   of the best model by validation so far
+round/there                bool   T+1 N            with --churn: who has come and not left
 mixed/val_acc              float  T+1 N     0..1   with --mixed: after mixing
 mixed/test_acc             float  T+1 N     0..1
 best/round                 int    N         -1..   of the best model by validation; with --finetune_epochs of the tuned ones
@@ -89,6 +90,8 @@ graph/chosen/indptr        int    T+1 N+1   0..    in round t k takes senders[in
 graph/chosen/senders       int    edges     0..    of all rounds, one after the other
 graph/cases                int    T+1 N 4   0..    in the order of `graph.CASES`
 graph/evaluations          int    T+1 N     0..    of the reward
+graph/repair_models        int    T+1 N     0..    of traffic/models_received what --churn made necessary, as is the next
+graph/repair_evaluations   int    T+1 N     0..
 traffic/models_received    int    T+1 N     0..    what a network would carry; row 0: Algorithm 3 and line 4 of Algorithm 1
 traffic/bytes_sent         int    T+1 N     0..    with --network, --codec or --send: of each client, and a server's answers to it
 traffic/bytes_rma          int    T+1       0..    what MPI carried here, of all ranks

@@ -12,7 +12,7 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, sha256
 
-FILES = ("data", "partition", "budget", "reach", "available", "network", "graphs")  # fields that may name one
+FILES = ("data", "partition", "budget", "reach", "available", "network", "churn", "graphs")  # fields that may name one
 GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
 NO_PARTITION = '--partition is file:{}, which is not a partition: JSON with "clients", a list of {{"train", "val", "test"}} index lists'
 

@@ -78,6 +78,7 @@ class Run:
     newcomers: float = field(0.0, "limits", "share of clients that come after the last round", low=0, below=1, what="a share")
 
     network: Any = field(None, "network", "clocks and links of the clients: phones, hospitals, campus or a file")
+    churn: Any = field(None, "network", "who comes and leaves: LEAVE:JOIN, chances in a round, or a file")
     staleness: int = field(0, "network", "S: rounds that a neighbour's model may be old", low=0, high=16)
     codec: Any = field(None, "network", "what is sent: none, int8, topk:SHARE or lowrank:R")
     send: Any = field(None, "network", "what leaves a client: all, layers=body or layers=NAMES")
@@ -279,7 +280,8 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     whole = {"reach": (n,), "drift": (rounds,)}  # what their sentences say is allowed
     given = {name: parse for name, parse in PARSED.items() if filled[name] is not None}
     out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
-    context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds), "network": (n,)}
+    context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
+    context |= {"network": (n,), "churn": (n,)}
     for name in context:
         out[name] = out[name] and out[name].resolved(*context[name], name not in gone)
     if (attack := out["attack"]) and flips > 0:

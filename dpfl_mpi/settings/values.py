@@ -211,6 +211,51 @@ class Available(Text):
 
 
 @dataclass(frozen=True)
+class Churn(Text):
+    """Who comes and leaves: with which chances in a round, or a file of joins and leaves by time."""
+
+    leave: float = 0.0  # of who is there
+    join: float = 0.0  # of who is not
+    events: Any = field(
+        default=None, compare=False, repr=False
+    )  # of a file, float64 [E, 3]: time, client, 1 to join or 0
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        text = str(value)
+        found = re.fullmatch(rf"{SHARE}:{SHARE}", text)
+        if found and 0 < float(found[1]) <= 1 and float(found[2]) <= 1:
+            return cls(f"{float(found[1])}:{float(found[2])}", leave=float(found[1]), join=float(found[2]))
+        if path := file_of(text):
+            return cls(text, path=path)
+        what = "LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes back, from 0 to 1"
+        raise UserError(f"--churn is {text}; allowed are {what}, or a file of lines 'time client join' or '... leave'")
+
+    def resolved(self, clients: int, read: bool) -> Self:
+        if not self.path or not read:
+            return self
+        lines, sha256 = lines_of("churn", self.path)
+        wrong = f"--churn is {self.text}, "
+        if not all(len(words) == 3 and re.fullmatch(SHARE, words[0]) and whole(words[1]) for words in lines):
+            raise UserError(f"{wrong}which must hold lines of a time, a client, and join or leave")
+        last: dict[int, str] = {}
+        before = 0.0
+        for number, (time, client, what) in enumerate(lines, 1):
+            if int(client) >= clients or what not in ("join", "leave"):
+                allowed = f"allowed are clients 0 to {clients - 1}, join and leave"
+                raise UserError(f"{wrong}whose line {number} is {' '.join(lines[number - 1])}; {allowed}")
+            if float(time) < before:
+                raise UserError(f"{wrong}whose line {number} is earlier than the one before; allowed is order by time")
+            if last.get(int(client)) == what:
+                raise UserError(
+                    f"{wrong}in which client {client} does {what} twice, in line {number} without the other between"
+                )
+            before, last[int(client)] = float(time), what
+        table = [[float(time), int(client), what == "join"] for time, client, what in lines]
+        return replace(self, events=np.array(table, np.float64).reshape(-1, 3), sha256=sha256)
+
+
+@dataclass(frozen=True)
 class Network(Text):
     """How fast clients compute, and their links: a named profile, or a file."""
 
@@ -372,6 +417,7 @@ def period(value: Any) -> float:
 PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse, "omega_period": period}
 PARSED |= {
     "network": Network.parse,
+    "churn": Churn.parse,
     "codec": Codec.parse,
     "send": Send.parse,
     "reach": Reach.parse,

@@ -72,8 +72,8 @@ class Models:
         self.n, self.p = len(result["client/p"]), result["client/p"]
         if not 2 <= self.n <= MOST:
             raise UserError(f"{result.path} has {self.n} clients; all subsets are tried of 2 to {MOST}")
-        if run.drift or run.newcomers:
-            why = "with --drift or --newcomers, whose models are not all of the same data"
+        if run.drift or run.newcomers or run.churn:
+            why = "with --drift, --newcomers or --churn, whose models are not all of the same data"
             raise UserError(f"{result.path} is of a run {why}")
         result.state_dict(0)  # says so where no models were saved
         source = source_of(result, data)

@@ -49,7 +49,7 @@ def copy(path, tmp_path):
 SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": 64 * 64 + 64 + 640 + 10, "starts": 1, "3": 3, "4": 4}
 # what a Run without controls and fine-tuning does not write
 ABSENT = {f"client/{name}" for name in ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")}
-ABSENT |= {"traffic/bytes_sent"}
+ABSENT |= {"traffic/bytes_sent", "round/there", "graph/repair_models", "graph/repair_evaluations"}
 
 
 def test_a_file_holds_what_the_table_says(result):

@@ -1,0 +1,130 @@
+"""--churn: who is there, who searches when clients come and leave, and what it costs."""
+
+import numpy as np
+import pytest
+import starts
+from launch import differences, federation, run_here, run_many
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.limits import limits_of
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3}
+EVENTS = """
+1 4 join
+1 0 leave
+2 5 join
+3,0,join
+3 1 leave
+"""
+
+
+def events(tmp_path, text=EVENTS):
+    (tmp_path / "churn.csv").write_text(text)
+    return str(tmp_path / "churn.csv")
+
+
+def test_who_is_there_by_a_file(tmp_path):
+    with federation(SMALL | {"churn": events(tmp_path)}) as fed:
+        seen = []
+        for t in range(5):
+            fed._parts.begin_round(t)
+            seen.append(("".join(map(str, fed.members.there.astype(int))), np.flatnonzero(fed.members.new).tolist()))
+            fed.members.new[:] = False
+    # who joins later is not there at first
+    assert seen == [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
+
+
+def test_who_is_there_by_draws():
+    drawn = limits_of(Run(clients=400, rounds=60, churn="0.1:0.3").resolve(), federation(SMALL).world).stays
+    assert drawn.mean() == pytest.approx(0.75, abs=0.02)  # 0.3 of 0.1 + 0.3, from the first round on
+    assert drawn[0].mean() == pytest.approx(0.75, abs=0.07)
+    assert drawn[1:][~drawn[:-1]].mean() == pytest.approx(0.3, abs=0.02)
+    assert 1 - drawn[1:][drawn[:-1]].mean() == pytest.approx(0.1, abs=0.02)
+
+
+def test_by_the_clock(tmp_path):
+    """With clocks times are simulated seconds: a round of one step takes a second; local work has no preprocessing."""
+    (tmp_path / "net.csv").write_text("1,0,inf,inf,0\n" * 6)
+    fields = SMALL | {"batch_size": 4096, "network": str(tmp_path / "net.csv"), "method": "local"}
+    path = run_here(tmp_path / "a.h5", fields | {"churn": events(tmp_path, "0.5 0 leave\n2 1 leave\n2.5 0 join\n")})
+    with Result(path) as result:
+        assert result["round/there"][:, :2].tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [1, 0]]
+        assert np.isfinite(result["round/test_acc"]).tolist() == result["round/there"].tolist()
+
+
+@pytest.mark.parametrize("method", ["dpfl", "random_graph", "pairwise", "oracle"])
+def test_who_came_chooses_and_who_lost_a_neighbour_replaces_it(method, tmp_path):
+    path = run_here(tmp_path / "run.h5", SMALL | {"method": method, "churn": events(tmp_path), "rounds": 3})
+    with Result(path) as result:
+        graphs, there = [result.chosen(t) for t in range(4)], result["round/there"]
+        models, evaluations = result["graph/repair_models"], result["graph/repair_evaluations"]
+        assert (models <= result["traffic/models_received"]).all()
+        assert (evaluations <= result["graph/evaluations"]).all()
+        assert not models[0].any()
+        for t in range(1, 4):
+            came = there[t] & ~there[t - 1]
+            if t == 1 or method != "dpfl":  # whose Omega is not recorded once it is repaired
+                omega = result.omega() if t == 1 else graphs[t - 1]
+                lost = np.array([not there[t, omega.of(k)].all() for k in range(6)]) & there[t]
+                assert not models[t][~(came | lost)].any()
+            assert there[t][graphs[t].senders].all()
+            assert (graphs[t].degrees() <= 2).all()
+            if method in ("random_graph", "pairwise"):
+                assert (graphs[t].degrees()[there[t]] == 2).all()  # as many as before
+            if method in ("dpfl", "pairwise"):
+                assert (models[t][came] > 0).all()
+                assert (evaluations[t][came] > 0).all()
+
+
+def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
+    with federation(SMALL | {"churn": events(tmp_path), "budget": 4}) as fed:
+        w = fed.local_opt(fed.common_row(), 1)
+        omega = fed.collect([np.array([[1, 2, 3], [0, 2], [0], [1], [], []][k]) for k in fed.ids])
+        fed._parts.begin_round(1)  # 0 has left, 4 has come
+        room = []
+
+        def choose():
+            room.append((fed.most_senders.tolist(), [fed.reachable(k).tolist() for k in range(5)]))
+            return fed.collect([fed.reachable(k)[: fed.most_senders[k]] for k in fed.ids])
+
+        mended = fed.repaired(omega, choose)
+        assert room == [([0, 1, 1, 0, 3, 0], [[], [3, 4], [1, 3, 4], [2, 4], [1, 2, 3]])]
+        assert [mended.of(k).tolist() for k in range(6)] == [[1, 2, 3], [2, 3], [1], [1], [1, 2, 3], []]
+        assert fed.most_senders.tolist() == [3] * 6
+        assert fed.repaired(mended, choose) is not None
+        assert len(room) == 1  # nobody asks again
+        assert w.isfinite().all()
+
+
+def test_churn_is_the_same_on_any_ranks_and_after_a_cut(tmp_path, monkeypatch):
+    fields = starts.small(churn="0.3:0.5", network="phones", staleness=1)
+    whole = starts.here(tmp_path / "whole.h5", fields)
+    assert differences(whole, run_many(3, tmp_path, {"three": fields})["three"]) == []
+    starts.cut_after(monkeypatch, 3, tmp_path / "run.h5", fields)
+    assert starts.same(starts.here(tmp_path / "run.h5", fields), whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1 0", "must hold lines of a time, a client, and join or leave"),
+        ("1 0 joins", "whose line 1 is 1 0 joins; allowed are clients 0 to 5, join and leave"),
+        ("1 6 join", "whose line 1 is 1 6 join; allowed are clients 0 to 5"),
+        ("2 0 join\n1 1 join", "whose line 2 is earlier than the one before"),
+        ("1 0 leave\n2 0 leave", "client 0 does leave twice"),
+    ],
+)
+def test_bad_files_are_sentences(text, sentence, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        Run(**SMALL, churn=events(tmp_path, text)).resolve()
+
+
+def test_bad_settings_are_sentences(tmp_path):
+    for text in ("0:0.5", "0.5", "2:1"):
+        with pytest.raises(UserError, match=f"--churn is {text}; allowed are LEAVE:JOIN"):
+            Run(churn=text).resolve()
+    nobody = "".join(f"1 {k} leave\n" for k in range(6))
+    with pytest.raises(UserError, match="--churn leaves nobody in round 1"):
+        run_here(tmp_path / "run.h5", SMALL | {"churn": events(tmp_path, nobody)})
