@@ -19,6 +19,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.plan.clock import simulated
 from dpfl_mpi.plan.needs import (
     Cost,
     Needs,
@@ -28,6 +29,7 @@ from dpfl_mpi.plan.needs import (
     measure,
     megabytes,
     needs_of,
+    packed_bytes,
     refuse,
     seconds_of,
 )
@@ -74,6 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows))
     print("\n" + plan_text(run, plan))
+    if run.network:
+        first, whole = simulated(run, partition, packed_bytes(run, source, ensemble) or 4 * plan.parameters)
+        bound = " at most, as of who chooses the most that it may score" if plan.evaluations[0] else ""
+        print(f"simulated  {duration(first)} before round 1, {duration(whole)} in all (--network {run.network}){bound}")
     if own.plot:
         draw(run, source, partition, own.plot)
         print(f"drawn to {own.plot}")

@@ -34,7 +34,7 @@ HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # all that a room may use: methods call the verbs of the Federation that they are handed, and import it for types alone
 ALLOWED = {
     "methods": "methods errors streams plugins graph settings",
-    "figures": "figures settings errors methods plugins results graph storage",
+    "figures": "figures settings errors methods network plugins results graph storage",
 }
 # what a room may never import, not even inside a function ...
 NEVER = {

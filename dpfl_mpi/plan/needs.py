@@ -87,6 +87,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     method = run.found("method")
     slots, window, passes = windows(run, job, method, k_r, row)
     packed, native = packed_bytes(run, source, ensemble), native_bytes(job, source, ensemble)
+    packed = 0 if run.staleness else packed
     received, wire = traffic(run, method, k_r, slots, row)
     graph = run.most_senders > 0
     # models that a client scores at most to choose, in preprocessing and in a round, without repeats
@@ -133,7 +134,7 @@ def packed_bytes(run: Resolved, source: Source, ensemble: Any) -> int:
     """Return the bytes of a slot where rows are sent as --codec and --send have them; 0 where they are sent as they are."""
     from dpfl_mpi.numerics.codec import Encoder, columns_of
 
-    if run.staleness or not (run.codec or run.send):
+    if not (run.codec or run.send):
         return 0
     columns = columns_of(run, ensemble, make(run, source).head)
     if run.codec:

@@ -369,7 +369,7 @@ from dpfl_mpi.federation import mail
 whole = mail.MailRoom.__init__
 def separate(room, *given):
     whole(room, *given)
-    room.sent = room.staging.clone()
+    room.sent = room.stagings[0].clone()
 mail.MailRoom.__init__ = separate
 """
 

@@ -1,0 +1,93 @@
+"""Accuracy over simulated hours and over bytes, the time to an accuracy, and who waits for whom (--network).
+
+An hour is over when the last client has ended the round; bytes are those of all clients. The accuracy is the mean over clients of their best model by
+validation so far; curves are means over seeds, bands one standard deviation, shown are the
+10 points below the best. Right: which share of all waiting is for how many clients, those that are
+most waited for first. Fine-tuning is not timed.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures.command import Drawing, cifar10
+from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.pareto import METHODS
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks
+from dpfl_mpi.figures.tables import markdown
+from dpfl_mpi.figures.variance import REACH
+from dpfl_mpi.network.clock import critical_path
+from dpfl_mpi.results import Result
+
+RUNS = cifar10(network=("phones", "hospitals"), method=METHODS)
+PANELS = {"hours": "simulated hours", "gigabytes": "gigabytes sent"}
+OPTIONS = {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, % (default: 80)"}}
+
+
+def measure(result: Result) -> pd.DataFrame:
+    """Return one row per round: accuracy of the best models so far, percent, simulated hours and gigabytes since the start."""
+    if "network/end" not in result:
+        raise UserError(f"{result.path} has no simulated time; compute it with --network")
+    rounds = slice(0, result.last_round + 1)
+    accuracy = 100 * np.nanmean(result["round/best_test_acc"][rounds, result.benign], 1)
+    hours = np.maximum.accumulate(result["network/end"][rounds].max(1)) / 3600
+    sent = result["traffic/bytes_sent"][rounds].sum(1).cumsum() / 1e9
+    return pd.DataFrame({"round": np.arange(len(hours)), "accuracy": accuracy, "hours": hours, "gigabytes": sent})
+
+
+def waits(result: Result) -> np.ndarray:
+    """Return how many hours the others waited for each client, `[N]`: for whom a client waits is whose model came last."""
+    waited, whom = result["network/wait"], result["network/waited_for"]
+    return np.bincount(whom[whom >= 0], waited[whom >= 0], waited.shape[1]) / 3600
+
+
+def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float]:
+    """Return the numbers of a result in the table."""
+    there, hours = lines[lines["accuracy"] >= reach], waits(result)
+    end, whom = result["network/end"][: len(lines)], result["network/waited_for"][: len(lines)]
+    spent = sum(result[f"network/{part}"].sum() for part in ("train", "choose", "wait"))
+    path = np.bincount(critical_path(end, whom))
+    first = {name: there[name].iloc[0] if len(there) else np.nan for name in PANELS}
+    last = {name: lines[name].iloc[-1] for name in ("accuracy", *PANELS)}
+    waiting = {
+        "waiting, %": 100 * result["network/wait"].sum() / spent,
+        "longest": 100 * hours.max() / max(hours.sum(), 1e-9),
+    }
+    waiting |= {"critical": 100 * path.max() / path.sum()}
+    return last | {f"{name} to {reach:g} %": value for name, value in first.items()} | waiting
+
+
+def cell(value: float, digits: int) -> str:
+    return "-" if np.isnan(value) else f"{value:.{digits}g}"
+
+
+def draw(frames: Frames, reach: float = 80.0) -> Drawing:
+    figure, panels = plt.subplots(1, 3, figsize=(TEXT, 2.2))
+    parts, rows = [], []
+    for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
+        results = list(frames.of("runs", line.setting, line.row)["result"])
+        each = [measure(result) for result in results]
+        groups = pd.concat(each).groupby("round")
+        mean = groups.mean().assign(std=groups["accuracy"].std().fillna(0.0))[: min(map(len, each))].reset_index()
+        for axes, name in zip(panels[:2], PANELS, strict=True):
+            curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(line.row), **look)
+        if (waited := np.sort(sum(map(waits, results)))[::-1]).any():
+            curve(panels[2], np.arange(1, len(waited) + 1), 100 * np.cumsum(waited) / waited.sum(), [0], **look)
+        parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
+        cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)]).mean(
+            skipna=False
+        )
+        rows.append(
+            {"setting": line.setting, "method": line.row}
+            | {name: cell(value, 4 if name == "accuracy" else 3) for name, value in cells.items()}
+        )
+    best = max(part["accuracy"].iloc[-1] for part in parts)
+    for axes, label in zip(panels[:2], PANELS.values(), strict=True):
+        axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(best - REACH, min(101, best + 1)))
+        axes.locator_params(axis="x", nbins=4)
+    panels[2].set(xlabel="clients, most waited for first", ylabel="share of all waiting, %", ylim=(0, 102))
+    legend(figure, panels[0], "outside upper center")
+    said = "Waiting: of the time of all clients; longest: of all waiting, for one client; critical: of the rounds, on the way of the last, one client."
+    return Drawing(pd.concat(parts, ignore_index=True), figure, f"{markdown(pd.DataFrame(rows))}\n\n{said}")

@@ -1,0 +1,54 @@
+"""How long a Run will take by its simulated clocks (--network), before it is trained."""
+
+import numpy as np
+
+from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.network.clock import Clock
+from dpfl_mpi.network.profiles import NS, speeds_of
+from dpfl_mpi.settings import Resolved
+
+PLAYED = 5  # rounds; the others take as long as these on average
+
+
+def simulated(run: Resolved, dealt: Partition, size: int) -> tuple[float, float]:
+    """Return the simulated seconds of preprocessing, and up to the end of the last round, with models of so many bytes.
+
+    Steps, scores and a server's messages are those of the run. Whom a client will choose is not known: it has as many neighbours as its budget allows,
+    those behind it by number, and scores all that it may.
+    """
+    method, n, clock = run.found("method"), dealt.n, Clock(speeds_of(run))
+    train, val, test = (dealt.sizes(part) for part in PARTS)
+    steps, none = -(-train // run.batch_size), np.zeros(n, np.int64)
+    most = min(run.most_senders, n - 1) if method.topology == "graph" else 0
+
+    def send(first: int, asked: bool = False) -> None:
+        width = min(most, n - 1 - first)
+        of = (np.arange(n)[:, None] + 1 + first + np.arange(width)) % n
+        if asked:
+            clock.ask()
+        clock.exchange(np.repeat(np.arange(n), width), of.ravel(), np.full(of.size, size), not asked)
+
+    def choose() -> None:
+        """Algorithm 3: all models once for their sum, once more to be judged."""
+        for judged in range(1 + method.searches * run.ggc_repeats):
+            for first in range(0, n - 1, most):
+                send(first, asked=True)
+                counts = judged > 0 if method.searches else method.asks_all
+                clock.work(none, (1 + method.searches) * min(most, n - 1 - first) * val * counts)
+
+    clock.work(steps * run.tau_init, val + test)
+    if most and (method.searches or method.asks_all):
+        choose()
+    if most and method.preprocesses:
+        send(0)
+    began, played = int(clock.now.max()), min(run.rounds, PLAYED)
+    for _ in range(played):
+        clock.begin(clock.here)
+        clock.work(steps * run.tau_train * method.models, val + test)
+        if method.topology == "server":
+            clock.server(clock.here, size)
+        elif most:
+            send(0)
+            clock.work(none, (2 * most + 2) * val // run.ggc_period * (method.searches and run.ggc_repeats))
+    a_round = (int(clock.now.max()) - began) / max(played, 1)
+    return began / NS, (began + a_round * run.rounds) / NS
