@@ -78,8 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n" + plan_text(run, plan))
     if run.network:
         first, whole = simulated(run, partition, packed_bytes(run, source, ensemble) or 4 * plan.parameters)
-        bound = " at most, as of who chooses the most that it may score" if plan.evaluations[0] else ""
-        print(f"simulated  {duration(first)} before round 1, {duration(whole)} in all (--network {run.network}){bound}")
+        bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
+        print(
+            f"simulated  about {duration(first)} before round 1, {duration(whole)} in all (--network {run.network}){bound}"
+        )
     if own.plot:
         draw(run, source, partition, own.plot)
         print(f"drawn to {own.plot}")

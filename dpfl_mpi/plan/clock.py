@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpfl_mpi.data.partition import PARTS, Partition
+from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.network.clock import Clock
 from dpfl_mpi.network.profiles import NS, speeds_of
 from dpfl_mpi.settings import Resolved
@@ -17,7 +17,7 @@ def simulated(run: Resolved, dealt: Partition, size: int) -> tuple[float, float]
     those behind it by number, and scores all that it may.
     """
     method, n, clock = run.found("method"), dealt.n, Clock(speeds_of(run))
-    train, val, test = (dealt.sizes(part) for part in PARTS)
+    train, val = dealt.sizes("train"), dealt.sizes("val")
     steps, none = -(-train // run.batch_size), np.zeros(n, np.int64)
     most = min(run.most_senders, n - 1) if method.topology == "graph" else 0
 
@@ -36,7 +36,7 @@ def simulated(run: Resolved, dealt: Partition, size: int) -> tuple[float, float]
                 counts = judged > 0 if method.searches else method.asks_all
                 clock.work(none, (1 + method.searches) * min(most, n - 1 - first) * val * counts)
 
-    clock.work(steps * run.tau_init, val + test)
+    clock.work(steps * run.tau_init, val)
     if most and (method.searches or method.asks_all):
         choose()
     if most and method.preprocesses:
@@ -44,10 +44,13 @@ def simulated(run: Resolved, dealt: Partition, size: int) -> tuple[float, float]
     began, played = int(clock.now.max()), min(run.rounds, PLAYED)
     for _ in range(played):
         clock.begin(clock.here)
-        clock.work(steps * run.tau_train * method.models, val + test)
-        if method.topology == "server":
+        if method.topology == "server":  # whose answer is scored
+            clock.work(steps * run.tau_train * method.models, none)
             clock.server(clock.here, size)
-        elif most:
+            clock.work(none, val)
+            continue
+        clock.work(steps * run.tau_train * method.models, val)
+        if most:
             send(0)
             clock.work(none, (2 * most + 2) * val // run.ggc_period * (method.searches and run.ggc_repeats))
     a_round = (int(clock.now.max()) - began) / max(played, 1)
