@@ -49,12 +49,12 @@ def run_many(ranks: int, folder: Path, runs: dict[str, dict[str, object]], befor
     todo = []
     for name, fields in runs.items():
         job = {"quiet": True, "out": str(out[name])} | jobs.get(name, {})
-        few = [job.pop("ranks")] if "ranks" in job else []
-        todo.append([fields, job, *few])
-    (folder / "runs.json").write_text(json.dumps(todo))
-    (folder / "before.py").write_text(f"{before}\nimport runpy\nrunpy.run_path('tests/many.py')\n")
-    done = mpirun(ranks, "-m", "mpi4py", folder / "before.py", folder / "runs.json")
+        todo.append([{"ranks": job.pop("ranks", ranks), "stop": False, "settings": fields | job}])
+    (plan := folder / "plan.json").write_text(json.dumps(todo))
+    (folder / "many.py").write_text(f"{before}\nfrom dpfl_mpi.testing import compute\ncompute({str(plan)!r})\n")
+    done = mpirun(ranks, "-m", "mpi4py", folder / "many.py", timeout=280)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {name: Path(f"{path}.said").read_text() for name, path in out.items()} == dict.fromkeys(runs, "")
     return out
 
 

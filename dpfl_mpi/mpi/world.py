@@ -15,7 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -39,6 +39,10 @@ class World:
         self.local_rank = self.node.rank
         self.bytes_collective = 0
         self.before_abort: Callable[[int], None] = lambda code: None  # called on the rank that aborts
+
+    def part(self, which: bool) -> "World":
+        """Return the world of those ranks that give the same as this one. Collective."""
+        return World(cast(MPI.Intracomm, self.comm.Split(int(which))))
 
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Return on every rank what `choose` returns on root, as JSON carries it: a tuple arrives as a list, on root as well. Collective.

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import PACKAGE, Code, execute, failure, in_module, in_path, top
+from dpfl_mpi.plugins.code import PACKAGE, Code, execute, failure, forget_modules, in_module, in_path, top
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # before the hash of code, as `admit` returns it
@@ -113,6 +113,12 @@ def find(kind: str, name: str) -> Any:
                 setattr(found, made_by, sentence(getattr(found, made_by)))
         LOADED[key] = package.load(short(name), found)
     return LOADED[key]
+
+
+def forget() -> None:
+    """Let `find` execute the code of one's own anew."""
+    LOADED.clear()
+    forget_modules()
 
 
 @contextlib.contextmanager

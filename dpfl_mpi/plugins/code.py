@@ -220,14 +220,20 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     try:
         module = importlib.import_module(f"{own.package}.{code.start}")
     except (Exception, SystemExit) as error:
-        for name in [n for n in sys.modules if top(n) == own.package]:
-            del sys.modules[name]  # half executed
-        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") != own.package]
+        forget_modules(own.package)  # half executed
         raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
     found = getattr(module, code.attribute, None) if code.attribute else module
     if found is None:
         raise UserError(f"{flag}; the module {code.start} has no {code.attribute} ({module.__file__})")
     return module, found
+
+
+def forget_modules(package: str = "") -> None:
+    """Forget what was executed of a code, whose package this is, or of all."""
+    gone = {finder.package for finder in sys.meta_path if isinstance(finder, Own) and package in ("", finder.package)}
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") not in gone]
+    for name in [n for n in sys.modules if top(n) in gone]:
+        del sys.modules[name]
 
 
 def failure(error: BaseException, code: Code) -> str:

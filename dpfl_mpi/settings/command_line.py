@@ -107,7 +107,8 @@ def parser() -> Parser:
         prog="python -m dpfl_mpi",
         usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",
         description="Train N simulated clients that each pick their own collaborators, on all ranks of mpirun or srun.",
-        epilog="Where no default is shown it is the paper's value for the data set; --print_config shows the values that a run would use.",
+        epilog="Where no default is shown it is the paper's value for the data set; --print_config shows the values that a run would use. "
+        "`python -m dpfl_mpi.testing FILE` checks code of your own.",
     )
     out.add_argument("--print_config", action="store_true", help="print the settings of the run and exit")
     add_flags(out)

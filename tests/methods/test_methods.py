@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import starts
 import torch
-from launch import differences, federation, run_here, run_many
+from launch import differences, federation, run_here
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from twins import FIELDS, HEAD, TAU, play
 
@@ -16,7 +16,6 @@ from dpfl_mpi.federation.training import learning_rate
 from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.methods import oracle, pairwise, random_graph, replay
 from dpfl_mpi.numerics.backend import Adam
-from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -99,38 +98,6 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
             assert torch.equal(before[away][..., columns], after[away][..., columns]), (method, name)
         assert not torch.equal(fed.training.momentum["w"][here], fed.training.momentum["w"][away]) or method == "pfedme"
         assert (fed.notes["models_received"][away] == 0).all() and (fed.notes["models_received"][here] > 0).all()
-
-
-# replay needs a result, fedbn a normalisation
-BASELINES = [m for m in names("method") if m not in ("dpfl", "fedbn", "replay")]
-SEVEN = {"clients": 7, "rounds": 2, "tau_train": 2, "tau_init": 1, "budget": 3}
-FEW = {"method": "pfedgraph", "clients": 3, "rounds": 2, "tau_train": 1}
-
-
-@pytest.fixture(scope="module")
-def several(tmp_path_factory):
-    """The results of all baselines on three ranks, and of `FEW` clients on four, with a window of five rows; one start."""
-    runs = {m: SEVEN | {"method": m} for m in BASELINES} | {"few": FEW}
-    jobs = {m: {"ranks": 3} for m in BASELINES} | {"few": {"window_gb": 2e-5}}
-    return run_many(4, tmp_path_factory.mktemp("several"), runs, **jobs)
-
-
-@pytest.mark.parametrize("method", BASELINES)
-def test_a_method_does_not_know_the_ranks(method, tmp_path, several):
-    # kernels: as on three, whatever the fixture was
-    one = run_here(tmp_path / "one.h5", SEVEN | {"method": method}, kernels="auto")
-    with Result(one) as a, Result(several[method]) as b:
-        assert Result.differences(a, b) == []
-        assert a["round/gradient_steps"][-1] > 0
-        assert a["round/epochs"].tolist() == ([1, 3, 5] if find("method", method).preprocesses else [0, 2, 4])
-        expected = {"local": 0, "scaffold": 4}.get(method, 2)  # x and c
-        received = a["traffic/models_received"][1:]
-        low, high = {"cobo": (2, np.inf), "dpfl_choice": (0, 2)}.get(method, (expected, expected))
-        assert ((low <= received) & (received <= high)).all()  # cobo: and pairs' midpoints
-
-
-def test_more_ranks_than_clients_and_several_passes(tmp_path, several):
-    assert differences(run_here(tmp_path / "one.h5", FEW, kernels="auto"), several["few"]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Models of any kind: where they start, dropout by key, what is refused in which words, the shipped ones against twins and on real data."""
 
-import json
 import math
 import re
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from launch import federation, mpirun, run_here
+from launch import federation, run_here, run_many
 from torch import nn
 
 from dpfl_mpi import prepare, streams
@@ -401,15 +400,12 @@ def text_fields(path):
 
 def test_both_learn_real_data_alike_on_any_number_of_ranks(help_texts, tmp_path):
     wanted = {"resnet": RESNET, "text": text_fields(help_texts)}
-    runs = [(fields, {"out": str(tmp_path / f"{name}-3.h5"), "quiet": True}) for name, fields in wanted.items()]
-    (tmp_path / "runs.json").write_text(json.dumps(runs))
-    done = mpirun(3, "-m", "mpi4py", "tests/many.py", tmp_path / "runs.json", timeout=280)
-    assert (done.returncode, done.stderr) == (0, "")
+    three = run_many(3, tmp_path, wanted)
     for name, fields in wanted.items():
         with Result(run_here(tmp_path / f"{name}-1.h5", fields)) as one:
             counts = one["client/class_counts"]
             largest = (counts.max(1) / counts.sum(1)).mean()  # what naming each client's largest class would reach
             assert one.run.model == name
             assert one["best/test_acc"].mean() > largest + {"resnet": 0.4, "text": 0.08}[name]
-            with Result(tmp_path / f"{name}-3.h5") as other:
+            with Result(three[name]) as other:
                 assert Result.differences(one, other) == [] and Result.same_numbers(one, other)

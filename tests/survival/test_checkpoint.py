@@ -22,7 +22,7 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import find, names
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
@@ -89,13 +89,6 @@ def test_ranks_may_change(tmp_path):
     assert starts.same(out, whole)
     with Result(out) as result:
         assert [s["ranks"] for s in result.starts()] == [2, 4, 1]
-
-
-@pytest.mark.parametrize("method", sorted(set(names("method")) - {"dpfl", "fedbn", "replay"}))
-def test_every_method_goes_on(tmp_path, monkeypatch, method):
-    fields = starts.small(method=method, tau_train=2 if method == "fedrep" else 1)  # its head needs an epoch, too
-    starts.cut_after(monkeypatch, 2, tmp_path / "run.h5", fields)
-    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
 
 
 def flip(path: Path, where: float) -> None:
