@@ -209,9 +209,9 @@ class Federation:
         self.notes["models_received"] += models * self.active[self.ids] - log.again
         log.told, log.again = True, log.again * 0
 
-    def initial_row(self) -> Tensor:
-        """Return the initial model that all clients have in common, `[W]`."""
-        draws = streams.stream(self.run.seed, streams.INIT, 0, 0)
+    def initial_row(self, number: int = 0) -> Tensor:
+        """Return the initial model that all clients have in common, `[W]`, or another draw, of this number."""
+        draws = streams.stream(self.run.seed, streams.INIT, 0, number)
         return self._parts.backend.ensemble.initial_row(self.run.init, draws)
 
     def common_row(self) -> Tensor:

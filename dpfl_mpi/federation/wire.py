@@ -31,7 +31,7 @@ class Wire:
             self.clock = Clock(Speeds(**told), run.staleness)
         self.versions = run.staleness + 1  # rows of each client that a receiver may get
         self.columns = columns_of(run, self.ensemble, head)  # bool [W] of those that are sent; None: all
-        self.counts = bool(run.network or run.codec or run.send)
+        self.counts = bool(run.network or run.codec or self.columns is not None)
         self.whole = 4 * int(self.ensemble.size if self.columns is None else self.columns[: self.ensemble.size].sum())
         self.encoder: Encoder | None = None
         if run.codec:

@@ -87,6 +87,7 @@ class Method:
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
     models: int = 1  # that each client trains, tau_train epochs each, in a round
     sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
+    sends: str = ""  # a graph: what leaves a client, as --send layers=; "": all
     # what is planned counts these two
     sent: int = 2  # a server: what goes up and comes down per client and round at most, in models
     every_row: int = 0  # how often a round calls fed.every_row, by which all rows come to all ranks

@@ -24,7 +24,7 @@ CITATION = """@inproceedings{listozec2022dac,
   note = {arXiv:2206.08839}
 }"""
 IGNORES = ("omega_period", "graphs")
-METHOD = Method("DAC", CITATION, searches=False, ignores=IGNORES, colour="#E69F00", line=":")
+METHOD = Method("DAC", CITATION, searches=False, sends_models=False, ignores=IGNORES, colour="#E69F00", line=":")
 GROWTH = 0.2  # of tau, per round
 LEAST = 1e-12  # a loss or a distance of 0 is taken for this
 

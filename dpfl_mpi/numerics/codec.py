@@ -122,12 +122,14 @@ class Encoder:
 
 
 def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
-    """Return which columns leave a client, bool `[W]`, None where all do (--send): "body" is all but the head."""
-    if not run.send:
+    """Return which columns leave a client, bool `[W]`, None where all do (--send, or as the method says): "body" is all but the head."""
+    layers = run.send.layers if run.send else run.found("method").sends
+    if not layers:
         return None
-    layers = run.send.layers
     if not head and {"head", "body"} & set(layers.split(",")):
-        raise UserError(f"--send is {run.send}; --model {short(run.model)} names no last layer: name its layers")
+        what = f"--send is {run.send}" if run.send else f"--method {short(run.method)} sends its {layers}"
+        mend = "name its layers" if run.send else 'let its file say HEAD = "NAME"'
+        raise UserError(f"{what}; --model {short(run.model)} names no last layer: {mend}")
     if layers == "body":
         return ~ensemble.columns("head", head, "--send layers")
     return ensemble.columns(layers, head, "--send layers")

@@ -35,6 +35,10 @@ CASES = [
     ("dac", {"similarity": "l2"}, {"budget": 3}),
     ("fedsim", None, {"budget": 3}),
     ("fedsim", {"similarity": "update"}, {"budget": 3}),
+    ("pfedsv", {"orders": 0}, {"budget": 3}),
+    ("dfedpgp", None, {"budget": 3}),
+    ("facade", None, {"budget": 3}),
+    ("sketch", {"entries": 100}, {"budget": 2}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     # native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow
     ("fedavg", None, ADAM),

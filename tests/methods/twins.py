@@ -1,6 +1,8 @@
 """Slow twins of the methods in plain PyTorch, of four ragged clients: from the package are data, initial row and the recipe of the draws alone."""
 
 import importlib
+import itertools
+import math
 
 import numpy as np
 import torch
@@ -51,6 +53,7 @@ class Twin:
     def __init__(self, fed):
         self.run, self.p, self.optimisers = fed.run, fed.p, {}
         self.module = mlp.build((8, 8, 1), 10)
+        self.initial_row = fed.initial_row
         self.start = fed.initial_row()[: fed.ensemble.size].clone()
         self.data, self.val = [], []
         for k in range(N):
@@ -350,6 +353,104 @@ def twin_dac(tw, o, weighted=False):
 
 def twin_fedsim(tw, o):
     return twin_dac(tw, o, weighted=True)
+
+
+def random_senders(tw, t):
+    near = [np.array([j for j in range(N) if j != k]) for k in range(N)]
+    return [keyed(tw.run.seed, 4, k, t * 1000).permutation(near[k])[: tw.run.most_senders].tolist() for k in range(N)]
+
+
+def twin_pfedsv(tw, o):
+    """By the formula over subsets: a coalition S without j counts |S|! (m - 1 - |S|)! / m!."""
+    w, r = [tw.start] * N, np.zeros((N, N))
+    yield w
+    for t in range(1, ROUNDS + 1):
+        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
+        yield w
+        new = []
+        for k in range(N):
+            near = keyed(tw.run.seed, 4, k, t * 1000).permutation([j for j in range(N) if j != k])
+            members = [k, *sorted(near, key=lambda j: -r[k, j])[: tw.run.most_senders]]
+            x, y = tw.data[k]
+
+            def v(s, x=x, y=y, w=w):
+                mean = (sum(w[j].double() for j in s) / len(s)).float() if s else None
+                return -cross_entropy(tw.model(mean)(x), y).item() if s else -np.log(10)
+
+            m, phi = len(members), {}
+            for j in members:
+                others = [i for i in members if i != j]
+                sets = [c for n in range(m) for c in itertools.combinations(others, n)]
+                share = [math.factorial(len(s)) * math.factorial(m - 1 - len(s)) / math.factorial(m) for s in sets]
+                phi[j] = sum(a * (v((*s, j)) - v(s)) for a, s in zip(share, sets, strict=True))
+                r[k, j] = 0.2 * r[k, j] + 0.8 * phi[j]
+            a = {j: max(phi[j], 0) for j in members}
+            mean = sum(a[j] * w[j].double() for j in members) / (sum(a.values()) or 1)
+            new.append(mean.float() if sum(a.values()) else w[k])
+        w = new
+
+
+def twin_dfedpgp(tw, o):
+    head = torch.arange(len(tw.start)) >= HEAD
+    u, mu = [tw.start] * N, np.ones(N)
+    yield list(u)
+    for t in range(1, ROUNDS + 1):
+        first, e = (t - 1) * TAU, o["head_epochs"]
+        for k in range(N):
+            z = torch.where(head, u[k], u[k] / mu[k])
+            u[k] = torch.where(head, tw.local(k, z, first, e, "head", columns=head), u[k])
+            for batch in tw.batches(k, first + e, TAU - e):
+                at = torch.where(head, u[k], u[k] / mu[k])
+                u[k] = tw.step(k, "w", u[k], tw.gradient(at, batch), ~head)
+        yield [torch.where(head, u[k], u[k] / mu[k]) for k in range(N)]
+        senders = random_senders(tw, t)
+        out = [1 + sum(j in s for s in senders) for j in range(N)]
+        body = [sum(u[j].double() / out[j] for j in (k, *senders[k])).float() for k in range(N)]
+        mu = np.array([sum(mu[j] / out[j] for j in (k, *senders[k])) for k in range(N)])
+        u = [torch.where(head, u[k], body[k]) for k in range(N)]
+
+
+def twin_facade(tw, o):
+    head = torch.arange(len(tw.start)) >= HEAD
+    w = [tw.start] * N
+    heads = [[tw.initial_row(c)[: len(head)][head] for c in range(o["heads"])] for k in range(N)]
+    yield list(w)
+    for t in range(1, ROUNDS + 1):
+        cluster = []
+        for k in range(N):
+            models = [w[k].masked_scatter(head, h) for h in heads[k]]
+            loss = [cross_entropy(tw.model(m)(tw.data[k][0]), tw.data[k][1]).item() for m in models]
+            cluster.append(int(np.argmin(loss)))
+            w[k] = tw.local(k, models[cluster[k]], (t - 1) * TAU)
+            heads[k][cluster[k]] = w[k][head]
+        yield list(w)
+        senders, new = random_senders(tw, t), []
+        core = [torch.stack([w[j] for j in (k, *senders[k])]).double().mean(0).float() for k in range(N)]
+        for k in range(N):
+            come = [[w[j][head] for j in senders[k] if cluster[j] == c] for c in range(o["heads"])]
+            both = zip(heads[k], come, strict=True)
+            new.append([torch.stack([h, *more]).double().mean(0).float() for h, more in both])
+        heads = new
+        w = [core[k].masked_scatter(head, heads[k][cluster[k]]) for k in range(N)]
+
+
+def twin_sketch(tw, o):
+    w = [tw.start] * N
+    yield w
+    for t in range(1, ROUNDS + 1):
+        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
+        yield w
+        signature = []
+        for row in w:
+            moved = (row - tw.start).numpy().astype(float)
+            moved[np.argsort(-abs(moved), kind="stable")[o["entries"] :]] = 0
+            signature.append(moved / np.linalg.norm(moved))
+        new = []
+        for k in range(N):
+            others = sorted((j for j in range(N) if j != k), key=lambda j, k=k: -(signature[k] @ signature[j]))
+            s = [k, *others[: tw.run.most_senders]]
+            new.append((sum(tw.p[j] * w[j].double() for j in s) / sum(tw.p[j] for j in s)).float())
+        w = new
 
 
 def twin_cobo(tw, o):

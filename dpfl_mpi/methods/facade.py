@@ -1,0 +1,75 @@
+"""Facade, one core and a head for each cluster (Biswas et al., Fair Decentralized Learning, IEEE SaTML 2025, arXiv 2410.02541).
+
+Personal: w_i, a core with one of its k heads. Shared along a graph drawn anew in each round: w_i and the number of its head. Scored: w_i after training.
+A client trains its core with the head of the smallest loss on its training images. Cores are averaged with all that come, each head with those of its number.
+# Paper: read from its published code, whose means are plain. There heads start differently at each client; here at each number, alike for all clients.
+# Paper: there the graph is regular and as wide in as out; here a client draws its B_c - 1 senders.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.settings import option
+
+CITATION = """@inproceedings{biswas2025facade,
+  title = {Fair Decentralized Learning},
+  author = {Biswas, Sayan and Kermarrec, Anne-Marie and Sharma, Rishi and Trinca, Thibaud and de Vos, Martijn},
+  booktitle = {IEEE Conference on Secure and Trustworthy Machine Learning (SaTML)}, year = {2025},
+  note = {arXiv:2410.02541}
+}"""
+METHOD = Method(
+    "Facade",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=("omega_period", "graphs"),
+    colour="#0072B2",
+    line="-.",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    heads: int = option(2, "k, the number of heads and of clusters", low=1, high=100)
+
+
+def init(fed: Federation) -> State:
+    head = fed.columns("head")
+    heads = torch.stack([fed.initial_row(number)[head] for number in range(fed.options["heads"])])
+    w = fed.common_row()
+    fed.evaluate(w)
+    client = {"w": w, "heads": heads.repeat(len(w), 1, 1), "cluster": np.zeros(len(w), np.int32)}
+    return {"client": client, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    w, heads, head = state["client"]["w"], state["client"]["heads"], fed.columns("head")
+    cluster = state["client"]["cluster"].copy()
+    for i in np.flatnonzero(fed.awake[fed.ids]).tolist():
+        cluster[i] = np.argmin(fed.training_losses(i, with_heads(w[i], heads[i], head)))
+        w[i, head] = heads[i, cluster[i]]
+    w = fed.local_opt(w, epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    heads[np.arange(len(w)), cluster] = w[:, head]
+    chosen = fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
+    received, told = fed.exchange(w, chosen), fed.tell(cluster, chosen)
+    core = fed.average(w, chosen, received, weights=np.ones((len(w), fed.n)))
+    for number in range(heads.shape[1]):
+        mine = w.clone()
+        mine[:, head] = heads[:, number]
+        weights = np.tile(told == number, (len(w), 1)).astype(float)
+        weights[np.arange(len(w)), fed.ids] = 1
+        heads[:, number] = fed.average(mine, chosen, received, weights=weights)[:, head]
+    core[:, head] = heads[np.arange(len(w)), cluster]
+    return {"client": {"w": core, "heads": heads, "cluster": cluster}, "shared": {"chosen": chosen}}
+
+
+def with_heads(w_W: Tensor, heads_kH: Tensor, head: Tensor) -> Tensor:
+    """Return a core with each of k heads, `[k, W]`."""
+    rows = w_W.repeat(len(heads_kH), 1)
+    rows[:, head] = heads_kH
+    return rows

@@ -1,0 +1,99 @@
+"""pFedSV, averages weighted by Shapley values (Wu et al., A Coalition Formation Game Approach for Personalized Federated Learning, arXiv 2202.02502).
+
+Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
+Client i receives the n models of the largest relevance r_ij. phi_j is the Shapley value of each, and of its own, in the game whose coalitions are worth the
+plain mean of their models. r_ij becomes 0.2 r_ij + 0.8 phi_j, and w_i the mean with weights max(phi_j, 0); its own where all are 0.
+# Paper: read from its abstract and another's published code of it: n, r, phi and the weights are as there. n is the budget's B_c - 1 others.
+# Paper: that code takes the accuracy on training images, of nobody 0; here a coalition is worth minus its loss there, and nobody -ln C, as a guess.
+# Paper: that code goes through all orders, B_c!; here through `orders` random ones, 0 for all. Of equal relevance those come first that a shuffle says.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.settings import option
+
+CITATION = """@article{wu2022pfedsv,
+  title = {A Coalition Formation Game Approach for Personalized Federated Learning},
+  author = {Wu, Leijie and Guo, Song and Ding, Yaohong and Zhan, Yufeng and Zhang, Jie},
+  journal = {arXiv:2202.02502}, year = {2022}
+}"""
+METHOD = Method("pFedSV", CITATION, searches=False, ignores=("omega_period", "graphs"), colour="#CC79A7", line=":")
+KEPT = 0.2  # of a relevance, when a new value comes
+
+
+@dataclass(frozen=True)
+class Options:
+    orders: int = option(
+        10, "random orders that a Shapley value is the mean over, 0: all B_c! of them", low=0, high=999
+    )
+
+
+def init(fed: Federation) -> State:
+    w = fed.common_row()
+    fed.evaluate(w)
+    r = np.zeros((len(fed.ids), fed.n))
+    return {"client": {"w": w, "r": r}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    w, r = state["client"]["w"], state["client"]["r"].copy()
+    w = fed.local_opt(w, epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    chosen = fed.collect([relevant(fed, k, r[i]) for i, k in enumerate(fed.ids)])
+    received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
+    models: list[list[Tensor]] = [[w[i : i + 1]] for i in range(len(w))]
+    for here, now in received.passes(senders):
+        for i, j in enumerate(now):
+            if len(j):
+                models[i].append(here.rows(j))
+    weights = np.zeros((len(w), fed.n))
+    for i, k in enumerate(fed.ids):
+        members = np.array([k, *senders[i]])
+        if len(members) > 1:
+            phi = values(fed, i, torch.cat(models[i]))
+            r[i, members] = KEPT * r[i, members] + (1 - KEPT) * phi
+            weights[i, members] = np.maximum(phi, 0)
+    w = fed.average(w, chosen, received, weights=weights)
+    return {"client": {"w": w, "r": r}, "shared": {"chosen": chosen}}
+
+
+def relevant(fed: Federation, k: int, r_N: np.ndarray) -> np.ndarray:
+    """Return the B_c - 1 clients in reach of the largest relevance."""
+    near = fed.shuffle(k, fed.reachable(k))
+    return near[np.argsort(-r_N[near], kind="stable")[: fed.most_senders[k]]]
+
+
+def values(fed: Federation, i: int, w_mW: Tensor) -> np.ndarray:
+    """Return the Shapley value of each of m models for local client i, float64 `[m]`."""
+    m, repeats = len(w_mW), fed.options["orders"]
+    drawn = [fed.shuffle(int(fed.ids[i]), np.arange(m), repeat + 1).tolist() for repeat in range(repeats)]
+    orders = drawn or [list(order) for order in itertools.permutations(range(m))]
+    classes = fed.class_counts.shape[1]
+
+    def worth(coalitions: Sequence[frozenset[int]]) -> np.ndarray:
+        means = torch.stack([sum(w_mW[j].double() for j in sorted(s)) / len(s) for s in coalitions])  # type: ignore[misc]
+        return -np.asarray(fed.training_losses(i, means.float()))
+
+    return shapley(orders, worth, -math.log(classes))
+
+
+def shapley(
+    orders: Sequence[Sequence[int]], worth: Callable[[Sequence[frozenset[int]]], np.ndarray], nobody: float
+) -> np.ndarray:
+    """Return what each of m players adds to those before it, mean over orders (Castro et al., 2009), float64 `[m]`; a coalition is asked for once."""
+    before = [[frozenset(order[:n]) for n in range(len(order) + 1)] for order in orders]
+    asked = list(dict.fromkeys(s for row in before for s in row[1:]))
+    of = dict(zip(asked, worth(asked).tolist(), strict=True)) | {frozenset(): nobody}
+    phi = np.zeros(len(orders[0]))
+    for order, row in zip(orders, before, strict=True):
+        for j, smaller, larger in zip(order, row, row[1:], strict=False):
+            phi[j] += of[larger] - of[smaller]
+    return phi / len(orders)

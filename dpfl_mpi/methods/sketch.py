@@ -1,0 +1,59 @@
+"""Sketch, signatures first: a client receives the models whose signatures are the most similar to its own.
+
+Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
+Each client tells all in reach its signature: the P entries of w_i - w_0 that are largest in size, w_0 the common initial row. It averages with the
+B_c - 1 of the largest cosine of signatures. In the way of SemanticDFL (Dogani et al., 2026: a compact top-P signature, the K most similar models are
+pulled), whose overlay network is left out; what a signature is of, and the cosine, are taken here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.settings import option
+
+METHOD = Method(
+    "Sketch", "", searches=False, sends_models=False, ignores=("omega_period", "graphs"), colour="#0072B2", line=":"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    entries: int = option(256, "P, the entries of a signature, 8 bytes each", low=1)
+
+
+def init(fed: Federation) -> State:
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {"client": {"w": w}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+
+
+def round(fed: Federation, state: State, t: int) -> State:
+    w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    where, size = signatures(w - fed.initial_row(), fed.options["entries"])
+    alike = cosines(fed.ids, fed.tell(where), fed.tell(size), w.shape[1])
+    best = [near[np.argsort(-alike[i, near], kind="stable")] for i, near in enumerate(map(fed.reachable, fed.ids))]
+    chosen = fed.collect([order[: fed.most_senders[k]] for k, order in zip(fed.ids, best, strict=True)])
+    return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
+
+
+def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the largest entries of each row are, int32 `[K, P]`, and the entries, float32 `[K, P]`."""
+    where = torch.sort(moved.abs(), dim=1, descending=True, stable=True).indices[:, :entries]
+    return where.int().cpu().numpy(), moved.gather(1, where).cpu().numpy()
+
+
+def cosines(ids: np.ndarray, where: np.ndarray, size: np.ndarray, width: int) -> np.ndarray:
+    """Return the cosine of the signatures of local clients with those of all, `[N, P]`, as rows of `width` that are 0 elsewhere: float64 `[K, N]`."""
+    size = size.astype(np.float64)
+    norm = np.maximum(np.sqrt((size**2).sum(1)), 1e-12)
+    out = np.zeros((len(ids), len(size)))
+    for i, k in enumerate(ids):
+        row = np.zeros(width)
+        row[where[k]] = size[k]
+        out[i] = (row[where] * size).sum(1) / (norm[k] * norm)
+    return out
