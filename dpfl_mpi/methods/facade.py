@@ -9,7 +9,6 @@ A client trains its core with the head of the smallest loss on its training imag
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
@@ -39,10 +38,12 @@ class Options:
 
 def init(fed: Federation) -> State:
     head = fed.columns("head")
-    heads = torch.stack([fed.initial_row(number)[head] for number in range(fed.options["heads"])])
-    w = fed.common_row()
+    w, k = fed.common_row(), fed.options["heads"]
+    heads = w[:, None, head].repeat(1, k, 1)
+    for number in range(1, k):
+        heads[:, number] = fed.initial_row(number)[head]
     fed.evaluate(w)
-    client = {"w": w, "heads": heads.repeat(len(w), 1, 1), "cluster": np.zeros(len(w), np.int32)}
+    client = {"w": w, "heads": heads, "cluster": np.zeros(len(w), np.int32)}
     return {"client": client, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
@@ -49,16 +48,18 @@ def round(fed: Federation, state: State, t: int) -> State:
     fed.evaluate(w)
     chosen = fed.collect([relevant(fed, k, r[i]) for i, k in enumerate(fed.ids)])
     received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
-    models: list[list[Tensor]] = [[w[i : i + 1]] for i in range(len(w))]
+    models = [w[i : i + 1].repeat(1 + len(j), 1) for i, j in enumerate(senders)]  # one's own first
+    got = [1] * len(w)
     for here, now in received.passes(senders):
         for i, j in enumerate(now):
             if len(j):
-                models[i].append(here.rows(j))
+                models[i][got[i] : got[i] + len(j)] = here.rows(j)
+                got[i] += len(j)
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):
         members = np.array([k, *senders[i]])
         if len(members) > 1:
-            phi = values(fed, i, torch.cat(models[i]))
+            phi = values(fed, i, models[i])
             r[i, members] = KEPT * r[i, members] + (1 - KEPT) * phi
             weights[i, members] = np.maximum(phi, 0)
     w = fed.average(w, chosen, received, weights=weights)
@@ -79,8 +80,10 @@ def values(fed: Federation, i: int, w_mW: Tensor) -> np.ndarray:
     classes = fed.class_counts.shape[1]
 
     def worth(coalitions: Sequence[frozenset[int]]) -> np.ndarray:
-        means = torch.stack([sum(w_mW[j].double() for j in sorted(s)) / len(s) for s in coalitions])  # type: ignore[misc]
-        return -np.asarray(fed.training_losses(i, means.float()))
+        means = w_mW[:1].repeat(len(coalitions), 1)
+        for row, s in zip(means, coalitions, strict=True):
+            row.copy_(sum(w_mW[j].double() for j in sorted(s)) / len(s))
+        return -np.asarray(fed.training_losses(i, means))
 
     return shapley(orders, worth, -math.log(classes))
 

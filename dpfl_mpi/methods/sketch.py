@@ -9,7 +9,6 @@ pulled), whose overlay network is left out; what a signature is of, and the cosi
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
@@ -43,7 +42,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where the largest entries of each row are, int32 `[K, P]`, and the entries, float32 `[K, P]`."""
-    where = torch.sort(moved.abs(), dim=1, descending=True, stable=True).indices[:, :entries]
+    where = moved.abs().sort(dim=1, descending=True, stable=True).indices[:, :entries]
     return where.int().cpu().numpy(), moved.gather(1, where).cpu().numpy()
 
 
