@@ -11,6 +11,7 @@ import io
 import sys
 import time
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from dpfl_mpi.plan.needs import (
     seconds_of,
 )
 from dpfl_mpi.plugins import short
+from dpfl_mpi.results.summary import WIDTH, fitted
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import reason, replacing
 
@@ -46,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--rows", type=int, default=20, help="clients shown in the table")
     out.add_argument("--save", type=Path, help="write the partition: client -> train, val and test indices, as JSON")
     out.add_argument("--plot", type=Path, help="draw the partition (png, pdf or svg)")
+    out.add_argument("--wide", action="store_true", help="lines and the table as wide as they are, not of 80 columns")
     out.add_argument("--no-measure", dest="measure", action="store_false", help="no time estimate")
     return out
 
@@ -68,26 +71,26 @@ def main(arguments: list[str] | None = None) -> int:
     verify(source)
     start = time.perf_counter()
     partition = deal(run, source)
-    print(about(run, source, partition, time.perf_counter() - start))
+    fit = str if own.wide else fitted
+    print(fit(about(run, source, partition, time.perf_counter() - start)))
     if own.save:
         save(partition, own.save, run, source.sha256)
         print(f"saved to {own.save}: run on it with --partition file:{own.save}")
     ensemble = ensemble_of(run, source)
     plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
-    print("\n" + table(source, partition, plan.owner, own.rows))
-    print("\n" + plan_text(run, plan))
+    print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
+    print("\n" + fit(plan_text(run, plan)))
     if run.network:
         first, whole = simulated(run, partition, packed_bytes(run, source, ensemble) or 4 * plan.parameters)
         bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
-        print(
-            f"simulated  about {duration(first)} before round 1, {duration(whole)} in all (--network {run.network}){bound}"
-        )
+        took = f"about {duration(first)} before round 1, {duration(whole)} in all"
+        print(fit(f"simulated  {took} (--network {run.network}){bound}"))
     if own.plot:
         draw(run, source, partition, own.plot)
         print(f"drawn to {own.plot}")
     refuse(job, plan)
     if own.measure:
-        print(estimate(run, plan, measure(run, job, source, ensemble)))
+        print(fit(estimate(run, plan, measure(run, job, source, ensemble))))
     return 0
 
 
@@ -118,10 +121,12 @@ def about(run: Resolved, source: Source, partition: Partition, seconds: float) -
     return "\n".join(lines)
 
 
-def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) -> str:
-    """Return clients by classes: one column per class where there are few, else the largest classes by name."""
-    names, few = source.class_names, source.classes <= 12
-    width = [max(5, len(name)) for name in names]
+def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wide: bool) -> str:
+    """Return clients by classes: one column per class where they fit, else the largest classes by name."""
+    names, most = source.class_names, partition.class_counts.max(0)
+    width = [max(3, len(name), len(str(n))) for name, n in zip(names, most, strict=True)]
+    room = WIDTH - len("client rank train   val  test    p_k  ")
+    few = source.classes <= 12 if wide else sum(width) + len(width) - 1 <= room
     heads = " ".join(f"{name:>{w}}" for name, w in zip(names, width, strict=True)) if few else "largest classes"
     lines = [f"client rank train   val  test    p_k  {heads}"]
     for k in range(min(rows, partition.n)):
@@ -130,6 +135,7 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
             text = " ".join(f"{c or '.':>{w}}" for c, w in zip(counts, width, strict=True))
         else:
             text = " ".join(f"{names[c]}:{counts[c]}" for c in np.argsort(-counts, kind="stable")[:6] if counts[c])
+            text = text if wide else shorten(text, room, placeholder=" ...")
         sizes = " ".join(f"{partition.sizes(part)[k]:>5}" for part in PARTS)
         lines.append(f"{k:>6} {owner[k]:>4} {sizes} {partition.p[k]:>6.4f}  {text}")
     if partition.n > rows:

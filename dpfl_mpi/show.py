@@ -12,15 +12,17 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import KEPT, curves, folded, outcome, texts
+from dpfl_mpi.results.summary import KEPT, WIDTH, curves, folded, outcome, pieces, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH) -> str:
+    """Return the lines of a table; where it is wider than `room`, of several, each with the first column."""
     cells = [[str(c) for c in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+    widths = [2 + max(len(row[i]) for row in cells) for i in range(len(header))]
+    tables = pieces(widths, 1, room)
+    return "\n\n".join("\n".join("".join(row[i].rjust(widths[i]) for i in few) for row in cells) for few in tables)
 
 
 def settings(run: Run) -> str:
@@ -49,7 +51,7 @@ def rounds(result: Result, last: int) -> str:
     return table(("round", *shown), rows[-last:])
 
 
-def clients(result: Result, each: int) -> str:
+def clients(result: Result, each: int, room: int) -> str:
     """Return a table of the clients with the highest and the lowest test accuracy of their best model by validation."""
     test = result["best/test_acc"]
     most = [
@@ -68,7 +70,7 @@ def clients(result: Result, each: int) -> str:
     }
     order = np.argsort(-test, kind="stable")
     few = (*order[:each], *order[max(each, len(order) - each) :])
-    return table(("client", *shown), [[k, *(of_all[k] for of_all in shown.values())] for k in few])
+    return table(("client", *shown), [[k, *(of_all[k] for of_all in shown.values())] for k in few], room)
 
 
 def graph(result: Result) -> str:
@@ -85,7 +87,7 @@ def graph(result: Result) -> str:
         degree = a.sum(1)
         spread = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
         rows.append([name, a.sum(), f"{100 * sparsity(a):.1f}", spread, one_way, pairs])
-    names = ("graph", "edges", "sparsity %", "collaborators min / mean / max", "edges one way %", "pairs one way %")
+    names = ("graph", "edges", "sparsity %", "collaborators", "edges one way %", "pairs one way %")
     return table(names, rows)
 
 
@@ -110,7 +112,7 @@ def accuracy(result: Result, head: dict[str, str]) -> list[str]:
     return [folded(f"{mean}, {spread}"), folded(f"{balanced} (of the same models, over classes, then clients)")]
 
 
-def show(result: Result, last: int, each: int) -> str:
+def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     """Return all that is shown of one run."""
     start: dict[str, Any] = dict.fromkeys(("ranks", "device", "cpu", "commit", "time"), "unknown") | {"hosts": []}
     start |= {name: value for name, value in (result.starts() or [{}])[-1].items() if value}
@@ -123,8 +125,8 @@ def show(result: Result, last: int, each: int) -> str:
         folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
         f"\nsettings\n{settings(run)}",
         f"\nlast rounds (means over clients)\n{rounds(result, last)}",
-        f"\nclients, best and worst\n{clients(result, each)}",
-        f"\ncollaboration graph\n{graph(result)}",
+        f"\nclients, best and worst\n{clients(result, each, room)}",
+        f"\ncollaboration graph (collaborators: min / mean / max)\n{graph(result)}",
     ]
     return "\n".join(lines)
 
@@ -135,13 +137,13 @@ def with_content(run: Resolved, name: str) -> Any:
     return f"{getattr(run, name)} ({held})" if held else getattr(run, name)
 
 
-def compare(a: Result, b: Result) -> str:
+def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     """Return what differs between two runs, in settings, outcome and, client by client, accuracy."""
     x, y = ({n: with_content(r.run, n) for n in as_dict(r.run)} for r in (a, b))
     rows = [[n, x[n], y[n]] for n in x if x[n] != y[n]]
     mine, theirs = figures(a), figures(b)
     out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
-    out += [table(("", "A", "B"), rows)] if rows else []
+    out += [table(("", "A", "B"), rows, room)] if rows else []
     out += ["\noutcome", table(("", "A", "B"), [[n, mine[n], theirs[n]] for n in mine])]
     if any(a.fact(name) != b.fact(name) for name in ("data_sha256", "partition_sha256")):
         return "\n".join([*out, "\nnot compared client by client: the data or the partition differ"])
@@ -172,6 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--layout", action="store_true", help="print what a result file holds, instead")
     add("--last", type=int, default=8, metavar="R", help="rounds to show (default 8)")
     add("--clients", type=int, default=4, metavar="K", help="clients to show at either end (default 4)")
+    add("--wide", action="store_true", help="tables as wide as they are, not split at 80 columns")
     args = parser.parse_args(arguments)
     if args.layout:
         print(LAYOUT, end="")
@@ -187,8 +190,9 @@ def main(arguments: list[str] | None = None) -> None:
     for result in (*results, *compared):
         if result.last_round < 0:
             raise UserError(f"{result.path} is running; no round is recorded yet")
-    pieces = [show(result, args.last, args.clients) for result in results]
-    print("\n\n".join([*pieces, *([compare(*compared)] if compared else [])]))
+    room = 10**6 if args.wide else WIDTH
+    shown = [show(result, args.last, args.clients, room) for result in results]
+    print("\n\n".join([*shown, *([compare(compared[0], compared[1], room)] if compared else [])]))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import fitted
 from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
 from dpfl_mpi.settings.files import no_data
@@ -156,6 +157,7 @@ def main(
     parser.add_argument("files", nargs="*", metavar="RESULT", help="result files to draw, instead of RUNS of this file")
     parser.add_argument("--results", default="results", metavar="DIR", help="folder of the results (default: results)")
     parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")
+    parser.add_argument("--wide", action="store_true", help="print lines as wide as they are, not of 80 columns")
     for flag, keywords in options.items():
         parser.add_argument(f"--{flag}", **keywords)
 
@@ -174,7 +176,7 @@ def main(
             if not isinstance(drawing, Drawing):
                 raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
             paths = save(drawing, name, Path(args.out))
-        print(*filter(None, (drawing.text, *paths)), sep="\n")
+        print(*filter(None, (drawing.text if args.wide else fitted(drawing.text), *paths)), sep="\n")
 
     exit_with(work)
 

@@ -1,8 +1,11 @@
 """The figures that a run is told by, and the few lines that it ends with, at most 80 columns wide, paths apart."""
 
+import itertools
 import math
+import re
 import shlex
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results.result import Result
 from dpfl_mpi.results.schema import PHASES
 
-WIDTH = 80  # of a terminal; tables and paths are as wide as they are
+WIDTH = 80  # of a terminal; paths are as long as they are
 KEPT = "\xa0"  # a blank at which no line ends
 TWO = ("test accuracy, %", "std over clients", "last round, %")  # figures with two digits
 NONE = ("local epochs", "edges in Omega", "edges at the end")  # the other figures have one
@@ -97,6 +100,33 @@ def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
     fold = textwrap.TextWrapper(WIDTH, indent if first is None else first, indent)
     fold.break_long_words = fold.break_on_hyphens = False
     return fold.fill(text).replace(KEPT, " ")
+
+
+def pieces(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
+    """Return the columns of the tables that one of these widths is split into where it is wider than `room`, each behind the first `keys`."""
+    out: list[list[int]] = [[]]
+    for i in range(keys, len(widths)):
+        if out[-1] and sum(widths[j] for j in (*range(keys), *out[-1], i)) > room:
+            out.append([])
+        out[-1].append(i)
+    return [[*range(keys), *columns] for columns in out]
+
+
+def fitted(text: str) -> str:
+    """Return a text no wider than the terminal: lines are folded below where they begin behind their name, markdown tables are split by columns."""
+    out = []
+    for of_table, lines in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
+        if not of_table:
+            begin = re.compile(r" *(\S+( \S+)? {2,})?")
+            out += [folded(ln, " " * begin.match(ln).end(), "") if len(ln) > WIDTH else ln for ln in lines]  # type: ignore[union-attr]
+            continue
+        rows = [line.strip("|").split("|") for line in lines]
+        widths = [len(cell) + 1 for cell in rows[0]]
+        named = [any(c.isalpha() for c in "".join(row[i] for row in rows[2:])) for i in range(len(widths))]
+        keys = max([1, *(k for k in range(len(widths)) if all(named[:k]) and sum(widths[:k]) < 66)])
+        tables = [[f"|{'|'.join(row[i] for i in few)}|" for row in rows] for few in pieces(widths, keys, WIDTH - 1)]
+        out.append("\n\n".join("\n".join(table) for table in tables))
+    return "\n".join(out)
 
 
 def entry(name: str, text: str) -> str:

@@ -38,7 +38,7 @@ def planned(fields, ranks=1, nodes=1, **job):
 
 
 def test_partition_and_plan(capsys):
-    assert main(["--ranks", "3", "--rows", "32"]) == 0
+    assert main(["--ranks", "3", "--rows", "32", "--wide"]) == 0
     text = capsys.readouterr().out
     run = Run().resolve()
     dealt = deal(run, open_source(run))
@@ -57,10 +57,17 @@ def test_partition_and_plan(capsys):
     assert re.search(r"time +[\d.]+ s without choosing", text) and "ms per step" in text and "anew" not in text
 
 
+def test_a_terminal_of_80_columns_shows_the_same_words(capsys):
+    narrow, wide = (re.sub(r"\([\d.]+ s\)", "", shown(capsys, "--ranks", "3", *more)) for more in ([], ["--wide"]))
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
+    memory = re.compile(r"[\d.]+\s+GiB")  # of this machine, now
+    assert memory.sub("", narrow).split() == memory.sub("", wide).split()
+
+
 def test_a_plan_counts_the_rounds_that_search_anew(capsys):
     """PENS scores models to choose, but not by the greedy search: "at most 0 evaluations" would be wrong."""
     flags = ["--clients", "8", "--budget", "3", "--rounds", "7"]
-    text = shown(capsys, *flags, "--method", "pens")
+    text = shown(capsys, *flags, "--method", "pens", "--wide")
     assert "models that pens scores by itself to choose are not counted" in text and "evaluations in" not in text
     assert "3 rounds search Omega anew" in shown(capsys, *flags, "--omega_period", "2")
     fields = {"clients": 8, "budget": 3, "rounds": 7}

@@ -17,7 +17,7 @@ from dpfl_mpi.datasets import digits
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import epochs, outcome, summary
+from dpfl_mpi.results.summary import epochs, fitted, outcome, summary
 from dpfl_mpi.studies import optimality
 
 EVEN = (0.5,) * 4
@@ -137,7 +137,7 @@ def test_show_and_export_need_neither_torch_nor_mpi(made, tmp_path):
 
 
 def test_show_prints_the_run(made, said):
-    out = said(show.main, made["dpfl"], "--clients", 1, "--last", 2)
+    out = said(show.main, made["dpfl"], "--clients", 1, "--last", 2, "--wide")
     assert "dpfl on digits, finished, 2 rounds\n" in out
     assert (
         "\n  test accuracy 70.00 % (mean over 4 clients of their best model by validation),"
@@ -153,12 +153,28 @@ def test_show_prints_the_run(made, said):
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in lines
 
 
+def test_a_text_is_fitted_to_a_terminal():
+    """A line is folded below where it begins; of a table that is too wide each part has the columns that name a row."""
+    assert fitted("time       " + "x " * 36 + "\nnote") == "time       " + "x " * 34 + "x\n" + " " * 11 + "x\nnote"
+    wide = [
+        f"| {'a' * 20} | {'b' * 20} | {'1' * 30} | {'2' * 30} |",
+        *["| one | two | 3 | 4 |".replace(" ", " " * 5)] * 2,
+    ]
+    one, two = fitted("\n".join(wide)).split("\n\n")
+    assert one.splitlines()[0] == f"| {'a' * 20} | {'b' * 20} | {'1' * 30} |" and "4" not in one
+    assert (
+        two.splitlines()[0] == f"| {'a' * 20} | {'b' * 20} | {'2' * 30} |"
+        and two.splitlines()[2].split("|")[3].strip() == "4"
+    )
+    assert fitted(one) == one
+
+
 def test_show_fits_a_terminal(made, said):
     paths = [made[m] for m in ("dpfl", "local")]
     _, *lines = said(show.main, *paths, "--compare", *paths).splitlines()
     first = lines.index("settings") + 1
-    end = lines.index("", first)
-    assert max(map(len, lines[:end])) <= 80 and max(map(len, lines[-5:])) <= 80
+    assert max(len(line) for line in lines if str(ROOT) not in line and ".h5" not in line) <= 80
+    assert [words[-1] for words in map(str.split, lines) if words[:1] == ["3"]][:2] == ["0", "2(8)"]  # of two tables
     assert lines[first].startswith("  data       dataset digits, partition pathological,")
     assert lines[first + 1].startswith(" " * 13 + "dirichlet_alpha 0.5, ")
     i = lines.index("client by client (same partition), B - A: -5.00 points; B is better for 1, equal")
