@@ -14,8 +14,19 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
+CITATION = """@misc{dogani2026semanticdfl,
+  title = {{SemanticDFL}: Similarity-Aware Pull-based Personalized Decentralized Federated Learning},
+  author = {Dogani, Javad and Khastkhodaei, Mostafa and Khunjush, Farshad and Laoutaris, Nikolaos}, year = {2026},
+  note = {https://hdl.handle.net/20.500.12761/2024}
+}"""
 METHOD = Method(
-    "Sketch", "", searches=False, sends_models=False, ignores=("omega_period", "graphs"), colour="#0072B2", line=":"
+    "Sketch",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=("omega_period", "graphs"),
+    colour="#0072B2",
+    line=":",
 )
 
 

@@ -54,8 +54,9 @@ def test_init_and_round_are_a_method(write_method, tmp_path):
 
 def test_what_the_methods_declare():
     found = {name: find("method", name) for name in names("method")}
-    graphs = {"dpfl", "random_graph", "oracle", "pairwise", "replay"}
-    assert {n for n, m in found.items() if m.topology == "graph"} == {"pens", *graphs}
+    graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay"}
+    rivals = {"pens", "dac", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
+    assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
     assert {n for n, m in found.items() if m.preprocesses} == graphs
     assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
     assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")

@@ -106,6 +106,10 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
         ("fedrep", {"options": {"head": "fc7"}}, ".*allowed are head, none, all, or of the layers fc1, head"),
         ("fedala", {"options": {"layers": "foo"}}, "--options.layers is foo; allowed are head, none, all, or of the layers"),
         ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of tau_train is the head's"),
+        ("dfedpgp", {"options": {"head_epochs": 3}}, "--options.head_epochs is 3; allowed is 0 to 2, all of tau_train"),
+        ("dfedpgp", {"send": "layers=head"}, "--send is layers=head; dfedpgp says itself what it sends: allowed is all"),
+        ("dpfl_choice", {"send": "layers=body"}, "--send is layers=body; dpfl_choice scores models as they come"),
+        ("sketch", {"attack": "noise:0.5"}, "--attack is noise:0.5; sketch sends more than models; allowed are"),
         ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
     ],
 )  # fmt: skip
