@@ -40,18 +40,18 @@ def main() -> None:
 
     seen: dict[str, Any] = {"torch": time.perf_counter() - began, "private": 0}
     from dpfl_mpi.__main__ import main as program
+    from dpfl_mpi.federation.training import Training
     from dpfl_mpi.numerics.clients import Clients
-    from dpfl_mpi.numerics.ensemble import Ensemble
 
     seen["imported"], seen["imported_private"] = memory("VmRSS"), memory("RssAnon")
-    gradient = Ensemble.gradient
+    local_opt = Training.local_opt
 
-    def first(self: Ensemble, *args: Any) -> torch.Tensor:
+    def first(self: Training, *args: Any, **how: Any) -> torch.Tensor:
         seen["first_step"] = since_start()
-        Ensemble.gradient = gradient  # type: ignore[method-assign]
-        return gradient(self, *args)
+        Training.local_opt = local_opt  # type: ignore[method-assign]
+        return local_opt(self, *args, **how)
 
-    Ensemble.gradient = first  # type: ignore[method-assign]
+    Training.local_opt = first  # type: ignore[method-assign]
     read = Clients.__init__
 
     def watched(self: Clients, *args: Any) -> None:

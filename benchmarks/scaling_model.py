@@ -32,7 +32,7 @@ import numpy as np
 from _scale import launch, make_data, numbers, run
 
 from dpfl_mpi.mpi.placement import window_slots
-from dpfl_mpi.plan.needs import LABEL, ROWS
+from dpfl_mpi.plan.needs import LABEL
 
 POOL, TEST = 25, 10  # samples of a client of the small runs
 COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
@@ -107,7 +107,7 @@ def node_bytes(work: Work) -> dict[str, float]:
     slots = int(window_slots(work.k * work.others, work.k, work.clients))
     everyone = 8 * (work.clients * (3 * work.others + work.samples + 20))  # graphs, sample numbers, numbers of a client
     return {
-        "rows": float(clients * (ROWS - 1) * work.row),
+        "rows": float(clients * 4.5 * work.row),
         "best": float(clients * work.row),
         "window": float(ranks * slots * work.row),
         "data": float(clients * work.samples * (work.image + LABEL)),
@@ -131,7 +131,7 @@ def network() -> None:
     seconds = dict.fromkeys((1, rows), math.inf)
     inbox = Inbox(world, staging, rows)
     for count in seconds:
-        route = Route([(i, 1 - world.rank, i) for i in range(count)], {}, np.full(2, count))
+        route = Route([(i, 1 - world.rank, i) for i in range(count)], np.zeros(0, np.int64), np.full(2, count))
         for _ in range(repeats):  # as often on both ranks: an exchange needs both
             start = time.perf_counter()
             inbox.exchange(route)

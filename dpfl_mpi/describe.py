@@ -160,6 +160,7 @@ def plan_text(run: Resolved, plan: Needs) -> str:
         *(of_node(plan, node) for node in range(min(nodes, 4))),
         "           ... the other nodes alike" if nodes > 4 else "",
         f"           this machine can give {megabytes(total)} ({what}), to windows {megabytes(shared)} ({where})",
+        held_by(plan),
         f"models     at most {received[0]} received in preprocessing and {received[1]} per round, of {row} bytes: "
         f"{megabytes(received[0] * row)} and {megabytes(received[1] * row)}",
         f"bytes      MPI moves at most {wire[0]} in preprocessing and {wire[1]} per round{passes}",
@@ -176,6 +177,14 @@ def of_rank(plan: Needs, r: int) -> str:
     memory, data, models, window = (megabytes(of[r]) for of in (plan.memory, plan.data, plan.models, plan.window))
     held = f"{len(ids):>4} clients, work {work:.2f}, {memory} (data {data}, models {models}, window {window})"
     return f"  rank {r:<4} {held}: {names or 'none, it only joins in'}"
+
+
+def held_by(plan: Needs) -> str:
+    """Return what holds the models of the fullest rank, in models per client."""
+    r = int(plan.clients.argmax())
+    held = plan.rows | {"window": plan.window / plan.row}
+    each = (f"{name} {rows[r] / max(1, plan.clients[r]):.3g}" for name, rows in held.items() if rows[r])
+    return f"           in models per client of rank {r}: {', '.join(each)}"
 
 
 def of_node(plan: Needs, node: int) -> str:

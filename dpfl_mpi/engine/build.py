@@ -58,7 +58,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     training = Training(members, log, backend, attack, run)
     scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
     mail = MailRoom(Wire(run, log, attack, model.head), job.window_gb)
-    sums = Sums(mail, backend.blocks, run)
+    sums = Sums(mail, backend, run)
     greedy = Greedy(scoring, sums, run)
     lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
     about = {

@@ -18,6 +18,7 @@ from dpfl_mpi.federation.mail import Arrived, Received
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.numerics.native import Start
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.search import Rule
@@ -39,47 +40,85 @@ class Greedy:
         options = run.found("method").options
         self.rule = options(**run.options) if issubclass(options, Rule) else Rule()
         self.repeats = run.ggc_repeats  # searches with other orders and coins, of which the best reward counts
+        self._pair = self.mail.ensemble.zeros(0)
+
+    def pair(self, k: int) -> Tensor:
+        """Return where k clients' two averages are scored, `[k, 2, W]`: the same memory at each call, as none is kept."""
+        if len(self._pair) < 2 * k:
+            self._pair = self.mail.ensemble.zeros(2 * k)
+        return self._pair[: 2 * k].view(k, 2, -1)
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
-        repeats = []
-        sums, p_sums = self.sums.over_received(received)
+        chosen: list[list[int]] = []
         losses = self._losses_of(received) if self.rule.order == "loss" else None
-        for repeat in range(self.repeats):
-            orders = [self.shuffle(k, received.graph.of(k), repeat) for k in self.members.ids]
-            if losses is not None:
-                orders = [by_loss(order, loss) for order, loss in zip(orders, losses, strict=True)]
-            searches = self._searches(w_KW, sums, p_sums, repeat)
-            for here, now in received.passes(orders):  # one pass, unless the graph is wider than the window
-                for search in searches:
-                    search.consider(here, now[search.block])
-            repeats.append(searches)
-        return self.members.collect(best_of(repeats))
+        starts = self.sums.over_received(received)
+        # block by block, so that the sums of one are held, unless models come in passes: the graph is wider than the window
+        for group in ([start] for start in starts) if received.here is not None else [list(starts)]:
+            repeats = []
+            for repeat in range(self.repeats):
+                searches = [Search(self, b, w_KW, y, p_y, repeat) for b, y, p_y in group]
+                orders = [self.shuffle(k, received.graph.of(k), repeat) for search in searches for k in search.ids]
+                if losses is not None:
+                    mine = losses[searches[0].block.start :] if searches else losses
+                    orders = [by_loss(order, loss) for order, loss in zip(orders, mine, strict=False)]
+                for here, now in received.passes(orders):
+                    consider(searches, here, now)
+                repeats.append([search.found for search in searches])
+            chosen += best_of(repeats)
+        return self.members.collect(chosen)
 
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
-        members, repeats = self.members, []
+        chosen: list[list[int]] = []
         losses = self.losses_of_all(w_KW) if self.rule.order == "loss" else None
         sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
-        for repeat in range(self.repeats):
-            lost = [None] * len(members.ids) if losses is None else losses
-            orders = [Order(self, int(k), repeat, loss) for k, loss in zip(members.ids, lost, strict=True)]  # line 9
-            searches = self._searches(w_KW, sums, p_sums, repeat)
-            widths = members.most_senders[members.ids]  # of a client's batch; 0 once its budget is full
-            while True:  # line 10
-                batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
-                graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
-                if len(graph.senders) == 0:
-                    break
-                self.mail.wire.ask()
-                for here, now in self.mail.exchange(w_KW, graph).passes(batch):
-                    for search in searches:
-                        search.consider(here, now[search.block])  # lines 12-25
-                full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
-                widths = np.where(full, 0, members.most_senders[members.ids])
-            repeats.append(searches)
+        # whose sums are held at once; --network simulates all clients in lock-step
+        groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
+        for group in np.array_split(np.arange(len(self.blocks)), groups):
+            blocks, repeats = [self.blocks[b] for b in group], []
+            for repeat in range(self.repeats):
+                searches = [Search(self, b, w_KW, sums[b], p_sums[b], repeat) for b in blocks]
+                self._in_phases(searches, w_KW, send, repeat, losses)
+                send = self._again
+                repeats.append([search.found for search in searches])
+            chosen += best_of(repeats)
         self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
-        return members.collect(best_of(repeats))
+        return self.members.collect(chosen)
+
+    def _again(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
+        self.members.exclude_diverged(w_KW)
+        return self.mail.send(w_KW, graph)  # the rows are staged
+
+    def _in_phases(
+        self,
+        searches: list[Search],
+        w_KW: Tensor,
+        send: Callable[..., Received],
+        repeat: int,
+        losses: np.ndarray | None,
+    ) -> None:
+        """Let these searches consider all that their clients can reach; `send` is how the first phase's models come. Collective."""
+        members = self.members
+        ids = np.concatenate([np.zeros(0, np.int64), *(search.ids for search in searches)])
+        first, none = int(searches[0].block.start) if searches else 0, np.zeros(0, np.int64)
+        lost = [None] * len(ids) if losses is None else losses[first : first + len(ids)]
+        orders = [Order(self, int(k), repeat, loss) for k, loss in zip(ids, lost, strict=True)]  # line 9
+        widths = members.most_senders[ids]  # of a client's batch; 0 once its budget is full
+        while True:  # line 10
+            batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
+            batch = (
+                [none] * first + batch + [none] * (len(members.ids) - first - len(batch))
+            )  # of all this rank's clients
+            graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
+            if len(graph.senders) == 0:
+                return
+            self.mail.wire.ask()
+            for here, now in send(w_KW, graph).passes(batch):
+                consider(searches, here, now[first:])  # lines 12-25
+            send = self._again
+            full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
+            widths = np.where(full, 0, members.most_senders[ids])
 
     def losses_of_all(self, w_KW: Tensor) -> np.ndarray:
         """Return the loss of every client's model alone on the validation images of each local client that can receive it, `[K, N]`, else nan. Collective.
@@ -145,9 +184,6 @@ class Greedy:
         number = self.members.round if number is None else number
         return streams.stream(self.seed, purpose, int(k), number * 1000 + repeat)
 
-    def _searches(self, w_KW: Tensor, sums_KW: Tensor, p_sums: np.ndarray, repeat: int) -> list[Search]:
-        return [Search(self, b, w_KW, sums_KW[b], p_sums[b], repeat) for b in self.blocks]
-
 
 class Search:
     """(X, w^X) and (Y, w^Y) of Algorithms 2 and 3, of a block in lock-step; R(X) and R(Y) are carried over, so a candidate costs two evaluations."""
@@ -161,18 +197,23 @@ class Search:
         self.ids = greedy.members.ids[block]
         self.most_senders = greedy.members.most_senders[self.ids]  # B_c - 1
         self.cases = greedy.log.notes["cases"][block]
-        self.x, self.y = w_KW[block].double() * self.ensemble.column(self.p[self.ids]), y_kW
+        self.x, self.y = w_KW[block].double() * self.ensemble.column(self.p[self.ids]), y_kW.clone()
         self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.r_x = self.r_y = np.zeros(len(self.ids))
-        self.pair = self.ensemble.zeros(2 * len(self.ids)).view(len(self.ids), 2, -1)  # the averages scored next
+        self.pair = greedy.pair(len(self.ids))  # the averages scored next
         self.started = False
         # the native kernels' search decides all models at hand in one call, to the bit as `consider` does one by one
         self.chooser: Any = None
         at_once = len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.wire.columns is None
         if at_once and self.rule.decides_as_paper:
-            start = Start(self.x[0], y_kW[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
+            start = Start(self.x[0], self.y[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
             self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
+
+    @property
+    def found(self) -> tuple[list[list[int]], np.ndarray]:
+        """The chosen sets and R(X) `[k]`: all that is kept of a search that has ended."""
+        return self.chosen, self.r_x
 
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
@@ -279,10 +320,17 @@ def keep(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(torch.from_numpy(which).to(new.device)[:, None], new, old)
 
 
-def best_of(repeats: list[list[Search]]) -> list[list[int]]:
-    """Return the chosen set of each local client: of m independent repeats the one with the largest R(X)."""
+def consider(searches: list[Search], here: Arrived, now: list[Senders]) -> None:
+    """Let each search decide its clients' candidates: `now` has theirs one after the other."""
+    first = searches[0].block.start if searches else 0
+    for search in searches:
+        search.consider(here, now[search.block.start - first : search.block.stop - first])
+
+
+def best_of(repeats: list[list[tuple[list[list[int]], np.ndarray]]]) -> list[list[int]]:
+    """Return the chosen set of each client: of m independent repeats, what their searches `found`, the one with the largest R(X)."""
     return [
-        searches[int(np.argmax([s.r_x[i] for s in searches]))].chosen[i]
-        for searches in zip(*repeats, strict=True)
-        for i in range(len(searches[0].ids))
+        found[int(np.argmax([r_x[i] for _, r_x in found]))][0][i]
+        for found in zip(*repeats, strict=True)
+        for i in range(len(found[0][0]))
     ]

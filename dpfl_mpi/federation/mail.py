@@ -36,7 +36,7 @@ class MailRoom:
             self.stagings.append(torch.zeros(k, -(-wire.encoder.bytes // 4), pin_memory=pinned))
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
         self.sent = self.ensemble.zeros(wire.versions * k) if pinned or self.packs else self.stagings[0]
-        self.own = self.sent[:k]  # the receivers' own rows
+        self.own = self.sent[:k]  # the receivers' own rows, where not all columns are sent
         # of j + a N, the row of client j of a rounds ago: its rank, and its place among the staged rows there
         of_rank = self.members.per_rank[self.members.owner]
         self.owner = np.tile(self.members.owner, wire.versions)
@@ -67,18 +67,23 @@ class MailRoom:
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part; return what arrives, until the next sending (Algorithm 1, line 9). Collective."""
+        self.members.exclude_diverged(w_KW)
+        came = self.came(w_KW)
+        self.stage(w_KW)
+        return self.send(w_KW, graph, came)
+
+    def send(self, w_KW: Tensor, graph: CollaborationGraph, came: bool = False) -> Received:
+        """Do what `exchange` does with rows that are staged; `came` says that every client has them by `every_row`. Collective."""
         members = self.members
-        members.exclude_diverged(w_KW)
         graph = members.among_active(graph)
         if members.reach is not None and not graph.within(members.reach):
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
         degrees = graph.degrees()[members.ids]
-        if came := self.came(w_KW):  # then they count where fed.note_received tells of them
+        if came:  # then they count where fed.note_received tells of them
             degrees = degrees * (not self.log.told)
             self.log.again += degrees
         self.log.notes["models_received"] += degrees
-        self.stage(w_KW)
         if not (came and self.log.told):
             self.wire.along(graph)
         whole, width = self._whole_route(graph)
@@ -139,7 +144,8 @@ class MailRoom:
         """Keep what leaves this rank's clients, to be put: what they receive is as it is now, on whichever rank they are."""
         with self.log.clock("exchange"):
             self.sent[: len(w_KW)].copy_(self.wire.leaving(w_KW).detach())  # 25 MB for 100 CNNs
-        self.own = w_KW
+        if self.wire.columns is not None:
+            self.own = w_KW
         self.sendings += 1
         self.everywhere = False
 
@@ -200,7 +206,7 @@ class MailRoom:
     def _unpack(self, form: int, to: Route, inbox: Inbox) -> None:
         """Store the rows that came: whole, or as what was encoded of their change."""
         columns, size, encoder = self.wire.columns, self.ensemble.size, self.wire.encoder
-        for j, slot in to.slot.items():
+        for slot, j in enumerate(to.arriving.tolist()):
             came = inbox.take(slot)
             if form and encoder:
                 if j not in self.store:
@@ -277,7 +283,7 @@ class Arrived:
 
     def __init__(self, mail: MailRoom, to: Route):
         self.mail, self.members, self.ensemble = mail, mail.members, mail.ensemble
-        self.w, self.slot, self.inbox, self.number = mail.sent, to.slot, mail.inboxes[0], mail.sendings
+        self.w, self.to, self.inbox, self.number = mail.sent, to, mail.inboxes[0], mail.sendings
         self.first = self.inbox.view.ctypes.data if self.inbox else 0  # where the window begins
 
     def rows(self, senders: Senders, to: slice | None = None) -> Tensor:
@@ -309,18 +315,21 @@ class Arrived:
         if self.mail.packs:
             return self.mail.store[j].clone()
         assert self.inbox is not None
-        return torch.from_numpy(self.inbox.take(self.slot[j]))
+        return torch.from_numpy(self.inbox.take(int(self.to.slots(j))))
 
-    def places(self, senders: np.ndarray, to: slice) -> np.ndarray:
-        """Return where in this process's memory the rows lie that `rows` gives one receiver, uint64 `[c]`: on a CPU, all columns sent, until the next sending."""
+    def places(self, senders: np.ndarray, to: slice | np.ndarray) -> np.ndarray:
+        """Return where in this process's memory the rows lie that `rows` gives, uint64 `[c]`: on a CPU, all columns sent, until the next sending.
+
+        `to` are the receivers, of this rank: one, or one per sender.
+        """
         self.mail.check(self.number)
         senders, row = self.mail.wire.aged(self.members.ids[to], senders), 4 * self.ensemble.width
         out = self.w.data_ptr() + row * self.mail.row_of[senders]
-        for i in np.flatnonzero(self.mail.owner[senders] != self.members.world.rank).tolist():
-            if self.mail.packs:
-                out[i] = self.mail.store[int(senders[i])].data_ptr()
-            else:
-                out[i] = self.first + row * self.slot[int(senders[i])]
+        away = self.mail.owner[senders] != self.members.world.rank
+        if self.mail.packs:
+            out[away] = [self.mail.store[j].data_ptr() for j in senders[away].tolist()]
+        else:
+            out[away] = self.first + row * self.to.slots(senders[away])
         return out.astype(np.uint64)
 
 

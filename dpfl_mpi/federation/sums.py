@@ -1,7 +1,7 @@
 """`Sums`: weighted sums over clients: the average along a graph (equation 4), the mean of all, and the exact sum that the search's w^Y starts from."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation.mail import MailRoom, Received
+from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
 from dpfl_mpi.federation.members import Phase
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point
 from dpfl_mpi.settings import Resolved
 
@@ -20,9 +21,10 @@ from dpfl_mpi.settings import Resolved
 class Sums:
     """Sums of p_i w_i. Every public method is collective."""
 
-    def __init__(self, mail: MailRoom, blocks: list[slice], run: Resolved):
+    def __init__(self, mail: MailRoom, backend: Backend, run: Resolved):
         self.members, self.log, self.ensemble = mail.members, mail.log, mail.ensemble
-        self.mail, self.blocks = mail, blocks
+        self.mail, self.blocks = mail, backend.blocks
+        self.native = backend.native if mail.wire.columns is None else None  # adds rows where they lie
         self.topology = run.found("method").topology
         visits = streams.stream(run.seed, streams.VISITS, 0, 0)
         # --averaging serial: the N clients, one after the other; else all at once
@@ -52,9 +54,32 @@ class Sums:
         members.check_budget(graph, "the graph of fed.average")
         if self.order is not None:
             return self._average_serially(w_KW, graph, received, self.order, a)
-        total, local = self._own_terms(w_KW, a), [graph.of(k) for k in members.ids]
-        self._add(total, received, local, a)
-        return self._divided(total, w_KW.clone(), local, range(len(local)), a)
+        out, local = w_KW.clone(), [graph.of(k) for k in members.ids]
+        with self.log.clock("exchange"), torch.no_grad():
+            if self.native and received.here is not None:
+                self._average_natively(w_KW, received.here, local, a, out)
+            else:
+                for b, total in self._totals(received, local, a, lambda b: self._own_term(w_KW, b, a)):
+                    self._divided(total, out, local, range(b.start, b.stop), a, b.start)
+        return out
+
+    def _average_natively(
+        self, w_KW: Tensor, here: Arrived, local: list[np.ndarray], a: np.ndarray, out: Tensor
+    ) -> None:
+        """Write the averages of all clients into `out` by one call."""
+        k, sizes = np.arange(len(local)), np.array([len(s) for s in local], np.int64)
+        ends = np.concatenate([[0], np.cumsum(sizes + 1)])
+        row, senders = np.repeat(k, sizes), np.concatenate([np.zeros(0, np.int64), *local])
+        models, p, away = np.empty(ends[-1], np.uint64), np.empty(ends[-1]), np.ones(ends[-1], bool)
+        away[ends[:-1]] = False  # first its own model, then those of its senders, ascending
+        models[~away], p[~away] = rows_at(w_KW, k), a[k, self.members.ids]
+        models[away], p[away] = here.places(senders, row), a[row, senders]
+        assert self.native is not None
+        self.native.means(models, p, ends, np.array([self._whole(i, s, a) for i, s in enumerate(local)]), out)
+
+    def _whole(self, i: int, senders: np.ndarray, a: np.ndarray) -> float:
+        """Return the weights of local client i's average in all, 0 where it has no senders: then it keeps its row."""
+        return float(a[i, self.members.ids[i]] + a[i, senders].sum()) if len(senders) else 0.0
 
     def _weights(self, weights: Any) -> np.ndarray:
         """Return the weights, float64 `[K, N]`; where none are given p, for each client the same."""
@@ -92,54 +117,67 @@ class Sums:
         turn = np.zeros(members.n, np.int64)  # one after the last of its senders that come before it
         for k in order:
             turn[k] = 1 + max(turn[early.of(k)], default=-1)
-        total, local = self._own_terms(w_KW, a), [graph.of(k) for k in members.ids]
-        self._add(total, received, [late.of(k) for k in members.ids], a)
-        out = w_KW.clone()
+        local, out = [graph.of(k) for k in members.ids], w_KW.clone()
+        total = self.ensemble.zeros(len(local), torch.float64)
+        for b in self.blocks:
+            total[b] = self._own_term(w_KW, b, a)
+
+        def add(received: Received, graph: CollaborationGraph) -> None:
+            lists = [graph.of(k) for k in members.ids]
+            with self.log.clock("exchange"), torch.no_grad():
+                list(self._totals(received, lists, a, lambda b: total[b]))  # views
+
+        add(received, late)
         for now in range(int(turn.max()) + 1):
             mine = np.flatnonzero(turn[members.ids] == now)
             if now > 0:
                 turned = early.only(turn[early.receivers()] == now)
-                self._add(total, self.mail.exchange(out, turned), [turned.of(k) for k in members.ids], a)
+                add(self.mail.exchange(out, turned), turned)
             self._divided(total, out, local, mine, a)
         return out
 
-    def _own_terms(self, w_KW: Tensor, a: np.ndarray) -> Tensor:
-        """Return a_kk w_k of each client, float64 `[K, W]`."""
-        total = self.ensemble.zeros(len(self.members.ids), torch.float64)
-        with self.log.clock("exchange"):
-            for b in self.blocks:
-                ids = self.members.ids[b]
-                total[b] = w_KW[b].double() * self.ensemble.column(a[b][np.arange(len(ids)), ids])
-        return total
+    def _own_term(self, w_KW: Tensor, b: slice, a: np.ndarray) -> Tensor:
+        """Return a_kk w_k of each client of a block, float64 `[k, W]`."""
+        ids = self.members.ids[b]
+        return w_KW[b].double() * self.ensemble.column(a[b][np.arange(len(ids)), ids])
 
-    def _add(self, total: Tensor, received: Received, local: Sequence[Senders], a: np.ndarray) -> None:
-        """Add a_kj w_j of each client's senders, ascending: the order of the sum does not depend on passes."""
-        with self.log.clock("exchange"), torch.no_grad():
-            for b, rows, a_k in self._one_by_one(received, local, a):
-                total[b] += rows.double() * a_k[:, None]
+    def _totals(
+        self, received: Received, local: Sequence[Senders], a: np.ndarray, start: Callable[[slice], Tensor]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield of each block `start`, to which a_kj w_j of each client's senders is added, in the order of its list, which passes do not change.
 
-    def _one_by_one(
-        self, received: Received, local: Sequence[Senders], a: np.ndarray
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield of each block each position of its lists: the block, a model per client `[k, W]`, and its weight, float64 `[k]`: 0 where a list has ended."""
-        ids = self.members.ids
+        Where the total is int64, `fixed_point` of them. Only where models come in passes are the totals of several blocks held.
+        """
+        ids, held = self.members.ids, dict[int, Tensor]()
         for here, now in received.passes(local):
             for b in self.blocks:
+                total = held.pop(b.start) if b.start in held else start(b)
                 for position in range(max((len(s) for s in now[b]), default=0)):
-                    on = [position < len(s) for s in now[b]]
+                    on = [position < len(s) for s in now[b]]  # the weight is 0 where a list has ended
                     j = [int(s[position]) if there else int(k) for s, k, there in zip(now[b], ids[b], on, strict=True)]
-                    yield b, here.rows(j, b), self.ensemble.column(a[b][np.arange(len(j)), j] * on)[:, 0]
+                    rows, a_k = here.rows(j, b), self.ensemble.column(a[b][np.arange(len(j)), j] * on)
+                    total += fixed_point(rows, a_k[:, 0]) if total.dtype is torch.int64 else rows.double() * a_k
+                if received.here is None:
+                    held[b.start] = total
+                else:
+                    yield b, total
+        if received.here is None:
+            for b in self.blocks:
+                yield b, held.pop(b.start) if b.start in held else start(b)
 
     def _divided(
-        self, total: Tensor, out: Tensor, local: Sequence[Senders], which: Iterable[int], a: np.ndarray
-    ) -> Tensor:
-        """Return `out` with the rows of `which` clients divided by their sums of weights; who has no senders keeps its row."""
-        with self.log.clock("exchange"):
-            for i in which:
-                whole = float(a[i, self.members.ids[i]] + a[i, local[i]].sum())
-                if len(local[i]) and whole > 0:
-                    out[i] = total[i] / whole
-        return out
+        self,
+        total: Tensor,
+        out: Tensor,
+        local: Sequence[np.ndarray],
+        which: Iterable[int],
+        a: np.ndarray,
+        first: int = 0,
+    ) -> None:
+        """Write the averages of `which` clients into `out`: their totals, the rows of clients from `first` on, over their weights."""
+        for i in which:
+            if (whole := self._whole(i, local[i], a)) > 0:
+                out[i] = total[i - first] / whole
 
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client."""
@@ -154,20 +192,29 @@ class Sums:
             self.log.notes["models_received"] += 2 * members.active[members.ids]
             return (from_fixed_point(self._over_all(w_KW)) / float(members.p[members.active].sum())).float()
 
-    def over_received(self, received: Received) -> tuple[Tensor, np.ndarray]:
-        """Return sum p_i w_i over each client and the senders it received from, float64 `[K, W]`, and sum p_i, `[K]`. Their quotient is w^Y."""
-        members, w_KW = self.members, received.w
+    def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
+        """Yield of each block sum p_i w_i over each client and the senders it received from, float64 `[k, W]`, and sum p_i, `[k]`. Their quotient is w^Y."""
+        members, w_KW, p = self.members, received.w, self.members.p
         lists = [received.graph.of(k) for k in members.ids]
-        total = self.ensemble.zeros(len(members.ids), torch.int64)
+        own = p * members.active
         self._check(w_KW)
-        for b, rows, p_k in self._one_by_one(received, lists, self._weights(None)):
-            total[b] += fixed_point(rows, p_k)
-        for b in self.blocks:
-            ids = members.ids[b]
-            total[b] += fixed_point(w_KW[b], self.ensemble.column(members.p[ids] * members.active[ids])[:, 0])
         # fsum: the same bits as in `over_reachable`, whatever the order
-        shares = [math.fsum([members.p[k], *members.p[s]]) for k, s in zip(members.ids, lists, strict=True)]
-        return from_fixed_point(total), np.array(shares)
+        shares = np.array([math.fsum([p[k], *p[s]]) for k, s in zip(members.ids, lists, strict=True)])
+        if self.native and received.here is not None:
+            for b in self.blocks:
+                senders = lists[b.start]
+                models = np.concatenate([rows_at(w_KW, b.start), received.here.places(senders, b)])
+                weights = np.concatenate([own[members.ids[b]], p[senders]])
+                total = torch.empty(1, w_KW.shape[1], dtype=torch.int64)
+                self.native.fixed(models, weights, total[0])
+                yield b, from_fixed_point(total), shares[b]
+            return
+
+        def start(b: slice) -> Tensor:
+            return fixed_point(w_KW[b], self.ensemble.column(own[members.ids[b]])[:, 0])
+
+        for b, total in self._totals(received, lists, self._weights(None), start):
+            yield b, from_fixed_point(total), shares[b]
 
     def over_reachable(self, w_KW: Tensor) -> tuple[Tensor, np.ndarray]:
         """Return sum p_i w_i over each client and all it can reach, float64 `[K, W]`, and sum p_i, `[K]` (Algorithm 3, lines 1-7). Collective."""
@@ -178,15 +225,17 @@ class Sums:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
-                each, false = self._over_all(w_KW).expand(len(w_KW), -1), self.mail.wire.false
+                each, false = self._over_all(w_KW)[None], self.mail.wire.false
                 if len(false):  # a client sums its own true row
+                    each = each.expand(len(w_KW), -1)
                     each, sent = each.clone(), self.mail.wire.leaving(w_KW)
                     for i in false[members.active[members.ids[false]]]:
                         each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
             if not (self.mail.wire.counts and self.mail.came(w_KW)):
                 self.mail.wire.to_all()
             p_all = np.full(len(w_KW), math.fsum(members.p[members.active]))
-            return self._completed(from_fixed_point(each), w_KW, p_all), p_all
+            each = from_fixed_point(each).expand(len(w_KW), -1)  # one row for all, but for liars
+            return self._completed(each, w_KW, p_all), p_all
         sets = [np.union1d(members.reachable(k) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self.ensemble.zeros(len(members.ids), torch.int64)
@@ -199,8 +248,10 @@ class Sums:
             term = self._term(j, row_W)
             for i in wanted[j]:  # a liar sums its own true row
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term
-        p_sets = np.array([math.fsum(members.p[s]) for s in sets])
-        return self._completed(from_fixed_point(total), w_KW, p_sets), p_sets
+        p_sets, sums_KW = np.array([math.fsum(members.p[s]) for s in sets]), total.view(torch.float64)
+        for i in range(len(sets)):  # in place: there is no second copy of all sums
+            sums_KW[i] = from_fixed_point(total[i])
+        return self._completed(sums_KW, w_KW, p_sets), p_sets
 
     def _completed(self, sums_KW: Tensor, w_KW: Tensor, p_K: np.ndarray) -> Tensor:
         """Return sums with each client's own columns, for all, where nothing is sent."""
@@ -209,7 +260,8 @@ class Sums:
         return self.mail.wire.completed(sums_KW, w_KW.double() * self.ensemble.column(p_K))
 
     def _check(self, w_KW: Tensor) -> None:
-        check_fixed_point(w_KW[np.flatnonzero(self.members.active[self.members.ids])])
+        active = self.members.active[self.members.ids]
+        check_fixed_point(w_KW if active.all() else w_KW[np.flatnonzero(active)])
 
     def _term(self, k: int, row_W: Tensor) -> Tensor:
         return fixed_point(row_W[None], self.ensemble.column(self.members.p[k : k + 1])[:, 0])[0]
@@ -220,9 +272,18 @@ class Sums:
         total = self.ensemble.zeros(1, torch.int64)[0]
         w_KW = self.mail.wire.leaving(w_KW)
         self._check(w_KW)
-        for i in np.flatnonzero(members.active[members.ids]):
-            total += self._term(members.ids[i], w_KW[i])
+        active = np.flatnonzero(members.active[members.ids])
+        if self.native:
+            self.native.fixed(rows_at(w_KW, active), members.p[members.ids[active]], total)
+        else:
+            for i in active:
+                total += self._term(members.ids[i], w_KW[i])
         return torch.from_numpy(members.world.sum_int64(total.cpu().numpy())).to(self.ensemble.device)
+
+
+def rows_at(w_KW: Tensor, rows: Any) -> np.ndarray:
+    """Return where in memory these rows lie, uint64: of a number `[1]`, of an array `[k]`."""
+    return np.atleast_1d(w_KW.data_ptr() + w_KW.stride(0) * w_KW.element_size() * np.asarray(rows)).astype(np.uint64)
 
 
 def later(graph: CollaborationGraph, order: np.ndarray) -> np.ndarray:

@@ -14,6 +14,8 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 
+WAVE = 256  # clients of a rank that search Omega together at least,
+WAVES = 8  # and how many such groups there are at most
 MOST_ROWS = 256  # that one pass brings to all ranks, where every rank gets every row: 64 MB of CNNs
 
 
@@ -60,6 +62,11 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
     """
     narrow = need > capacity
     return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
+
+
+def waves(clients: np.ndarray) -> int:
+    """Return in how many groups the clients of each rank, at most these many, search Omega: the sums of one group at a time are held."""
+    return max(1, min(WAVES, int(clients.max()) // WAVE))
 
 
 def rows_per_pass(limit: np.ndarray, clients: np.ndarray, most: int) -> int:

@@ -16,8 +16,15 @@ class Route:
     """Who puts which row where, for one graph: made once, used every round."""
 
     puts: list[tuple[int, int, int]]  # my row, rank, slot there
-    slot: dict[int, int]  # sender -> slot of my window, for senders on other ranks
+    arriving: np.ndarray  # the senders on other ranks, ascending: each one's place is its slot of my window
     need: np.ndarray  # [ranks] slots used
+
+    def slots(self, senders: Any) -> np.ndarray:
+        """Return the slot of each of these senders, which are on other ranks; of one that does not send to mine there is none, a `KeyError`."""
+        at = np.searchsorted(self.arriving, senders)
+        if len(there := np.flatnonzero(np.isin(senders, self.arriving, invert=True))):
+            raise KeyError(np.atleast_1d(senders)[there[0]])
+        return at
 
 
 def route(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int) -> Route:
@@ -29,7 +36,7 @@ def route(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: i
     slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]
     mine, arriving = owner[sender] == rank, to == rank
     puts = list(zip(row[sender[mine]].tolist(), to[mine].tolist(), slots[mine].tolist(), strict=True))
-    return Route(puts, dict(zip(sender[arriving].tolist(), slots[arriving].tolist(), strict=True)), need)
+    return Route(puts, sender[arriving], need)
 
 
 class Inbox:

@@ -121,6 +121,7 @@ class Backend:
         """Compute `at_once` clients as one tensor program; 0: one on a CPU, all on a GPU."""
         self.ensemble, self.clients, self.sgd = ensemble, clients, sgd
         self.name = "torch"
+        self.native: Any = None  # the CPU kernels, where they compute
         k = len(clients)
         at_once = at_once or (1 if ensemble.device.type == "cpu" else max(k, 1))
         self.blocks = [slice(i, min(i + at_once, k)) for i in range(0, k, at_once)]

@@ -71,6 +71,8 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "descents": (None, [_NET, *[c_void_p] * 2, c_float, c_float, c_int32, _IMAGES, c_int32, c_void_p, c_void_p]),
     "score": (None, [_NET, c_void_p, c_int64, c_int32, _IMAGES, c_int64, *[c_void_p] * 5]),
     "candidate": (None, [*[c_void_p] * 3, *[c_double] * 3, *[c_void_p] * 3, c_int64]),
+    "means": (None, [*[c_void_p] * 4, c_int64, c_void_p, c_int64]),
+    "fixed": (None, [*[c_void_p] * 2, c_int64, c_void_p, c_int64]),
     "search": (
         c_int64,
         [_NET, POINTER(_Search), *[c_void_p] * 3, c_int64, c_int64, c_void_p, _IMAGES, c_int64, c_void_p],
@@ -354,6 +356,21 @@ class Native:
         averages = _address(pair, "float32", (2, self.width))
         self._call.candidate(*old, self._row(w), p, p_x, p_y, *new, averages, self.width)
         return x_j, y_j
+
+    def means(self, models: np.ndarray, p: np.ndarray, ends: np.ndarray, whole: np.ndarray, out: Tensor) -> None:
+        """Write into rows `out` `[k, W]` the averages of their models: sum p w / whole in float64, in order; one whose whole is 0 stays.
+
+        `models` `[E]`, uint64, says where each model's row lies in memory, `ends`, int64 `[k + 1]`, which of them and of `p` `[E]` are a row's.
+        """
+        k, e = len(whole), int(ends[-1])
+        given = (models, "uint64", e), (p, "float64", e), (ends, "int64", k + 1), (whole, "float64", k)
+        where = [_address(array, dtype, (size,)) for array, dtype, size in given]
+        self._call.means(*where, k, _address(out, "float32", (k, self.width)), self.width)
+
+    def fixed(self, models: np.ndarray, p: np.ndarray, out: Tensor) -> None:
+        """Write into `out`, int64 `[W]`, the sum of `ensemble.fixed_point` of models; arguments as in `means`."""
+        where = [_address(array, dtype, (len(p),)) for array, dtype in ((models, "uint64"), (p, "float64"))]
+        self._call.fixed(*where, len(p), _address(out, "int64", (self.width,)), self.width)
 
     def _row(self, row: Tensor) -> int:
         return _address(row, "float32", (self.width,))

@@ -153,7 +153,6 @@ class NativeBackend(Backend):
 
     def chooser(self, i: int, start: Start, cases: np.ndarray) -> Chooser:
         order = self._order(i)[: self.clients.n_search[i]]
-        start = start._replace(y=start.y.clone())  # each repeat starts from it
         return Chooser(self.native, self._scored, order, start, cases)
 
     # -----------------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ from dpfl_mpi.numerics import PAD
 from dpfl_mpi.settings import Job, Resolved
 
 ROW = 64  # bytes that a row is padded to
-# rows of float32 per client: model, momentum, best, staging and average, and four running sums in 64 bits, which count twice
-ROWS = 13
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
@@ -39,7 +37,7 @@ class Needs:
     clients: np.ndarray
     node: np.ndarray
     data: np.ndarray  # bytes
-    models: np.ndarray  # bytes
+    rows: dict[str, np.ndarray]  # rows of float32, by what holds them: a search's two sums in 64 bits are four
     scratch: np.ndarray  # bytes while one client is trained or scored
     confusion: np.ndarray  # bytes of confusion matrices: each rank's, and on root all of them, which it writes
     window: np.ndarray  # bytes
@@ -55,6 +53,11 @@ class Needs:
     scored: np.ndarray  # images scored by evaluate
     judged: np.ndarray  # images scored while choosing, at most
     candidates: np.ndarray  # of the greedy search, at most
+
+    @property
+    def models(self) -> np.ndarray:
+        """Bytes of models beside the window."""
+        return sum(self.rows.values(), np.zeros_like(self.clients)) * self.row
 
     @property
     def memory(self) -> np.ndarray:
@@ -108,11 +111,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        # Adam has two means in place of momentum; rows of rounds before may be sent; others know another row than was trained;
-        # packed rows are kept beside the window
-        models=(k_r * (ROWS + (run.optimizer != "sgd") + run.staleness + 2 * bool(run.codec)) + slots * bool(packed))
-        * ensemble.size
-        * 4,
+        rows=rows_of(run, k_r) | ({"unpacked": slots} if packed else {}),
         scratch=native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble),
         confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * (packed or row),
@@ -143,6 +142,27 @@ def packed_bytes(run: Resolved, source: Source, ensemble: Any) -> int:
     return 4 * int(columns[: ensemble.size].sum())
 
 
+def groups(run: Resolved, k_r: np.ndarray) -> int:
+    """Return in how many groups the clients of ranks with so many search Omega."""
+    return 1 if run.network or run.codec or run.send else placement.waves(k_r)
+
+
+def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
+    """Return how many rows each rank of so many clients holds, by what holds them, while it holds most."""
+    method = run.found("method")
+    searches = bool(run.most_senders > 0 and method.searches)
+    together = -(-k_r // groups(run, k_r))  # clients that search Omega at once
+    return {
+        "model": k_r * method.models,
+        "average": k_r,  # that takes the model's place
+        "momentum": k_r * method.models * (1 + (run.optimizer != "sgd")),  # Adam has two means in its place
+        "best": k_r,
+        # rows of rounds before may be sent; others know another row than was trained
+        "staging": k_r * (1 + run.staleness + 2 * bool(run.codec)),
+        "search": (4 * together + 2 * k_r * (run.reach is not None)) * searches,
+    }
+
+
 def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits."""
     n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, row))
@@ -171,7 +191,8 @@ def traffic(
     received = choosing + averaging, counted
     # a row may come to a rank again in another phase, for another client
     phases = -(-(n - 1) // run.most_senders) if searches else 0
-    asked = int(np.minimum(k_r * (n - 1), phases * slots).sum()) * repeats + asks * n * ranks
+    most = np.minimum(k_r * run.most_senders, groups(run, k_r) * slots)  # in a phase of all groups
+    asked = int(np.minimum(k_r * (n - 1), phases * most).sum()) * repeats + asks * n * ranks
     averaged = int(slots.sum()) * row if graph else 0
     summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
     everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row

@@ -16,6 +16,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.models import mlp
+from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.search import Rule
 
@@ -199,9 +200,19 @@ def test_both_searches_start_from_the_same_bits(fed):
         start(fed, 0, N - 1)
         w, _ = rows_of(fed, seed)
         once, p_once = fed.sums.over_reachable(w)
-        each, p_each = fed.sums.over_received(fed.exchange(w, complete()))
-        assert torch.equal(once.expand(N, -1), each)
-        assert np.array_equal(p_once, p_each)
+        for b, each, p_each in fed.sums.over_received(fed.exchange(w, complete())):
+            assert torch.equal(once[b], each)
+            assert np.array_equal(p_once[b], p_each)
+
+
+@pytest.mark.parametrize("fields", [{}, {"reach": "geometric:0.7", "ggc_repeats": 2}, {"budget": 3, "omega_period": 2}])
+def test_in_groups_the_search_finds_the_same(fields, tmp_path, monkeypatch):
+    fields = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": "inf"} | fields
+    for name, least in (("whole", 256), ("groups", 2)):
+        monkeypatch.setattr("dpfl_mpi.mpi.placement.WAVE", least)
+        run_here(tmp_path / f"{name}.h5", fields)
+    assert waves(np.array([N])) == N // 2
+    assert set(differences(tmp_path / "whole.h5", tmp_path / "groups.h5")) <= {"traffic/bytes_collective"}
 
 
 def test_evaluations_are_two_a_candidate_and_none_with_budget_one(fed):

@@ -134,7 +134,7 @@ def test_first_phase_sums_over_the_reachable(reach, attack):
 def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
     monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
     fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
-    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+    with Result(run_here(tmp_path / "run.h5", fields, kernels="torch")) as result:  # one candidate at a time
         near = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"]).matrix()
         assert np.array_equal(near, limits.reach_graph(Run(**fields).resolve()).matrix())
         assert np.array_equal(result["client/budget"], limits.most_senders(Run(**fields).resolve()) + 1)
@@ -243,8 +243,8 @@ def test_flipped_clients_that_do_not_choose_still_serve(tmp_path, monkeypatch):
     monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
     fields = SMALL | {"flip_share": 0.4, "flipped_run_ggc": False, "budget": "inf"}
     with (
-        Result(run_here(tmp_path / "run.h5", fields)) as result,
-        Result(run_here(tmp_path / "all.h5", fields | {"flipped_run_ggc": True})) as everyone,
+        Result(run_here(tmp_path / "run.h5", fields, kernels="torch")) as result,
+        Result(run_here(tmp_path / "all.h5", fields | {"flipped_run_ggc": True}, kernels="torch")) as everyone,
     ):
         flipped = result["client/flipped"]
         assert flipped.sum() == 3 and np.array_equal(result.benign, ~flipped)

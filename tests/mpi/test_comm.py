@@ -99,10 +99,11 @@ def test_route(n, ranks, density, seed):
             sent[to, slot] = sender
     for r, p in enumerate(routes):
         wanted = {int(s) for k in np.flatnonzero(owner == r) for s in graph.of(k) if owner[s] != r}
-        assert set(p.slot) == wanted
-        assert sorted(p.slot.values()) == list(range(len(wanted)))
-        assert {slot: s for s, slot in p.slot.items()} == {slot: s for (to, slot), s in sent.items() if to == r}
-        assert p.need.tolist() == [len(q.slot) for q in routes]
+        assert set(p.arriving.tolist()) == wanted
+        assert {slot: s for slot, s in enumerate(p.arriving.tolist())} == {
+            slot: s for (to, slot), s in sent.items() if to == r
+        }
+        assert p.need.tolist() == [len(q.arriving) for q in routes]
 
 
 # with ranks ---------------------------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ def exchange_equals_permutation(world, n, density, seed):
         inbox.exchange(step)
         for k in ids:
             for s in graph.of(k):
-                got = staging[row[s]] if owner[s] == world.rank else inbox.take(step.slot[int(s)])
+                got = staging[row[s]] if owner[s] == world.rank else inbox.take(int(step.slots(int(s))))
                 assert np.array_equal(got, everything[s]), (k, s)
     assert inbox.bytes_put == 3 * len(step.puts) * WIDTH * 4
     kept = inbox.take(0) if inbox.slots else None

@@ -19,7 +19,7 @@ from torch import nn
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import backend, native
 from dpfl_mpi.numerics.backend import Adam, Backend
-from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, fixed_point
 from dpfl_mpi.numerics.native import Native, Sgd
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
@@ -453,6 +453,26 @@ def test_a_candidates_sums_are_rounded_once(form):
         assert average.tolist() == [float(np.float32(a / total)) for a in exact]
         in_two = old.numpy() + share * w.double().numpy()
         assert 0 < np.count_nonzero(in_two != new.numpy()) < len(w) / 5  # a product that is rounded by itself shows
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_averages_and_exact_sums_are_torchs(form):
+    """To the bit what PyTorch makes of the rows one by one; a row without weight stays."""
+    net, rng = make("mlp", form=form), np.random.default_rng(3)
+    w = torch.from_numpy(rng.normal(0, 2, (5, net.ensemble.width)).astype(np.float32))
+    w[:, ::7], w[3, 1::7] = -0.0, 1e-30
+    picked, ends = np.array([0, 1, 2, 1, 3, 4, 0, 2]), np.array([0, 3, 4, 8, 8])
+    p, whole = rng.random(len(picked)), np.array([0.7, 0.0, 1.3, 0.0])
+    models = (w.data_ptr() + 4 * w.shape[1] * picked).astype(np.uint64)
+    out = torch.full((4, net.ensemble.width), 7.0)
+    net.native.means(models, p, ends, whole, out)
+    for row, first, last, total in zip(out, ends, ends[1:], whole, strict=False):
+        terms = [w[j].double() * share for j, share in zip(picked[first:last], p[first:last], strict=True)]
+        expected = (sum(terms[1:], terms[0]) / total).float() if total else torch.full_like(row, 7.0)
+        assert row.numpy().tobytes() == expected.numpy().tobytes()  # -0 is not 0
+    sums = torch.empty(net.ensemble.width, dtype=torch.int64)
+    net.native.fixed(models, p, sums)
+    assert torch.equal(sums, fixed_point(w[picked], torch.from_numpy(p)).sum(0))
 
 
 def test_a_candidate_is_torchs():
