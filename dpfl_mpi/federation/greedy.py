@@ -107,9 +107,8 @@ class Greedy:
         widths = members.most_senders[ids]  # of a client's batch; 0 once its budget is full
         while True:  # line 10
             batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
-            batch = (
-                [none] * first + batch + [none] * (len(members.ids) - first - len(batch))
-            )  # of all this rank's clients
+            rest = len(members.ids) - first - len(batch)  # the graph is that of all this rank's clients
+            batch = [none] * first + batch + [none] * rest
             graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
             if len(graph.senders) == 0:
                 return

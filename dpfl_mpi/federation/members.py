@@ -1,6 +1,5 @@
 """`Members`: who the clients are, which rank computes each (in decreasing order of training size), and who takes part in a round."""
 
-import math
 from collections.abc import Sequence
 from enum import Enum
 
@@ -14,7 +13,7 @@ from dpfl_mpi.federation.limits import Limits
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi.placement import ids_of, place, rows_of
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.ensemble import LARGEST
+from dpfl_mpi.numerics.ensemble import LARGEST, largest
 from dpfl_mpi.settings import Resolved
 
 
@@ -148,8 +147,7 @@ class Members:
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
         """Exclude clients whose row is not finite, or too large to sum, or end the run by a `UserError` on every rank. Collective."""
-        largest = torch.linalg.vector_norm(w_KW, math.inf, dim=1)  # no copy of the rows; NaN where a weight is
-        finite = self._of_all((largest < LARGEST).cpu().numpy())  # false for NaN as well
+        finite = self._of_all(largest(w_KW) < LARGEST)  # false for NaN as well
         for k in np.flatnonzero(~finite & self.alive):
             if not self.exclude:
                 why = f"its model is not finite or has a weight beyond {LARGEST:g}"

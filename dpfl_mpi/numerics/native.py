@@ -476,7 +476,11 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
 
 def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:
     """Return where an array's memory starts; an array that is not exactly this would be read as something else."""
-    contiguous = array.is_contiguous() if isinstance(array, Tensor) else array.flags.c_contiguous
-    if str(array.dtype).removeprefix("torch.") != dtype or tuple(array.shape) != shape or not contiguous:
+    if isinstance(array, Tensor):
+        same, contiguous, where = array.dtype is getattr(torch, dtype), array.is_contiguous(), array.data_ptr()
+    else:  # `array.ctypes.data`, in a fifth of the time
+        same, contiguous = array.dtype == dtype, array.flags.c_contiguous
+        where = array.__array_interface__["data"][0]
+    if not same or tuple(array.shape) != shape or not contiguous:
         raise ValueError(f"an array {array.dtype} {tuple(array.shape)}, not {dtype} {shape} without gaps")
-    return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
+    return where
