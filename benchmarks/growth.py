@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a run after preprocessing")
     parser.add_argument("--pool", type=int, default=25, help="samples of a client to train and validate on")
     parser.add_argument("--model", default="cnn", help="cnn or mlp")
+    parser.add_argument("--side", type=int, default=16, help="of an image: 8 as they are, or 16")
     parser.add_argument(
         "--budget", default="10", help="B_c of the first two parts; inf needs more than a minute from 200 clients on"
     )
@@ -172,7 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "digits.h5"
-        make_data(data, max(needed[part] for part in parts), args.pool, TEST, 16)
+        make_data(data, max(needed[part] for part in parts), args.pool, TEST, args.side)
         common = {"dataset": "arrays", "data": data, "partition": "natural", "model": args.model}
         common |= {"tau_init": 1, "tau_train": 1, "checkpoint_every": "never"}
 
