@@ -142,7 +142,10 @@ class Greedy:
         for here, now in received.passes(lists):
             for j in np.unique(np.concatenate([np.zeros(0, np.int64), *now])):
                 asks = np.array([j in senders for senders in now])
-                loss[asks, j] = self.scoring.losses(here.rows([j])[0], asks)[asks]
+                # of several versions (--staleness) receivers may have different ones
+                for who in [asks] if self.mail.wire.versions == 1 else np.eye(len(asks), dtype=bool)[asks]:
+                    i = int(who.argmax())
+                    loss[who, j] = self.scoring.losses(here.rows([j], slice(i, i + 1))[0], who)[who]
         return loss
 
     def repaired(self, graph: CollaborationGraph, choose: Callable[[], CollaborationGraph]) -> CollaborationGraph:

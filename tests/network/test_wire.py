@@ -200,6 +200,16 @@ def test_stale_models_are_the_same_on_any_ranks(tmp_path):
         assert result["network/age"].sum() > 0
 
 
+def test_a_search_by_loss_takes_old_models_too(tmp_path):
+    (tmp_path / "net.csv").write_text("1,0.001,5,5,0.1\n" + "0.1,0.001,5,5,0.1\n" * 5)
+    fields = SMALL | {"method": "dpfl_choice", "options": {"order": "loss"}, "staleness": 2}
+    fields |= {"network": str(tmp_path / "net.csv")}
+    one = run_here(tmp_path / "one.h5", fields)
+    assert differences(one, run_mpi(3, tmp_path / "three.h5", fields)) == []
+    with Result(one) as result:
+        assert result["network/age"].sum() > 0
+
+
 def test_a_cut_run_goes_on_with_its_clocks_and_what_is_on_the_wire(tmp_path, monkeypatch):
     fields = starts.small(**LATE, codec="topk:0.2", participation=0.8)
     starts.cut_after(monkeypatch, 3, tmp_path / "run.h5", fields)
