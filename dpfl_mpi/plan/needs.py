@@ -130,16 +130,13 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 
 
 def packed_bytes(run: Resolved, source: Source, ensemble: Any) -> int:
-    """Return the bytes of a slot where rows are sent as --codec and --send have them; 0 where they are sent as they are."""
+    """Return the bytes of a slot where not whole rows are sent (--codec, --send, or as the method says), else 0."""
     from dpfl_mpi.numerics.codec import Encoder, columns_of
 
-    if not (run.codec or run.send):
-        return 0
     columns = columns_of(run, ensemble, make(run, source).head)
     if run.codec:
         return -(-Encoder(run, ensemble, ensemble.zeros(1)[0], columns).bytes // 4) * 4
-    assert columns is not None
-    return 4 * int(columns[: ensemble.size].sum())
+    return 0 if columns is None else 4 * int(columns[: ensemble.size].sum())
 
 
 def groups(run: Resolved, k_r: np.ndarray) -> int:

@@ -6,10 +6,13 @@ import starts
 import torch
 from launch import differences, federation, run_here, run_many, run_mpi
 
+from dpfl_mpi.data.recipes import deal
+from dpfl_mpi.data.source import open_source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.network.links import Links
+from dpfl_mpi.plan.needs import ensemble_of, needs_of
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Job, Run
 
 SMALL = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3}
 LATE = {"network": "phones", "staleness": 2}
@@ -142,6 +145,22 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
     assert (put["int8"][1:] / (-(-encoded // 4) * 4)).tolist() == (put["none"][1:] / row).tolist()
     assert (put["body"][1:] % (whole - 4 * head)).tolist() == [0, 0, 0]
     assert 0 < put["topk"][1:].sum() < put["none"][1:].sum()  # a graph that changes needs whole rows
+
+
+def test_a_plan_has_slots_of_an_encoded_row():
+    """On two ranks of three clients, two others each: three slots a rank; what is decoded lies beside the window."""
+    plans = {}
+    for name, fields in {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}.items():
+        run = Run(**SMALL | fields).resolve()
+        source = open_source(run)
+        plans[name] = needs_of(run, Job(), source, deal(run, source), ensemble_of(run, source), 2, 1)
+    with federation(SMALL | {"codec": "int8"}) as fed:
+        size, encoded = fed.ensemble.size, -(-fed.mail.wire.encoder.bytes // 4) * 4
+        body = size - int(fed.columns("head").sum())
+    assert plans["none"].window.tolist() == [3 * plans["none"].row] * 2
+    assert plans["int8"].window.tolist() == [3 * encoded] * 2
+    assert plans["body"].window.tolist() == [3 * 4 * body] * 2
+    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * 4 * size] * 2
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.1", "lowrank:1"])
