@@ -217,6 +217,8 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(given, ModuleType):
             out[kind] = getattr(given, "__file__", None) or given.__name__
         elif inspect.isfunction(given) or inspect.isclass(given):
+            if given.__name__ == "<lambda>":
+                raise UserError(f"--{kind} is a lambda, which has no source of its own; write it as a function by def")
             name, text = given.__name__, text_of(f"--{kind} is {given.__name__}", given)
             takes = "shape, classes" + ", vocabulary" * ("vocabulary" in inspect.signature(given).parameters)
             form = METHOD if kind == "method" else MODEL
@@ -226,8 +228,15 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
             if not path.is_file():
                 with explained(f"{path} cannot be written"), replacing(path) as new:
                     new.write_text(text)
-    if isinstance(settings.get("data"), tuple):
-        arrays = arrays_of(*settings["data"])
+        elif callable(given):
+            takes = (
+                "a class, or a function of shape and classes" if kind == "model" else "a function of fed, state and t"
+            )
+            raise UserError(f"--{kind} is a {type(given).__name__} that is made already; give {takes}")
+    if isinstance(data := settings.get("data"), list | np.ndarray):
+        raise UserError(f"--data is a {type(data).__name__}; allowed are a path, (x, y) and (x, y, client)")
+    if isinstance(data, tuple):
+        arrays = arrays_of(*data)
         out["data"] = folder / f"{digest(arrays.stored().values(), arrays)[:12]}.h5"
         out.setdefault("dataset", "arrays")
         if not out["data"].is_file():

@@ -351,7 +351,7 @@ def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("method", "sentence"), [
     (weighted, "--method is weighted, which uses the ndarray; allowed are functions and classes of a cell or a file"),
     (around(), "--method is inner, which uses missing; that is not defined where inner is"),
-    (lambda fed, state, t: state, "--method is <lambda>, which uses the function <lambda>; allowed are"),
+    (lambda fed, state, t: state, "--method is a lambda, which has no source of its own; write it as a function by def"),
 ])  # fmt: skip
 def test_what_no_file_can_say_is_refused(tmp_path, method, sentence):
     with pytest.raises(UserError) as refused:

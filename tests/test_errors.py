@@ -65,7 +65,7 @@ ALLOWED = {
     DRIFT + "2": "rounds 2 --drift 0.5:5",
     ATTACK: "attack bribe:0.2, attack noise",
     "arrays, cifar10, cifar100, cinic10, digits, femnist, ": "dataset cifar11",
-    "apfl, cobo, ditto, dpfl, ": "method dpfk",
+    "apfl, cobo, dac, dfedpgp, ": "method dpfk",
     "cnn, mlp, resnet, text, or a file NAME.py or MODULE:OBJECT of your own": "model resnet50",
     "pathological, dirichlet, natural, fedrep, motivation or file:PATH": "partition iid",
     "paper, authors_code": "preset mine",

@@ -56,6 +56,10 @@ def make(
         recorder.append({"graph/cases": cases, "graph/evaluations": 2 * cases.sum(1)})
         recorder.append({"traffic/models_received": (graph.degrees() * (2 if t == 0 else 1)).astype(np.int32)})
         recorder.append({"traffic/bytes_rma": np.int64(2**20 * (t + 1)), "traffic/bytes_collective": np.int64(2**19)})
+        if run.network:
+            recorder.append({f"network/{n}": full for n in ("train", "choose", "send", "wait")})
+            recorder.append({"network/end": 4 * full * (t + 1), "network/waited_for": np.roll(np.arange(clients), 1)})
+            recorder.append({"traffic/bytes_sent": 1000 * ones})
         for i, phase in enumerate(("train", "exchange", "wait", "graph", "evaluate", "write")):
             recorder.append({f"seconds/{phase}": np.array([0.5, 0.75, 1.0]) * (i + 1)})
         recorder.flush(t, float(best.mean()))

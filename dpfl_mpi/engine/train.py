@@ -101,6 +101,14 @@ def begin(path: Path, parts: Parts, checkpoints: Checkpoints, watch: Watch) -> t
     hosts = parts.world.hosts()
     start = describe_start(hosts, parts) if parts.world.root else {}
     state = checkpoints.restore(parts)
+    if parts.world.root and not checkpoints.job.quiet:
+        if state:
+            print(f"goes on after round {parts.round}", flush=True)
+        elif path.exists() and not checkpoints.job.fresh:
+            print(
+                f"starts over: no checkpoint was kept (--checkpoint_every {checkpoints.job.checkpoint_every})",
+                flush=True,
+            )
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
     recorder = record.open_recorder(path, parts, start, checkpoints.results, checkpoints.still_ours)

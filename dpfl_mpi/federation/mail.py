@@ -130,7 +130,7 @@ class MailRoom:
         ):
             given = f"{type(values).__name__} of shape {getattr(values, 'shape', ())}"
             raise UserError(
-                f"fed.tell was given {given}; it takes an array of {len(members.ids)} rows, one per client of this rank"
+                f"fed.tell was given {given}; it takes a NumPy array of {len(members.ids)} rows, one per client of this rank"
             )
         if self.wire.counts:
             graph = CollaborationGraph.from_lists(map(members.reachable, range(members.n))) if graph is None else graph

@@ -87,8 +87,11 @@ class Sums:
         if weights is None:
             return np.broadcast_to(self.members.p, shape)
         a = np.asarray(weights.detach().cpu() if isinstance(weights, Tensor) else weights)
-        if a.shape != shape or a.dtype.kind not in "biuf" or not (np.isfinite(a) & (a >= 0)).all():
-            wrong = f"of shape {a.shape}" if a.shape != shape else "not"
+        wrong = f"{a.dtype} of shape {list(a.shape)}" if a.shape != shape or a.dtype.kind not in "biuf" else ""
+        if not wrong and not (fine := np.isfinite(a) & (a >= 0)).all():
+            i, j = np.argwhere(~fine)[0]
+            wrong = f"{a[i, j]} for client {self.members.ids[i]} of {j}"
+        if wrong:
             raise UserError(
                 f"the weights of fed.average are {wrong}; allowed are {list(shape)} finite numbers of at least 0"
             )

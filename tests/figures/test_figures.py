@@ -50,6 +50,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     out = {(m, s): tiny(folder, f"{m}{s}", m, s) for m, s in FOUR}
     out["flip"] = tiny(folder, "flip", flipped=[False, True, False, True])
+    out["clocked"] = tiny(folder, "clocked", network="phones")
     out["random"] = tiny(folder, "random", budget=2)
     out["unsearched"] = tiny(folder, "unsearched", "random_graph", best=(0.5,) * 4)
     both = [[[1, 2], [0, 2], [0, 1]]] * 3
@@ -86,7 +87,12 @@ def run_without(calls, cwd, *libraries):
 
 
 def test_every_file_runs_with_neither_torch_nor_mpi(made, tmp_path):
-    special = {"label_flip": ["flip"], "motivation": ["alone"], "random_graph": [SEEDS[0], "unsearched"]}
+    special = {
+        "label_flip": ["flip"],
+        "motivation": ["alone"],
+        "random_graph": [SEEDS[0], "unsearched"],
+        "hours": ["clocked"],
+    }
     drawn = [name for name in FILES if name != "report" or importlib.util.find_spec("plotly")]
     of = {name: [str(result.path) for result in open_all(made, *special.get(name, FOUR))] for name in drawn}
     calls = [[str(ANALYSIS / f"{name}.py"), *of[name], "--out", str(tmp_path)] for name in drawn]
@@ -399,7 +405,7 @@ def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
 
 def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
     results = [tiny(tmp_path, i, budget=budget) for i, budget in enumerate(("uniform:2:4", 2, "inf"))]
-    for name in set(FILES) - {"label_flip", "motivation", "random_graph", "report"}:
+    for name in set(FILES) - {"label_flip", "motivation", "random_graph", "report", "hours"}:
         draw(name, results)
     assert [names.budget_order(r.run) for r in results] == [3, 2, float("inf")]
     assert "B_c = uniform:2:4" in draw("accuracy_table", results).text

@@ -79,5 +79,5 @@ def test_what_is_told_comes_from_everyone_and_costs_its_bytes():
         assert wire.bytes.tolist() == [16, 32, 16, 0]
         fed.tell(values[:, 0].astype(np.float32))
         assert wire.bytes.tolist() == [28, 44, 28, 12]
-        with pytest.raises(UserError, match=r"fed.tell was given list of shape \(\); it takes an array of 4 rows"):
+        with pytest.raises(UserError, match=r"fed.tell was given list of shape \(\); it takes a NumPy array of 4 rows"):
             fed.tell([1, 2, 3, 4])

@@ -160,7 +160,7 @@ def test_a_plan_has_slots_of_an_encoded_row():
     assert plans["none"].window.tolist() == [3 * plans["none"].row] * 2
     assert plans["int8"].window.tolist() == [3 * encoded] * 2
     assert plans["body"].window.tolist() == [3 * 4 * body] * 2
-    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * 4 * size] * 2
+    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * plans["none"].row] * 2
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.1", "lowrank:1"])
