@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import given, parser, run_and_job
+from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
@@ -52,8 +52,9 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
     try:
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
             said = given(arguments, parser())
-            asked, job = run_and_job(said)
-            run = asked.resolve()
+            with naming_lines(said):
+                asked, job = run_and_job(said)
+                run = asked.resolve()
             if said.get("print_config"):  # as --config reads it
                 import yaml
 

@@ -79,9 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
     ensemble = ensemble_of(run, source)
     plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
-    print("\n" + fit(plan_text(run, plan)))
+    size = packed_bytes(run, source, ensemble) or 4 * plan.parameters
+    print("\n" + fit(plan_text(run, plan, size)))
     if run.network:
-        first, whole = simulated(run, partition, packed_bytes(run, source, ensemble) or 4 * plan.parameters)
+        first, whole = simulated(run, partition, size)
         bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
         took = f"about {duration(first)} before round 1, {duration(whole)} in all"
         print(fit(f"simulated  {took} (--network {run.network}){bound}"))
@@ -143,26 +144,26 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
     return "\n".join(lines)
 
 
-def plan_text(run: Resolved, plan: Needs) -> str:
-    """Return the plan: which clients where, memory, models, bytes, evaluations."""
-    ranks, nodes, row = len(plan.clients), int(plan.node.max()) + 1, 4 * plan.parameters
+def plan_text(run: Resolved, plan: Needs, size: int) -> str:
+    """Return the plan: which clients where, memory, models, of which one is sent in `size` bytes, evaluations."""
+    ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
     received, wire, evaluations = plan.received, [megabytes(size) for size in plan.wire], plan.evaluations
     choosing = f"no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
     if evaluations[0]:
         choosing = f"at most {evaluations[0]} evaluations in preprocessing and {evaluations[1]} in a round that chooses"
     passes = f", in {plan.passes} passes of the window" if plan.passes > 1 else ""
+    budget = f", B_c = {run.said_budget}" if run.found("method").topology == "graph" else ""
     lines = [
-        f"plan       {ranks} ranks on {nodes} node(s), {short(run.method)}, {run.rounds} rounds, {plan.parameters} parameters per model, "
-        f"B_c = {run.budget}",
+        f"plan       {ranks} ranks on {nodes} node(s), {short(run.method)}, {run.rounds} rounds, {plan.parameters} parameters per model{budget}",
         *(of_rank(plan, r) for r in range(ranks) if ranks <= 16 or r < 8 or r >= ranks - 4),
         f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each" if ranks > 16 else "",
         *(of_node(plan, node) for node in range(min(nodes, 4))),
         "           ... the other nodes alike" if nodes > 4 else "",
         f"           this machine can give {megabytes(total)} ({what}), to windows {megabytes(shared)} ({where})",
         held_by(plan),
-        f"models     at most {received[0]} received in preprocessing and {received[1]} per round, of {row} bytes: "
-        f"{megabytes(received[0] * row)} and {megabytes(received[1] * row)}",
+        f"models     at most {received[0]} received in preprocessing and {received[1]} per round, of {size} bytes: "
+        f"{megabytes(received[0] * size)} and {megabytes(received[1] * size)}",
         f"bytes      MPI moves at most {wire[0]} in preprocessing and {wire[1]} per round{passes}",
         f"choosing   {choosing}",
         f"           {plan.anew} rounds search Omega anew; each does as much as preprocessing" if plan.anew else "",

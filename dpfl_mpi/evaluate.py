@@ -92,7 +92,8 @@ def main(arguments: list[str] | None = None) -> None:
         if drift := result.run.drift:
             raise UserError(f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored")
         result.state_dict(0)  # says so at once where no models were saved
-        result.run = with_code(result.run, {"model": args.model, "dataset": args.dataset})
+        needed = {"model": args.model} | ({} if args.data and not args.dataset else {"dataset": args.dataset})
+        result.run = with_code(result.run, needed)
         source = source_of(result, args.data)
         verify(source)
         if args.on == "all" and one_pool(result, source):

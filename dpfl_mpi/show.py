@@ -36,7 +36,7 @@ def settings(run: Run) -> str:
 
 
 def rounds(result: Result, last: int) -> str:
-    """Return a table of the last rounds: means over clients, edges, models received, seconds of the slowest rank."""
+    """Return a table of the last rounds: means over clients, edges, models received, seconds of the slowest rank, simulated hours so far."""
     over = curves(result)
     shown = {
         "epochs": over["epochs"],
@@ -47,6 +47,10 @@ def rounds(result: Result, last: int) -> str:
         "received": [f"{models:.1f}" for models in over["models_received"]],
         "seconds": [f"{total:.2f}" for total in over["seconds"]],
     }
+    if "hours" in over:
+        shown["hours"] = [f"{hours:.3g}" for hours in over["hours"]]
+    if "bytes_sent" in over:
+        shown["sent, MB"] = [f"{sent / 1e6:.3g}" for sent in over["bytes_sent"]]
     rows = [(t, *values) for t, values in enumerate(zip(*shown.values(), strict=True))]
     return table(("round", *shown), rows[-last:])
 
@@ -121,6 +125,7 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     where = f"{start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
     lines = [
         f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
+        *(["  nobody computes it now; the same command goes on"] if result.state.startswith("stopped") else []),
         *accuracy(result, head),
         folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
         f"\nsettings\n{settings(run)}",
@@ -189,7 +194,10 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for result in (*results, *compared):
         if result.last_round < 0:
-            raise UserError(f"{result.path} is running; no round is recorded yet")
+            how = (
+                "is running" if result.state.startswith("running") else "was stopped; the same command starts it again"
+            )
+            raise UserError(f"{result.path} {how}: no round is recorded yet")
     room = 10**6 if args.wide else WIDTH
     shown = [show(result, args.last, args.clients, room) for result in results]
     print("\n\n".join([*shown, *([compare(compared[0], compared[1], room)] if compared else [])]))

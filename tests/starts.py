@@ -53,7 +53,7 @@ HELD = """
 import os, sys, time
 from dpfl_mpi import __main__
 from dpfl_mpi.methods import dpfl
-from dpfl_mpi.survival import lock
+from dpfl_mpi.storage import lock
 from dpfl_mpi.survival.signals import Heard
 whole = dpfl.round
 def round(fed, state, t):

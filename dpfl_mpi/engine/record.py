@@ -237,7 +237,8 @@ class Progress:
         elif self.shows:
             run, ranks = parts.run, f"{parts.world.size} rank{'s' * (parts.world.size > 1)}"
             on = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients, {ranks}, means over clients"
-            print(f"{on}\n{'round':>11}{COLUMNS}", flush=True)
+            simulated = "  simulated" if run.network else ""
+            print(f"{on}\n{'round':>11}{COLUMNS}{simulated}", flush=True)
 
     def line(self, t: int) -> None:
         """Show a round. Collective."""
@@ -255,8 +256,9 @@ class Progress:
             self.took += [seconds] if t else []  # preprocessing tells nothing about a round
             left = duration((self.total - t) * float(np.mean(self.took))) if self.took else ""
             scores = "".join(f"{share:8.2f}" for share in (val, test, best))
-            place, received = f"{t}/{self.total}", everyone["received"].mean()
-            print(f"{place:>11}{scores}{received:10.1f}{seconds:9.2f}{left:>8}", flush=True)
+            place, received, clock = f"{t}/{self.total}", everyone["received"].mean(), self.parts.mail.wire.clock
+            simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
+            print(f"{place:>11}{scores}{received:10.1f}{seconds:9.2f}{left:>8}{simulated}", flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

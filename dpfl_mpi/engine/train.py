@@ -16,8 +16,8 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
-from dpfl_mpi.survival.lock import Lock
 from dpfl_mpi.survival.shm import remove_left
 from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Leave, Watch, again_text
 

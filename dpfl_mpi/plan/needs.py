@@ -184,8 +184,9 @@ def traffic(
     # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
     choosing = (1 + repeats) * every if searches else every if asks else 0
     averaging = n * run.most_senders if graph else 0
+    at_first = bool(searches or asks or method.preprocesses)  # whether init averages, too
     counted = method.sent * n if server else averaging + method.every_row * every * (method.topology == "graph")
-    received = choosing + averaging, counted
+    received = choosing + averaging * at_first, counted
     # a row may come to a rank again in another phase, for another client
     phases = -(-(n - 1) // run.most_senders) if searches else 0
     most = np.minimum(k_r * run.most_senders, groups(run, k_r) * slots)  # in a phase of all groups
@@ -193,7 +194,8 @@ def traffic(
     averaged = int(slots.sum()) * row if graph else 0
     summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
     everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
-    wire = asked * row + averaged + summed * (not server), averaged + summed * server + everywhere
+    before = averaged * at_first + summed * (not server)
+    wire = asked * row + before, averaged + summed * server + everywhere
     return received, wire
 
 

@@ -18,6 +18,7 @@ from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
+from dpfl_mpi.storage.lock import Lock
 
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
 STATES = {"running": "running, round {}", "stopped": "stopped after round {}", "finished": "finished"}
@@ -73,9 +74,11 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def state(self) -> str:
-        """ "finished", "stopped after round t" or "running, round t"."""
+        """ "finished", "running, round t" while a run holds the lock, else "stopped after round t"."""
         with self.hdf5.reading("its state"):
-            return STATES[self.file.attrs["state"]].format(self.file.attrs["rounds_done"])
+            state, t = self.file.attrs["state"], self.file.attrs["rounds_done"]
+            killed = state == "running" and not Lock(self.path).taken()
+            return STATES["stopped" if killed else state].format(t)
 
     @property
     def finished(self) -> bool:

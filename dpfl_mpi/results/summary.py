@@ -26,10 +26,18 @@ def seconds(result: Result) -> dict[str, np.ndarray]:
 
 
 def curves(result: Result) -> dict[str, np.ndarray]:
-    """Return by round `[T+1]` means over benign clients of losses and accuracies (0 to 1), and the cost so far; epochs are those of all its models."""
+    """Return by round `[T+1]` means over benign clients of losses and accuracies (0 to 1), and the cost so far; epochs are those of all its models.
+
+    Simulated hours (--network) are those since the start; bytes_sent, means over clients, are there where they are counted.
+    """
     rows = result.last_round + 1
     if not rows:
         return {}
+    simulated = {}
+    if "network/end" in result:
+        simulated["hours"] = np.maximum.accumulate(result["network/end"][:rows].max(1)) / 3600
+    if "traffic/bytes_sent" in result:
+        simulated["bytes_sent"] = result["traffic/bytes_sent"][:rows].mean(1)
     means = {n: result.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")}
     return {
         "epochs": result.local_epochs()[:rows],
@@ -37,6 +45,7 @@ def curves(result: Result) -> dict[str, np.ndarray]:
         "edges": np.diff(result["graph/chosen/indptr"][:rows], axis=1).sum(1),
         "models_received": result["traffic/models_received"][:rows].mean(1),
         "seconds": np.sum(list(seconds(result).values()), axis=0),
+        **simulated,
     }
 
 
@@ -86,6 +95,7 @@ def summary(path: Path) -> str:
             *accuracy(result.scored(), 100 * over["test_acc"][0]),
             *([entry("edges", kept)] if chosen.any() else []),
             entry("models received", f"{each:.2f} per client and round{before}"),
+            *sent(result, over),
             *controlled(result),
             entry("seconds (slowest)", phases),
             f"  results              {path}",
@@ -142,6 +152,23 @@ def accuracy(test: np.ndarray, before: float) -> list[str]:
     spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
     mean = f"{test.mean():.2f} %, best by validation{start}"
     return [entry("test accuracy", mean), entry("spread over clients", spread)]
+
+
+def sent(result: Result, over: dict[str, np.ndarray]) -> list[str]:
+    """Return lines about what a network would have carried, how old it was, and the simulated time; none without --network, --codec and --send."""
+    run, lines = result.run, []
+    if "bytes_sent" in over:
+        first, later = over["bytes_sent"][0], over["bytes_sent"][1:]
+        how = ", ".join(f"--{name} {value}" for name in ("codec", "send") if (value := getattr(run, name)))
+        text = f"{later.mean() / 1e6 if len(later) else 0:.3g} MB per client and round, {first / 1e6:.3g} MB before"
+        lines.append(entry("sent", text + f" ({how})" * bool(how)))
+    if "hours" in over:
+        late = ""
+        if run.staleness:
+            age = result["network/age"].sum() / max(result["traffic/models_received"][1:].sum(), 1)
+            late = f"; models were {age:.2f} rounds old (--staleness {run.staleness})"
+        lines.append(entry("simulated time", f"{over['hours'][-1]:.3g} h (--network {run.network}){late}"))
+    return lines
 
 
 def controlled(result: Result) -> list[str]:

@@ -1,9 +1,10 @@
 """The command line: one flag per field of `Run` and `Job`. `given` is what it says, by name; what it leaves open is not in there."""
 
 import argparse
+import contextlib
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,11 +49,26 @@ class Config(argparse.Action):
     """--config FILE: its settings stand where the flag stands, so flags after it win."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        vars(namespace).update(in_file(Path(values)))
+        held, lines = in_file(Path(values))
+        vars(namespace).update(held)
+        namespace.config = (namespace.config or {}) | {name: (held[name], lines[name]) for name in held}
 
 
-def in_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML file by name; anchors, which can say in a few lines what fills all memory, are a `UserError`."""
+@contextlib.contextmanager
+def naming_lines(said: Mapping[str, Any]) -> Iterator[None]:
+    """Let a `UserError` inside begin with the file and the line of the setting that it is about, where --config set that."""
+    try:
+        yield
+    except UserError as error:
+        flag = re.match(r"--(\w*)", str(error))
+        where = (said.get("config") or {}).get(flag and flag[1])
+        if not where:
+            raise
+        raise UserError(f"--config is {where}: {error}") from None
+
+
+def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a YAML file, and its path and their lines, by name; anchors, which can say in a few lines what fills all memory, are a `UserError`."""
     import yaml
 
     try:
@@ -65,13 +81,13 @@ def in_file(path: Path) -> dict[str, Any]:
         raise UserError(f"--config is {path}: {what}") from None
     if not isinstance(held, Mapping):
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
+    keys = yaml.compose(text, yaml.SafeLoader).value if held else []
+    lines = {key.value: f"{path}, line {key.start_mark.line + 1}" for key, _ in keys}
     for name in held:
         if name not in SCHEMA:
-            keys = {key.value: key for key, _ in yaml.compose(text, yaml.SafeLoader).value}
-            line = f", line {keys[str(name)].start_mark.line + 1}" if str(name) in keys else ""
-            where = f"--config is {path}{line}"
-            raise unknown(str(name), f"{where}: there is no setting {name}", "")
-    return dict(held)
+            where = lines.get(str(name), path)
+            raise unknown(str(name), f"--config is {where}: there is no setting {name}", "")
+    return dict(held), lines
 
 
 def unknown(name: str, text: str, before: str = "--") -> UserError:
@@ -151,7 +167,10 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     said: dict[str, Any] = vars(known)
     for field, values in options.items():
         said[field] = {**(said.get(field) or {}), **values}
-    return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
+    of_files = (said.get("config") or {}).items()  # flags that come later win
+    said["config"] = {name: where for name, (value, where) in of_files if said[name] is value}
+    with naming_lines(said):
+        return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
 
 
 def run_and_job(said: Mapping[str, Any]) -> tuple[Run, Job]:

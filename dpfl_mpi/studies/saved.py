@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 
 def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
     """Return the run with its own model and data set as they are `given` here, by kind: a result's own paths are never executed."""
-    for kind, name in given.items():
+    named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
+    for kind, name in named.items():
         held = run.contents.get(kind, "")
-        if name is not None and admit(kind, name) != held:
+        if admit(kind, name) != held:
             of = "other code than the run's" if held else f"the run has the shipped {getattr(run, kind)}"
             raise UserError(f"--{kind} is {name}; {of}")
-        if held and name is None and kind == "model":
-            how = f"name it with --model ({run.model}), in Python model(k, code=...)"
-            raise UserError(f"the run's model is code of its own; {how}")
-    named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
+    lacking = [kind for kind in given if kind not in named and run.contents.get(kind)]
+    if "model" in lacking:
+        one = "model is code of its own; name it"
+        what = one if len(lacking) == 1 else "model and data set are code of their own; name them"
+        flags = " and ".join(f"--{kind} ({getattr(run, kind)})" for kind in lacking)
+        raise UserError(f"the run's {what} with {flags}, in Python model(k, code=...)")
     return dataclasses.replace(run, **named)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import re
 import shlex
 import sys
 from collections import Counter
@@ -11,14 +12,14 @@ from pathlib import Path
 
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
-from dpfl_mpi.settings.command_line import given, run_and_job
+from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
 from dpfl_mpi.sweep.jobs import minutes, sbatch_text, submit
 from dpfl_mpi.sweep.known import ASK_S, Known, Queue, recall
 from dpfl_mpi.sweep.table import Live, ended_as_by_ctrl_c, follow
-from dpfl_mpi.sweep.wanted import choose, grid, only, parser, runs_of, trials
+from dpfl_mpi.sweep.wanted import GRID, choose, grid, only, parser, runs_of, trials
 
 
 def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
@@ -36,10 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         flags = parser(__doc__ or "")
         args = argparse.Namespace(**given(sys.argv[1:] if arguments is None else arguments, flags))
-        with ended_as_by_ctrl_c():
+        with ended_as_by_ctrl_c(), naming_lines(vars(args)):
             return sweep(args)
     except UserError as error:
         more = "; Slurm's partition is --slurm_partition" if str(error).startswith("--partition is ") else ""
+        several = (flag for flag, field in GRID.items() if re.match(f"--{field} is [^;]*,", str(error)))
+        more += "".join(f"; several are --{flag}" for flag in several)
         print(f"error: {error}{more}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

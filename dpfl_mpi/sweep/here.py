@@ -16,7 +16,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.placement import visible_gpus
 from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import explained
-from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.survival.signals import REQUEUE
 from dpfl_mpi.sweep.jobs import flags_of, minutes, new_folder
 from dpfl_mpi.sweep.known import Known, Queue, Submission, recall

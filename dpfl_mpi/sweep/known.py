@@ -19,7 +19,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
-from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.survival.signals import STALLED_TEXT
 
 LOG_LINES = 6

@@ -21,7 +21,7 @@ from sweeps import base_and_tuned, jobs_of, lines, runs_file, submitted
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
-from dpfl_mpi.survival.lock import Lock, born
+from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.sweep import here, jobs, known, table
 
 HELD = """

@@ -15,8 +15,8 @@ import starts
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
-from dpfl_mpi.survival import lock
-from dpfl_mpi.survival.lock import Lock, myself
+from dpfl_mpi.storage import lock
+from dpfl_mpi.storage.lock import Lock, myself
 
 OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
 BOOT = "/proc/sys/kernel/random/boot_id"
