@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import inspect
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from launch import ROOT, environment, mpirun, run_here
 from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.methods import Method
 from dpfl_mpi.numerics import native
 from dpfl_mpi.results import Result
@@ -178,6 +180,23 @@ def test_the_switches_of_the_page_have_their_defaults():
     others = {"init", "round", "finetune_gradient", "newcomer", "options", "title", "citation"}
     switches = {f.name: f.default for f in dataclasses.fields(Method) if f.name not in others}
     assert {name: ast.literal_eval(default) for name, default in rows} == switches
+
+
+def test_the_verbs_of_the_page_are_all_that_there_are():
+    page = (ROOT / "docs" / "own-method.md").read_text().partition("## The verbs")[2].partition("\n## ")[0]
+    told, collective = set(), set()
+    for cell, tick in re.findall(r"^\| (`.*?`) \| (✓?)", page, re.M):
+        for name, parameters in re.findall(r"`(\w+)\((.*?)\)`", cell):
+            known = {
+                f"{p.name}={p.default!r}" for p in inspect.signature(getattr(Federation, name)).parameters.values()
+            }
+            assert {text.replace('"', "'") for text in re.findall(r"\w+=[^,]+", parameters)} - {"weights=a"} <= known
+            told.add(name)
+            collective |= {name} if tick else set()
+    public = {name: held for name, held in vars(Federation).items() if not name.startswith("_")}
+    verbs = {name for name, held in public.items() if callable(held)}
+    assert told == verbs and collective == {name for name in verbs if "Collective." in (public[name].__doc__ or "")}
+    assert [name for name in public if f"`{name}`" not in page and name not in verbs] == []
 
 
 def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):

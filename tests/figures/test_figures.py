@@ -501,7 +501,7 @@ def test_omega_is_drawn_until_it_is_searched_anew(tmp_path):
 def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     result = tiny(tmp_path, "running", finished=False)
     assert command.has_rounds(result)
-    assert "is running, round 2 of 2: drawn as far as it is" in capsys.readouterr().err
+    assert "is stopped after round 2 of 2: drawn as far as it is" in capsys.readouterr().err
     text = draw("accuracy_table", [result, *open_all(made, ("local", 42))]).text
     assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
     assert "not finished" not in draw("accuracy_table", open_all(made, *FOUR)).text

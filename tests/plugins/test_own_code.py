@@ -327,7 +327,8 @@ def test_a_number_that_no_method_can_declare_is_refused(alone):
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):
     at, _, _ = outside
     assert evaluate.main([str(alone)]) == 2
-    assert "the run's model is code of its own; name it with --model (nets/net.py), in" in capsys.readouterr().err
+    both = "model and data set are code of their own; name them with --model (nets/net.py) and --dataset (trees.py)"
+    assert both in capsys.readouterr().err
     assert evaluate.main([str(alone), "--model", "nets/net.py"]) == 2
     assert "--model is nets/net.py; other code than the run's" in capsys.readouterr().err
     model = ["--model", str(at / "nets" / "net.py")]

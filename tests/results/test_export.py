@@ -18,6 +18,7 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import epochs, fitted, outcome, summary
+from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.studies import optimality
 
 EVEN = (0.5,) * 4
@@ -185,7 +186,12 @@ def test_show_fits_a_terminal(made, said):
 def test_show_of_graphs_and_of_a_running_run(made, tmp_path, said):
     assert "no edges: no client chooses whose models it receives" in said(show.main, made["local"])
     running = tiny_result.make(tmp_path / "r.h5", finished=False)
-    assert "running, round 2 of 2" in said(show.main, running)
+    stopped = "stopped after round 2 of 2\n  nobody computes it now; the same command goes on\n"
+    assert stopped in said(show.main, running)
+    lock = Lock(running)
+    lock.acquire()
+    assert "running, round 2 of 2\n  test accuracy" in said(show.main, running)
+    lock.release()
     # a method that chooses in each round alone: its graph is not in Omega, which is that of preprocessing
     graphs = ([[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []])
     out = said(show.main, tiny_result.make(tmp_path / "p.h5", "pfedgraph", best=EVEN, graphs=graphs, budget=1))

@@ -23,6 +23,7 @@ from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import METRICS, score
 from dpfl_mpi.settings import Run
+from dpfl_mpi.storage.lock import Lock
 
 N, C, T = 6, 10, 3
 FIELDS = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": N, "rounds": T, "tau_init": 1}
@@ -190,6 +191,7 @@ def test_a_running_file(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "CHEAP", 60.0)  # so that a slow disk is written to each round, too
     run = Run(clients=3, rounds=2).resolve()
     recorder = Recorder(tmp_path / "a" / "run.h5", run, {"parameters": 5}, {"ranks": 2})
+    held = Lock(tmp_path / "seen.h5")
     graphs = [CollaborationGraph.from_lists(x) for x in ([[1, 2], [], [0]], [[], [], []], [[2], [0], []])]
     for t, graph in enumerate(graphs):
         recorder.append({"round/number": np.int64(t), "round/val_acc": np.full(3, t / 4)})
@@ -197,7 +199,10 @@ def test_a_running_file(tmp_path, monkeypatch):
         recorder.flush(t, t / 10)
         shutil.copy(tmp_path / "a" / "run.h5", tmp_path / "seen.h5")  # the bytes on disk now
         with Result(tmp_path / "seen.h5") as seen:
-            assert seen.state == f"running, round {t}" and not seen.finished
+            assert seen.state == f"stopped after round {t}" and not seen.finished  # nobody holds its lock
+            held.acquire()
+            assert seen.state == f"running, round {t}"
+            held.release()
             assert seen["round/val_acc"].tolist() == [[s / 4] * 3 for s in range(t + 1)]
             for s in range(t + 1):
                 assert np.array_equal(seen.graph(s), graphs[s].matrix())

@@ -226,6 +226,23 @@ def test_a_wrong_name_in_a_config_is_told_with_its_line(tmp_path, capsys):
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize(("line", "words", "said"), [
+    ("clients: many", [], "--clients is many; allowed is a whole number of at least 1"),
+    ("lr: [1, 2]", [], "--lr is [1, 2]; allowed is a number above 0"),
+    ("budget: half", [], "--budget is half; allowed"),
+    ("options: {lam: -1}", ["--method=ditto"], "--options.lam is -1.0; allowed"),
+    ("clients: 8", ["--clients=0"], ""),
+])  # fmt: skip
+def test_a_wrong_value_of_a_config_is_told_with_its_line(line, words, said, tmp_path, capsys):
+    """A flag after the file is a mistake of its own."""
+    path = tmp_path / "run.yaml"
+    path.write_text(f"rounds: 3\n{line}\n")
+    with pytest.raises(SystemExit):
+        parse([f"--config={path}", *words])
+    where = f"--config is {path}, line 2: {said}" if said else "--clients is 0; allowed"
+    assert capsys.readouterr().err.startswith(f"error: {where}")
+
+
 def test_help_lists_the_options_of_a_method_and_a_model(capsys):
     with pytest.raises(SystemExit) as end:
         parse(["--help", "--method=fedprox", "--model", "resnet"])

@@ -43,8 +43,8 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.storage.lock import Lock
+from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.sweep.known import Known, recall
 
 SECONDS, MEMORY = 20, 2**31  # that a case may take; address space beyond that of the process when it starts
