@@ -237,7 +237,7 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"--data is a {type(data).__name__}; allowed are a path, (x, y) and (x, y, client)")
     if isinstance(data, tuple):
         arrays = arrays_of(*data)
-        out["data"] = folder / f"{digest(arrays.stored().values(), arrays)[:12]}.h5"
+        out["data"] = folder / digest(arrays.stored().values(), arrays)[:12] / "arrays.h5"
         out.setdefault("dataset", "arrays")
         if not out["data"].is_file():
             write(arrays, "arrays", out["data"], own=True)

@@ -138,8 +138,9 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
 
 def with_content(run: Resolved, name: str) -> Any:
     """Return a setting; of a file the start of its SHA-256, too."""
-    held = run.contents.get(name, "").removeprefix("file:").removeprefix(CODE)[:12]
-    return f"{getattr(run, name)} ({held})" if held else getattr(run, name)
+    held, value = run.contents.get(name, ""), getattr(run, name)
+    said = short(value) if held.startswith(CODE) else value
+    return f"{said} ({held.removeprefix('file:').removeprefix(CODE)[:12]})" if held else value
 
 
 def compare(a: Result, b: Result, room: int = WIDTH) -> str:

@@ -31,7 +31,7 @@ def test_time_limits():
     ("--seeds 1,x", "--seeds has x; allowed are whole numbers, separated by commas"),
     ("a.py b.py", "b.py"),
     ("--cluster", "--cluster"),
-    ("--seed 1,2", "--seed is 1,2; allowed is a whole number of at least 0; several are --seeds"),
+    ("--seed 1,2", "--seed is 1,2; allowed is a whole number from 0 to 4294967295; several are --seeds"),
     ("--time 0 --cluster slurm --dry_run", "at least a minute"),
     ("--partition gpu --cluster slurm --list", "or file:PATH; Slurm's partition is --slurm_partition"),
 ])  # fmt: skip
