@@ -122,7 +122,8 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     start |= {name: value for name, value in (result.starts() or [{}])[-1].items() if value}
     run, head = result.run, figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
-    where = f"{start['ranks']} ranks on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
+    ranks = f"{start['ranks']} rank{'s' * (start['ranks'] != 1)}"
+    where = f"{ranks} on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
     lines = [
         f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
         *(["  nobody computes it now; the same command goes on"] if result.state.startswith("stopped") else []),

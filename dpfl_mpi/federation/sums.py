@@ -183,7 +183,7 @@ class Sums:
                 out[i] = total[i - first] / whole
 
     def mean(self, w_KW: Tensor) -> Tensor:
-        """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client."""
+        """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client. Collective."""
         members = self.members
         members.exclude_diverged(w_KW)
         if not members.active.any():

@@ -83,9 +83,9 @@ PLANS = {
     "inf": {"budget": "inf", "ggc_repeats": 2},
     "pairwise": {"method": "pairwise"},
     "ditto": {"method": "ditto", "finetune_epochs": 1},
-    **{name: {"method": name} for name in ("local", "random_graph", "dac", "fedavg", "scaffold", "cobo")},
+    **{name: {"method": name} for name in ("local", "random_graph", "dfedpgp", "fedavg", "scaffold", "cobo")},
 }
-EACH = {"local": 0, "random_graph": 2, "dac": 2, "fedavg": 2, "scaffold": 4, "cobo": 22}
+EACH = {"local": 0, "random_graph": 2, "dfedpgp": 2, "fedavg": 2, "scaffold": 4, "cobo": 22}
 
 
 @pytest.mark.parametrize("name", PLANS)
