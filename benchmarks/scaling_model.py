@@ -12,8 +12,8 @@ A round of N clients on R ranks takes, on the slowest rank with K = ceil(N / R) 
     graph        edges * edge                                        every rank builds the whole graph: this does not shrink with R
     files        bytes recorded / rate                               root writes, the others wait
 
-Printed: predicted beside measured seconds of a round for small runs; then N = 10^4, 10^5, 10^6 clients of the paper's CIFAR-10 (500 images to
-train and validate on, 62,006 parameters) on 1 to 1,000 nodes, with the memory of a node and the term that dominates.
+Printed: predicted beside measured seconds of a round for small runs; then N = 10^5, 10^6, 10^7 clients of the paper's CIFAR-10 (500 images to
+train and validate on, 62,006 parameters) on 10 to 1,000 nodes, with the memory of a node and the term that dominates.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ import numpy as np
 from _scale import launch, make_data, numbers, run
 
 from dpfl_mpi.mpi.placement import window_slots
-from dpfl_mpi.plan.needs import LABEL
+from dpfl_mpi.plan.needs import LABEL, rows_of
+from dpfl_mpi.settings import Run
 
 POOL, TEST = 25, 10  # samples of a client of the small runs
 COLLECTIVES = 18  # a round's: flags, Fences, the graph's two gathers, records, sums, votes
 RECORD = 26 * 8  # bytes of a client that root gathers per round
+NUMBERS = 30  # of 8 bytes, of each client of the run on every rank: sizes, class counts, weights, places
 WRITTEN = 72 + 44  # bytes of a client that root writes per round: series, and what is overwritten
 
 
@@ -105,10 +107,10 @@ def node_bytes(work: Work) -> dict[str, float]:
     ranks = -(-work.ranks // work.nodes)
     clients = min(ranks * work.k, work.clients)
     slots = int(window_slots(work.k * work.others, work.k, work.clients))
-    everyone = 8 * (work.clients * (3 * work.others + work.samples + 20))  # graphs, sample numbers, numbers of a client
+    held = rows_of(Run(budget=work.others + 1, clients=work.others + 2).resolve(), np.array([work.k]))
+    everyone = 8 * work.clients * (3 * work.others + NUMBERS)  # graphs, numbers of a client
     return {
-        "rows": float(clients * 4.5 * work.row),
-        "best": float(clients * work.row),
+        "rows": float(clients / work.k * sum(held.values())[0] * work.row),
         "window": float(ranks * slots * work.row),
         "data": float(clients * work.samples * (work.image + LABEL)),
         "shared": float(ranks * everyone),
@@ -146,8 +148,8 @@ def network() -> None:
         print(json.dumps({"bandwidth": 4 * width / max(per_row, 1e-9), "latency": (time.perf_counter() - start) / 200}))
 
 
-def constants(folder: Path, data: Path) -> Costs:
-    """Return what is measured here, of small runs: one rank for the arithmetic, two for the messages."""
+def constants(folder: Path, data: Path, model: str, k: int) -> Costs:
+    """Return what is measured here: one rank with k clients, whose models lie in no cache, for the arithmetic, two for the messages."""
     from mpi4py import MPI
 
     from dpfl_mpi.engine.build import build
@@ -156,10 +158,9 @@ def constants(folder: Path, data: Path) -> Costs:
     from dpfl_mpi.mpi.world import World
     from dpfl_mpi.plan.needs import quickest
     from dpfl_mpi.results.recorder import Recorder
-    from dpfl_mpi.settings import Job, Run
+    from dpfl_mpi.settings import Job
 
-    k = 20
-    made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model="cnn", budget=10).resolve()
+    made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model=model, budget=10).resolve()
     parts = build(made, Job(), World(MPI.COMM_SELF))
     fed = parts.fed
     w, rng = fed.common_row(), np.random.default_rng(0)
@@ -209,7 +210,7 @@ def paper_costs(measured: Costs) -> Costs:
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
     from dpfl_mpi.plan.needs import measure
-    from dpfl_mpi.settings import Job, Run
+    from dpfl_mpi.settings import Job
 
     shape = (32, 32, 3)
     source = SimpleNamespace(shape=shape, classes=10, dtype="uint8", vocabulary=0)
@@ -225,21 +226,21 @@ def paper_costs(measured: Costs) -> Costs:
     )
 
 
-def small_points(folder: Path, data: Path, costs: Costs, points: list[int], ranks_list: list[int]) -> str:
+def small_points(folder: Path, data: Path, costs: Costs, args: argparse.Namespace) -> str:
     """Return predicted beside measured seconds per round of real runs here."""
     from dpfl_mpi.results import Result
 
     lines = ["    N ranks  measured  predicted   error | predicted: largest terms"]
     steps = -(-(POOL - -(-POOL // 5)) // 16)
-    flags = {"dataset": "arrays", "data": data, "partition": "natural", "model": "cnn", "budget": 10, "rounds": 4}
+    flags = {"dataset": "arrays", "data": data, "partition": "natural", "model": args.model, "budget": 10, "rounds": 4}
     flags |= {"tau_init": 1, "tau_train": 1, "checkpoint_every": "never"}
-    for n in points:
-        for ranks in ranks_list:
+    for n in args.points:
+        for ranks in args.ranks_list:
             watched = run(folder, ranks, f"{n}-{ranks}", flags | {"clients": n})
             with Result(watched.path) as result:
                 kept = float(np.mean([len(result.chosen(t).senders) / n for t in range(1, 5)]))
                 row = 4 * int(result.file["meta"].attrs["parameters"])
-            terms = round_seconds(Work(n, ranks, 1, row, steps, 9, kept, POOL + TEST, 256), costs)
+            terms = round_seconds(Work(n, ranks, 1, row, steps, 9, kept, POOL + TEST, args.side**2), costs)
             measured, predicted = sum(watched.seconds(2).values()), sum(terms.values())
             largest = sorted(terms, key=lambda name: -terms[name])[:3]
             lines.append(
@@ -250,28 +251,24 @@ def small_points(folder: Path, data: Path, costs: Costs, points: list[int], rank
 
 
 def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float) -> str:
-    """Return a round and a node's memory for 10^4 to 10^6 clients on 1 to 1,000 nodes whose network has these bytes per second and seconds."""
+    """Return a round and a node's memory for 10^5 to 10^7 clients on 10 to 1,000 nodes whose network has these bytes per second and seconds."""
     lines = [
         f"{ranks_per_node} ranks per node, {8e-9 * bandwidth:.0f} Gb/s per node, {1e6 * latency:.1f} us; {1e3 * costs.step:.2f} ms per step, "
         f"{1e3 * costs.evaluation:.2f} ms per evaluation, 125 steps per client and round, B_c = 10, 5 collaborators kept",
-        "clients nodes | s per round dominated by       next | GB of a node:   rows   best window   data shared    all",
+        "clients nodes | s per round dominated by       next | GB of a node:   rows window   data shared    all; of root's file in 100 rounds",
     ]
-    for n in (10**4, 10**5, 10**6):
-        for nodes in (1, 10, 100, 1000):
+    for n in (10**5, 10**6, 10**7):
+        for nodes in (10, 100, 1000):
             ranks = min(nodes * ranks_per_node, n)
-            # on one node rows move through memory, at the rate measured here; else a node's link is shared by its ranks
-            link = (
-                costs
-                if nodes == 1
-                else dataclasses.replace(costs, bandwidth=bandwidth / ranks_per_node, latency=latency)
-            )
+            # a node's link is shared by its ranks
+            link = dataclasses.replace(costs, bandwidth=bandwidth / ranks_per_node, latency=latency)
             work = Work(n, ranks, nodes, 4 * 62_016, 125, 9, 5.0, 600, 3072)
             terms, held = round_seconds(work, link), node_bytes(work)
             first, second = sorted(terms, key=lambda name: -terms[name])[:2]
             lines.append(
                 f"{n:7d} {nodes:5d} | {sum(terms.values()):10.2f}  {first:>10s} {terms[first]:8.2f}, {second} {terms[second]:.2f} | "
-                + " ".join(f"{name} {held[name] / 1e9:.2f}" for name in ("rows", "best", "window", "data", "shared"))
-                + f" all {sum(held.values()) / 1e9:.1f}"
+                + " ".join(f"{name} {held[name] / 1e9:.2f}" for name in ("rows", "window", "data", "shared"))
+                + f" all {sum(held.values()) / 1e9:.1f}; {100 * n * (WRITTEN + 4 * work.kept) / 1e9:.0f}"
             )
     return "\n".join(lines)
 
@@ -281,6 +278,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=numbers, default="50,100,200", help="clients of the small runs")
     parser.add_argument("--ranks_list", type=numbers, default="1,2", help="ranks of the small runs")
+    parser.add_argument("--model", default="cnn", help="of the small runs: cnn or mlp")
+    parser.add_argument("--side", type=int, default=16, help="of their images: 8 or 16")
+    parser.add_argument("--measured", type=int, default=200, help="clients on which the constants are measured")
     parser.add_argument("--ranks_per_node", type=int, default=64, help="of the cluster: one per core, or one per GPU")
     parser.add_argument("--bandwidth_gbit", type=float, default=100.0, help="of a node of the cluster")
     parser.add_argument("--latency_us", type=float, default=2.0, help="of a message of the cluster")
@@ -298,14 +298,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "digits.h5"
-        make_data(data, max(args.points), POOL, TEST, 16)
-        costs = constants(folder, data)
+        make_data(data, max(*args.points, args.measured), POOL, TEST, args.side)
+        costs = constants(folder, data, args.model, args.measured)
         print(
             f"measured here: step {1e3 * costs.step:.2f} ms, scoring {1e3 * costs.score:.2f} ms per client, evaluation {1e3 * costs.evaluation:.2f} ms, "
             f"row added {1e6 * costs.add:.0f} us, edge {1e9 * costs.edge:.0f} ns, window {1e-9 * costs.bandwidth:.2f} GB/s, "
             f"Allreduce {1e6 * costs.latency:.0f} us, recording {1e-6 * costs.disk:.0f} MB/s"
         )
-        print(small_points(folder, data, costs, args.points, args.ranks_list))
+        print(small_points(folder, data, costs, args))
     paper = paper_costs(costs)
     given = {"step": args.step_us, "evaluation": args.evaluation_us}
     paper = dataclasses.replace(paper, **{field: 1e-6 * value for field, value in given.items() if value is not None})

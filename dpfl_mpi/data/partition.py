@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,8 @@ from dpfl_mpi.storage.foreign import refused_as
 PARTS = ("train", "val", "test")  # a client's three sets
 SIDES = ("train", "train", "test")  # of the data, which each of them is from
 FORMAT = "dpfl_mpi partition 1"
+SLICE = 2**16  # clients whose samples come to all ranks at once, of which each keeps its own
+Shared = Callable[[Callable[[], dict[str, np.ndarray]]], dict[str, np.ndarray]]  # root's arrays on every rank
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,55 @@ class Partition:
         if share == 0:
             return "clients share no image"
         return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
+
+
+@dataclass(frozen=True)
+class Shard(Partition):
+    """A partition as one rank has it: the samples of its own clients, for any other client none; sizes and what it says of itself are the whole's."""
+
+    of_all: dict[str, np.ndarray] = field(default_factory=dict)  # int64 [N], samples of every client by part
+    told: tuple[str, str] = ("", "")  # the hash and the note of the whole
+
+    def sizes(self, part: str) -> np.ndarray:
+        return self.of_all[part]
+
+    def sha256(self) -> str:
+        return self.told[0]
+
+    def note(self) -> str:
+        return self.told[1]
+
+
+def sharded(make: Callable[[], Partition], shared: Shared, ids: Callable[[np.ndarray], np.ndarray]) -> Shard:
+    """Return this rank's part of what `make` makes on root alone; `ids` gives this rank's clients by the training sizes of all. Collective.
+
+    `shared` brings root's arrays to every rank: here `SLICE` clients at a time, so that only root ever has the samples of all.
+    """
+    whole: list[Partition] = []
+
+    def known() -> dict[str, np.ndarray]:
+        whole.append(make())
+        arrays = {name: values for name, values in whole[0].arrays().items() if not name.startswith("indices/")}
+        told = json.dumps([whole[0].sha256(), whole[0].note()]).encode()
+        return arrays | {"told": np.frombuffer(told, np.uint8)}
+
+    arrays = shared(known)
+    of_all = {part: np.diff(arrays[f"indptr/{part}"]) for part in PARTS}
+    here = np.zeros(len(arrays["p"]), bool)
+    here[ids(of_all["train"])] = True
+    mine = dict(arrays)
+    for part in PARTS:
+        ends, kept = arrays[f"indptr/{part}"], []
+        for first in range(0, len(here), SLICE):
+            now = slice(first, min(first + SLICE, len(here)))
+
+            def some(part: str = part, held: slice = slice(ends[now.start], ends[now.stop])) -> dict[str, np.ndarray]:
+                return {"samples": whole[0].indices[part][held]}
+
+            kept.append(shared(some)["samples"][np.repeat(here[now], of_all[part][now])])
+        mine[f"indices/{part}"] = np.concatenate(kept)
+        mine[f"indptr/{part}"] = np.concatenate([[0], np.cumsum(np.where(here, of_all[part], 0))])
+    return replace(Shard.from_arrays(mine), of_all=of_all, told=tuple(json.loads(arrays["told"].tobytes())))
 
 
 def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
@@ -188,7 +239,7 @@ def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
 
 
 def search_first(run: Resolved, labels: np.ndarray, partition: Partition) -> tuple[Partition, np.ndarray]:
-    """Return the partition with each client's validation images reordered, those of the search first, and their numbers, int64 `[N]`."""
+    """Return the partition with each client's validation images reordered, those of the search first, and their numbers, int64 `[N]`: of those that it has."""
     sizes = partition.sizes("val")
     if run.search_share == 1:
         return partition, sizes
@@ -196,9 +247,10 @@ def search_first(run: Resolved, labels: np.ndarray, partition: Partition) -> tup
         alone = f"client {np.argmax(sizes < 2)} has a single validation image"
         raise UserError(f"--search_share is {run.search_share:g}; {alone}, and both parts need one: allowed is 1")
     out, searched = [], np.zeros(partition.n, np.int64)
-    for k in range(partition.n):
+    for k in np.flatnonzero(np.diff(partition.indptr["val"])).tolist():  # of a rank's shard its own clients
         mine = partition.of("val", k)
         seen = split(labels[mine], run.search_share, streams.stream(run.seed, streams.SEARCH, k, 0))
         out += [mine[seen], mine[~seen]]
         searched[k] = seen.sum()
-    return replace(partition, indices=partition.indices | {"val": np.concatenate(out)}), searched
+    val = np.concatenate([np.zeros(0, np.int64), *out])
+    return replace(partition, indices=partition.indices | {"val": val}), searched

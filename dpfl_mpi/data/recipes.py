@@ -20,23 +20,18 @@ PROPOSALS = 10_000_000  # draws of proportions before a partition is refused
 WORK = 200_000_000  # numbers in all those draws: what is refused is refused within a minute, whatever N
 TWO = "two per client: one to train, one to validate"
 ByPart = dict[str, np.ndarray]  # mostly "train" and "test"
-Make = Callable[[], ByPart]
 Pools = list[np.ndarray]  # the samples of each client
 Pair = tuple[np.ndarray, np.ndarray]
 Rng = np.random.Generator
 
 
-def deal(run: Resolved, source: Source, shared: Callable[[Make], ByPart] = lambda make: make()) -> Partition:
-    """Return the partition of a resolved Run over its data: drawn, or read from a file; `shared` makes its arrays once for all ranks."""
-
-    def dealt() -> ByPart:
-        if run.partition.path:
-            partition = from_file(run, source.labels, source.classes, source.sha256)
-        else:
-            partition = make(run, source.labels, source.classes, source.clients)
-        return replace(partition, of_data=owners(partition, source.clients)).arrays()
-
-    return Partition.from_arrays(shared(dealt))
+def deal(run: Resolved, source: Source) -> Partition:
+    """Return the partition of a resolved Run over its data: drawn, or read from a file."""
+    if run.partition.path:
+        partition = from_file(run, source.labels, source.classes, source.sha256)
+    else:
+        partition = make(run, source.labels, source.classes, source.clients)
+    return replace(partition, of_data=owners(partition, source.clients))
 
 
 def make(run: Resolved, labels: ByPart, classes: int, clients: ByPart | None = None) -> Partition:

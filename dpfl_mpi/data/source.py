@@ -70,7 +70,7 @@ class Source:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    labels: dict[str, np.ndarray]  # "train", "test": int64 [M]
+    labels: dict[str, Any]  # "train", "test": int64 [M], or `Stored`
     sha256: str
     images: Callable[[str, np.ndarray], np.ndarray]  # ("train"|"test", rows [n]) -> samples [n, *shape]
     clients: dict[str, np.ndarray] = field(default_factory=dict)  # "train", "test": int64 [M], or nothing
@@ -92,8 +92,23 @@ class Source:
         return "x".join(map(str, self.shape))
 
 
-def check(arrays: object, where: str) -> Arrays:
-    """Return a data set that a file's `load` or `read` made, or raise a `UserError` that names the field where it is none."""
+@dataclass(frozen=True)
+class Stored:
+    """Labels that stay in a prepared file: those asked for are read."""
+
+    path: Path
+    name: str
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        return read_rows(self.path, self.name, rows, "labels").astype(np.int64)
+
+
+def check(arrays: object, where: str, labelled: bool = True) -> Arrays:
+    """Return a data set that a file's `load` or `read` made, or raise a `UserError` that names the field where it is none; `labelled`: it has labels here."""
     if not isinstance(arrays, Arrays):
         raise UserError(f"{where} returned a {type(arrays).__name__}; it must return Arrays, as arrays_of makes them")
     x = arrays.train_images
@@ -108,7 +123,7 @@ def check(arrays: object, where: str) -> Arrays:
             raise UserError(f"{where}: {part}_images hold a number that is missing or infinite")
         for what, names in (("labels", "class_names"), ("clients", "client_names")):
             values, below = getattr(arrays, f"{part}_{what}"), len(getattr(arrays, names))
-            if values is None and what == "clients":
+            if values is None and (what == "clients" or not labelled):
                 continue
             whole = np.shape(values) == (len(images),) and values.dtype == np.int64
             if not whole or values.min(initial=0) < 0 or values.max(initial=-1) >= below:
@@ -128,14 +143,19 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
     return check(getattr(module, function)(*arguments, **options), f"{function} of the data set {short(dataset)}")
 
 
-def open_source(run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load()) -> Source:
-    """Return the data of a resolved Run, from the prepared file or embedded; `loaded` calls a `load`, where there are ranks on one of them for all."""
+def open_source(
+    run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load(), deals: bool = True
+) -> Source:
+    """Return the data of a resolved Run, from the prepared file or embedded; `loaded` calls a `load`, where there are ranks on one of them for all.
+
+    A rank that does not deal the samples leaves the labels in the file.
+    """
     dataset = run.found("dataset")
     if hasattr(dataset, "load"):
         source = in_memory(loaded(lambda: made_by(run.dataset, dataset, "load")))
         source = replace(source, unread=unread_clients(run, source))
     else:
-        source = in_file(Path(str(run.data)), short(run.dataset), run.dataset)
+        source = in_file(Path(str(run.data)), short(run.dataset), run.dataset, deals or deals_test(run))
     check_images(run, source)
     return pooled(source) if deals_test(run) else source
 
@@ -187,7 +207,7 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     held = arrays.stored()
     known = known or {"sha256": digest(held.values()), "vocabulary": arrays.vocabulary}
     known.setdefault("images", lambda part, rows: held[f"{part}/images"][rows])
-    labels = {part: held[f"{part}/labels"] for part in ("train", "test")}
+    labels = {part: held[f"{part}/labels"] for part in ("train", "test") if f"{part}/labels" in held}
     clients = {part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held}
     known |= {
         "class_names": arrays.class_names,
@@ -199,10 +219,11 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     return Source(shape, classes, arrays.mean, arrays.std, labels, clients=clients, **known)
 
 
-def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
+def in_file(path: Path, name: str = "", dataset: str = "", labelled: bool = True) -> Source:
     """Return a file of `python -m dpfl_mpi.prepare` as a `Source`: it keeps the contract of `check`, and its images stay in the file.
 
-    `name` is the data set that it must hold, `dataset` what `prepare` calls it; "" where any will do.
+    `name` is the data set that it must hold, `dataset` what `prepare` calls it; "" where any will do. Unless `labelled`, labels stay in it too,
+    and whose the samples are is not read.
     """
     if not is_there(path):
         raise no_data(dataset, path)
@@ -216,18 +237,23 @@ def in_file(path: Path, name: str = "", dataset: str = "") -> Source:
             if name and of != name:
                 raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
             for array in (array for array in ARRAYS if array in file or not array.endswith("clients")):
-                whole = not array.endswith("images")
                 name_of = array.replace("/", "_")
-                held[name_of] = file.array(array, "iu", (None,)).astype("i8") if whole else file.dataset(array, "iuf")
+                if array.endswith("images"):
+                    held[name_of] = file.dataset(array, "iuf")
+                else:
+                    held[name_of] = file.array(array, "iu", (None,)).astype("i8") if labelled else None
             held |= {name: tuple(file.array(name, "f", (None,)).tolist()) for name in ("mean", "std")}
             held["steps"] = tuple(map(tuple, file.array("steps", "f", (None, 2)).tolist())) if "steps" in file else ()
             held["class_names"] = tuple(file.texts("class_names"))
             held["client_names"] = tuple(file.texts("client_names")) if "client_names" in file else ()
             arrays = Arrays(**held, note=file.attribute("note", str))
             sha256, vocabulary = file.attribute("sha256", str), file.attribute("vocabulary", int)
-            check(arrays, f"--data is {path}, which is damaged")
+            check(arrays, f"--data is {path}, which is damaged", labelled)
             images = functools.partial(read_rows, path)
-            return in_memory(arrays, sha256=sha256, vocabulary=vocabulary, images=images, path=path)
+            source = in_memory(arrays, sha256=sha256, vocabulary=vocabulary, images=images, path=path)
+            sizes = {"train": len(arrays.train_images), "test": len(arrays.test_images)}
+            left = {part: Stored(path, part, size) for part, size in sizes.items()}
+            return source if labelled else replace(source, labels=left)
     except Unreadable as error:
         raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {one}") from None
 
@@ -263,15 +289,15 @@ def digest(stored: Iterable[Any], about: Arrays | Source | None = None) -> str:
     return sha.hexdigest()
 
 
-def read_rows(path: Path, part: str, rows: np.ndarray) -> np.ndarray:
-    """Return samples `[n, ...]` by their row, read in contiguous pieces of at most 4096; a gap of more than `GAP` rows is not read."""
+def read_rows(path: Path, part: str, rows: np.ndarray, what: str = "images") -> np.ndarray:
+    """Return samples `[n, ...]`, or their labels, by their row, read in contiguous pieces of at most 4096; a gap of more than `GAP` rows is not read."""
     with Hdf5(path, "an HDF5 file") as file:
-        stored = file.dataset(f"{part}/images", "iuf")
+        stored = file.dataset(f"{part}/{what}", "iuf")
         out = np.empty((len(rows), *stored.shape[1:]), stored.dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
         ends = (np.diff(ascending) > GAP) | (np.diff(ascending // AT_ONCE) > 0)
-        with file.reading(f"{part}/images"):
+        with file.reading(f"{part}/{what}"):
             for piece in np.split(np.arange(len(rows)), np.flatnonzero(ends) + 1):
                 mine = ascending[piece]
                 if len(mine):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi.data.partition import search_first
+from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, verify
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
@@ -24,6 +24,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.models import make
+from dpfl_mpi.mpi.placement import ids_of, place
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import optimiser
 from dpfl_mpi.numerics.clients import Clients
@@ -40,10 +41,13 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
-    source = open_source(run, lambda load: on_root(load, world))
+    opened: list[Source] = []
+    world.each_rank(lambda: opened.append(open_source(run, lambda load: on_root(load, world), deals=world.root)))
+    source = opened[0]
     warn(source.unread, job, world)
     world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
-    partition = deal(run, source, world.share)
+    mine = functools.partial(clients_of, world)
+    partition = sharded(functools.partial(deal, run, source), world.share, mine)
     ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
@@ -71,6 +75,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     }
     made = members, log, backend, training, scoring, mail, sums, greedy
     return Parts(run, about, model.head, partition, *made, graphs, drift)
+
+
+def clients_of(world: World, n_train: np.ndarray) -> np.ndarray:
+    """Return this rank's clients by the training sizes of all `[N]`, as `Members` places them."""
+    return ids_of(place(n_train, world.size), n_train, world.rank)
 
 
 def warn_of_device(job: Job, world: World, device: torch.device) -> None:

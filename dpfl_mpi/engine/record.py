@@ -17,7 +17,7 @@ from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.network.profiles import NS
-from dpfl_mpi.plan.needs import duration
+from dpfl_mpi.plan.needs import AT_ONCE, duration
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
@@ -194,26 +194,37 @@ def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> N
     on_root(recorder, parts, write)
 
 
+def write_clients(recorder: Recorder | None, parts: Parts, name: str, rows: np.ndarray) -> None:
+    """Write all ranks' `[K, ...]` as one array `[N, ...]`, of which root holds, beside the file, no more than `AT_ONCE` bytes twice. Collective."""
+    at_once = max(1, AT_ONCE // max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
+    for first in range(0, parts.n, at_once):
+        some = parts.members.to_root(rows, slice(first, min(first + at_once, parts.n)))
+
+        def write(to: Recorder, some: np.ndarray | None = some, first: int = first) -> None:
+            assert some is not None
+            to.write_rows(name, some, parts.n, first)
+
+        on_root(recorder, parts, write)
+
+
 def finish(recorder: Recorder | None, parts: Parts, job: Job) -> None:
     """Write what is known at the end, confusion matrices and, where asked or small, the best models, and close the file. Collective."""
-    confusion = parts.members.to_root(parts.scoring.best_confusion)
+    write_clients(recorder, parts, "best/confusion", parts.scoring.best_confusion.astype(np.int32))
     best = parts.scoring.best[:, : parts.backend.ensemble.size]
     size = 4 * best.shape[1]
     small = size < SMALL and parts.n * size < SMALL_IN_ALL
     save = small if job.save_models is None else job.save_models
-    models = parts.members.to_root(best.cpu().numpy()) if save else None
+    if save:
+        write_clients(recorder, parts, "model/best", best.cpu().numpy())
     backdoor = parts.training.attack.kind == "backdoor"
     success = parts.members.to_root(backdoor_success(parts.scoring)) if backdoor else None
 
     def write(to: Recorder) -> None:
-        assert confusion is not None
-        to.write({"best/confusion": confusion.astype(np.int32)})
         if parts.run.patience:  # once more: the last may have stopped after the last record
             to.write({"client/stopped_round": parts.members.stopped_round})
         if success is not None:
             to.write({"attack/success": success})
-        if models is not None:
-            to.write({"model/best": models})
+        if save:
             shapes = [list(parts.backend.ensemble.shapes[n]) for n in parts.backend.ensemble.names]
             to.file["model"].attrs.update(names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
         to.close("finished")

@@ -103,7 +103,8 @@ class Greedy:
         ids = np.concatenate([np.zeros(0, np.int64), *(search.ids for search in searches)])
         first, none = int(searches[0].block.start) if searches else 0, np.zeros(0, np.int64)
         lost = [None] * len(ids) if losses is None else losses[first : first + len(ids)]
-        orders = [Order(self, int(k), repeat, loss) for k, loss in zip(ids, lost, strict=True)]  # line 9
+        able = members.able
+        orders = [Order(self, int(k), repeat, loss, able) for k, loss in zip(ids, lost, strict=True)]  # line 9
         widths = members.most_senders[ids]  # of a client's batch; 0 once its budget is full
         while True:  # line 10
             batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
@@ -293,15 +294,15 @@ class Order:
 
     AHEAD = 64  # batches kept; what comes later is drawn again
 
-    def __init__(self, greedy: Greedy, k: int, repeat: int, losses: np.ndarray | None = None):
-        self.greedy, self.k, self.repeat, self.losses = greedy, k, repeat, losses
+    def __init__(self, greedy: Greedy, k: int, repeat: int, losses: np.ndarray | None = None, able: Any = None):
+        self.greedy, self.k, self.repeat, self.losses, self.able = greedy, k, repeat, losses, able
         self.done, self.left = 0, 1  # candidates handed out, and to come: at least 1, until the first draw counts them
         self.kept = np.zeros(0, np.int64)  # drawn, not yet handed out
 
     def next(self, width: int) -> np.ndarray:
         """Return the next `width` candidates, or what is left of them."""
         if width > len(self.kept) and self.left > len(self.kept):
-            whole = self.greedy.shuffle(self.k, self.greedy.members.reachable(self.k), self.repeat)
+            whole = self.greedy.shuffle(self.k, self.greedy.members.reachable(self.k, self.able), self.repeat)
             whole = whole if self.losses is None else by_loss(whole, self.losses)
             self.kept = whole[self.done : self.done + self.AHEAD * width].copy()
             self.left = len(whole) - self.done

@@ -96,12 +96,20 @@ class Members:
             return self.active & self.limits.newcomers
         return self.active & ((self.phase is Phase.TUNING) | (self.stopped_round < 0))
 
-    def reachable(self, k: int) -> np.ndarray:
-        """Return the candidates of client k, ascending: all other clients it can reach that take part."""
-        if not self.awake[k]:
-            return np.zeros(0, np.int64)
+    @property
+    def able(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Who receives, and who sends to others, bool `[N]` each, and the numbers of those."""
         sends = self.active & ~self.limits.newcomers
-        near = np.flatnonzero(sends) if self.reach is None else self.reach.of(k)
+        return self.awake, sends, np.flatnonzero(sends)
+
+    def reachable(self, k: int, able: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+        """Return the candidates of client k, ascending: all other clients it can reach that take part; for many clients `able` is made once."""
+        receives, sends, senders = able or self.able
+        if not receives[k]:
+            return np.zeros(0, np.int64)
+        near = senders if self.reach is None else self.reach.of(k)
+        if near is senders and self.kept is None:
+            return np.delete(near, near.searchsorted(k)) if sends[k] else near.copy()
         near = near if self.kept is None else np.setdiff1d(near, self.kept.of(k))
         return near[(near != k) & sends[near]]
 
@@ -172,10 +180,14 @@ class Members:
         senders = self.world.gather_ragged(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]), edges)
         return CollaborationGraph.from_edges(self.n, receivers, senders)
 
-    def to_root(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return on root `[N, ...]` in client order from every rank's `[K, ...]`; elsewhere None. Collective."""
-        gathered = self.world.gather(rows, self.owner)
-        return None if gathered is None else gathered[np.argsort(self.rank_by_rank)]
+    def to_root(self, rows: np.ndarray, now: slice | None = None) -> np.ndarray | None:
+        """Return on root `[N, ...]` in client order from every rank's `[K, ...]`, of some clients where `now` says which; elsewhere None. Collective."""
+        if now is None:
+            gathered, order = self.world.gather(rows, self.owner), self.rank_by_rank
+        else:
+            order = self.rank_by_rank[(self.rank_by_rank >= now.start) & (self.rank_by_rank < now.stop)]
+            gathered = self.world.gather(rows[(self.ids >= now.start) & (self.ids < now.stop)], self.owner[now])
+        return None if gathered is None else gathered[np.argsort(order)]
 
     def _of_all(self, mine: np.ndarray) -> np.ndarray:
         """Return on every rank bool `[N]` of every rank's bool `[K]`. Collective."""

@@ -24,6 +24,7 @@ LABEL = 8  # bytes
 PYTHON = 390 * 2**20
 # seconds of Python and of sums per candidate of PyTorch's greedy search, beside its averages and scores (measured)
 DECISION = 5e-4
+AT_ONCE = 2**26  # bytes of all clients' models or confusion matrices that come to root at a time
 HELD = 64  # images in an epoch that is timed, in whole mini-batches; at least one
 SCORED = 100  # images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
 LR = 1e-4  # small, so that the weights stay finite; a step costs what others do
@@ -113,7 +114,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         data=per_rank(train * to_train + (val + test) * to_score),
         rows=rows_of(run, k_r) | ({"unpacked": slots} if packed else {}),
         scratch=native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble),
-        confusion=k_r * 8 * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
+        confusion=k_r * (8 + 4) * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * (packed or row),
         passes=passes,
         parameters=ensemble.size,
@@ -248,8 +249,9 @@ def refuse(job: Job, needs: Needs) -> None:
 
 
 def written(clients: int, classes: int) -> int:
-    """Return the bytes that root holds of all clients' confusion matrices when it writes them: int64 as they come and in order, and int32."""
-    return clients * classes**2 * (8 + 8 + 4)
+    """Return the bytes of all clients' confusion matrices in the file, which root holds, and of those that come and are put in order, int32."""
+    size = 4 * clients * classes**2
+    return size + 2 * min(size, AT_ONCE)
 
 
 def refuse_classes(clients: int, classes: int) -> None:

@@ -109,8 +109,14 @@ class Recorder:
             elif values.ndim == 0 or values.size == 0:
                 self.file[name] = values
             else:
-                rows = max(1, min(len(values), CHUNK // max(1, values[0].nbytes)))
-                self.file.create_dataset(name, data=values, chunks=(rows, *values.shape[1:]), fletcher32=True)
+                self.write_rows(name, values, len(values))
+
+    def write_rows(self, name: str, values: np.ndarray, n: int, first: int = 0) -> None:
+        """Write rows of an array of n, from row `first` on; the first of them make it."""
+        if name not in self.file:
+            chunk = max(1, min(n, CHUNK // max(1, values[0].nbytes))), *values.shape[1:]
+            self.file.create_dataset(name, (n, *values.shape[1:]), values.dtype, chunks=chunk, fletcher32=True)
+        self.file[name][first : first + len(values)] = values
 
     def append(self, arrays: Mapping[str, Any]) -> None:
         """Append one row to each time axis."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from making import folder, leaf
 from sklearn.model_selection import train_test_split
 
-from dpfl_mpi.data import recipes
-from dpfl_mpi.data.partition import PARTS, Partition, save
+from dpfl_mpi.data import partition, recipes
+from dpfl_mpi.data.partition import PARTS, Partition, save, sharded
 from dpfl_mpi.data.recipes import cut, deal, deal_test, make, train_val
 from dpfl_mpi.data.source import Arrays, in_memory, pooled
 from dpfl_mpi.datasets import femnist
@@ -237,6 +237,28 @@ def writers(tmp_path, **kwargs):
 
 def natural(**fields):
     return Run(**({"dataset": "femnist", "partition": "natural", "clients": 4, "min_samples": 5} | fields)).resolve()
+
+
+def test_ranks_share_out_the_samples_and_know_the_sizes_of_all(monkeypatch):
+    monkeypatch.setattr(partition, "SLICE", 3)
+    whole, told = dealt_of(clients=8, **PATHO), []
+
+    def from_root(make):
+        told.append(make())
+        return told[-1]
+
+    ranks = [[6, 0, 3], [], [7, 5, 4, 2, 1]]
+    shards = [sharded(lambda: whole, from_root, lambda n_train: ranks[0])]
+    for mine in ranks[1:]:  # which make nothing
+        answers = iter(told)
+        shards.append(sharded(None, lambda make, answers=answers: next(answers), lambda n_train, mine=mine: mine))
+    for shard, mine in zip(shards, ranks, strict=True):
+        assert shard.sha256() == whole.sha256() and np.array_equal(shard.p, whole.p)
+        for part in PARTS:
+            assert np.array_equal(shard.sizes(part), whole.sizes(part))
+            held = [whole.of(part, k) if k in mine else [] for k in range(8)]
+            assert all(np.array_equal(shard.of(part, k), held[k]) for k in range(8))
+            assert len(shard.indices[part]) == sum(map(len, held))
 
 
 def fedrep(**fields):

@@ -155,9 +155,9 @@ def test_all_rows_to_all_ranks_are_planned(method, tmp_path, monkeypatch):
 
 
 def test_a_plan_counts_confusion_matrices():
-    """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes; rank 0 writes all nine, at 20 bytes."""
+    """Of 9 clients on 3 ranks: 3 each, 8 bytes per pair of classes and 4 to send; rank 0 writes all nine, at 12 bytes."""
     plan = planned(FEW | {"clients": 9}, 3)
-    assert plan.confusion.tolist() == (plan.clients * 800 + [9 * 100 * 20, 0, 0]).tolist()
+    assert plan.confusion.tolist() == (plan.clients * 1200 + [9 * 100 * 12, 0, 0]).tolist()
     without = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
     assert (plan.memory - without).tolist() == plan.confusion.tolist()
 
@@ -228,9 +228,9 @@ def test_many_classes_and_many_clients(tmp_path, capsys):
 
 
 def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
-    """Rank 0 holds 20 bytes per client and pair of classes at the end: of 9 clients and 10 classes 18,000."""
-    monkeypatch.setattr(needs, "node_memory", lambda shared: (18_000, "a test"))
+    """Rank 0 holds 12 bytes per client and pair of classes at the end: of 9 clients and 10 classes 10,800."""
+    monkeypatch.setattr(needs, "node_memory", lambda shared: (10_800, "a test"))
     federation({"clients": 9}).close()
-    monkeypatch.setattr(needs, "node_memory", lambda shared: (17_999, "a test"))
+    monkeypatch.setattr(needs, "node_memory", lambda shared: (10_799, "a test"))
     with pytest.raises(UserError, match=r"of 9 clients and 10 classes need 0.00 GiB on rank 0, .* fewer classes"):
         federation({"clients": 9})

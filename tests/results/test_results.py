@@ -16,6 +16,7 @@ from launch import run_here
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
 from dpfl_mpi import export, show
+from dpfl_mpi.engine import record
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
@@ -33,7 +34,9 @@ FIELDS |= {"tau_train": 2, "budget": 3, "seed": 9, "batch_size": 8}
 @pytest.fixture(scope="module")
 def path(tmp_path_factory, digits_file):
     fields = FIELDS | {"data": str(digits_file)}
-    return run_here(tmp_path_factory.mktemp("results") / "run.h5", fields, save_models=True, mixed=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "AT_ONCE", 4 * 4 * SIZES["D"])  # of six models four come to root at a time
+        return run_here(tmp_path_factory.mktemp("results") / "run.h5", fields, save_models=True, mixed=True)
 
 
 @pytest.fixture
