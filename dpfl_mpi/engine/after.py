@@ -116,11 +116,11 @@ def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method
     members = parts.members
     frozen = parts.scoring.best.clone()
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1
-    members.begin_tuning()
+    members.begin_after()
     parts.training.attack.begin()
     how = method.newcomer(parts.fed, state) if method.newcomer else usual(parts, state, method, frozen)
     parts.meet("the end of newcomer")
-    members.begin_arrival()
+    members.begin_after(members.limits.newcomers)
     mine = torch.from_numpy(members.limits.newcomers[parts.ids]).to(parts.backend.ensemble.device)[:, None]
     w, done, notes = how.start, 0, []
     for epochs in EPOCHS:

@@ -151,7 +151,7 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
                 "traffic/bytes_collective": totals[2],
             }
         )
-        if parts.members.limits.churns:
+        if parts.run.churn:
             repairs = {f"graph/{name}": everyone[name].astype(np.int32) for name in REPAIR}
             to.append({"round/there": parts.members.there} | repairs)
         if clock:

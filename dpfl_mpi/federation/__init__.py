@@ -83,7 +83,7 @@ class Parts:
         clock = self.mail.wire.clock  # the simulated time, or else the round, at which this one begins
         self.members.begin(number, float(clock.now[clock.here].min(initial=2**62)) / NS if clock else number)
         self.log.begin()
-        if self.members.limits.churns:
+        if self.run.churn:
             self.log.notes |= {name: np.zeros(len(self.ids)) for name in REPAIR}
         self.training.begin()
         self.mail.begin()
@@ -92,7 +92,7 @@ class Parts:
     def begin_tuning(self) -> Tensor:
         """Return a copy of every client's best row, to train on from; everyone takes part but newcomers, and momentum starts anew."""
         self._drift(self.run.rounds)
-        self.members.begin_tuning()
+        self.members.begin_after()
         self.training.momentum.clear()
         return self.scoring.best.clone()
 
@@ -126,7 +126,7 @@ class Parts:
         shared = {"alive": members.alive, "budget": members.most_senders, "diverged_round": members.diverged_round}
         if self.run.patience:
             mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
-        if members.limits.churns:
+        if self.run.churn:
             shared |= {"there": members.there, "new": members.new}
         held, known = self.mail.state()
         mine, shared = mine | held, shared | known

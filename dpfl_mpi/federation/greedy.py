@@ -155,7 +155,7 @@ class Greedy:
         `choose()` returns a graph within the budgets, and of `fed.reachable`, which both leave room for these alone meanwhile.
         """
         members, notes = self.members, self.log.notes
-        if not members.limits.churns:
+        if not members.limits.run.churn:
             return graph
         to = graph.receivers()
         lost = members.awake[to] & (members.new[to] | ~members.there[graph.senders])

@@ -17,38 +17,37 @@ from dpfl_mpi.settings.values import nearest
 
 @dataclass(frozen=True)
 class Limits:
+    run: Resolved
     most_senders: np.ndarray  # int64 [N]: B_c - 1, with how many other clients' models a client may average
     reach: CollaborationGraph | None  # the senders each receiver can reach; None: everyone reaches everyone
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone can, always
-    stays: np.ndarray  # bool [T+1, N]: who is there by the draws of --churn; no rows: everyone is, always
-    events: np.ndarray  # float64 [E, 3] of its file: time, client, 1 to join or 0 to leave
-    participation: float  # share of those available that takes part in a round
-    seed: int
+    events: np.ndarray  # float64 [E, 3] of the file of --churn: time, client, 1 to join or 0 to leave
     flipped: np.ndarray  # bool [N]: who holds flipped labels
     liars: np.ndarray  # bool [N]: who attacks
     newcomers: np.ndarray  # bool [N]: who comes after the last round
 
-    @property
-    def churns(self) -> bool:
-        return len(self.stays) + len(self.events) > 0
-
-    def there(self, t: int, time: float) -> np.ndarray:
-        """Return who has come and not left by round t, which begins at a time, bool `[N]`; newcomers come after the last one."""
-        out = ~self.newcomers & (self.stays[min(t, len(self.stays) - 1)] if len(self.stays) else True)
+    def there(self, t: int, time: float, before: np.ndarray) -> np.ndarray:
+        """Return who has come and not left by round t, which begins at a time, bool `[N]`, from who was there in the one before: all but newcomers,
+        who come after the last one; with --churn as drawn, at first as in the long run, at least one; or as the file says."""
+        out, churn = np.ones(len(before), bool), self.run.churn
+        if churn and not churn.path:
+            drawn = streams.stream(self.run.seed, streams.CHURN, 0, t).random(len(before))
+            chance = np.where(self.newcomers, np.inf, drawn)
+            stay = np.where(before, chance >= churn.leave, chance < churn.join)
+            out = stay if t else chance < churn.join / (churn.leave + churn.join)
+            out[chance.argmin()] |= not out.any()
         out[self.events[::-1, 1].astype(int)] = self.events[::-1, 2] == 0  # before its first event
         for _, k, joins in self.events[self.events[:, 0] <= time]:
             out[int(k)] = joins
         return out & ~self.newcomers
 
-    def present(self, t: int, there: np.ndarray | None = None) -> np.ndarray:
+    def present(self, t: int, there: np.ndarray) -> np.ndarray:
         """Return who takes part in round t, bool `[N]`: a share of those who are `there` `[N]` and available, at least one; all of them in round 0."""
         out = np.zeros(len(self.most_senders), bool)
-        able = np.flatnonzero(
-            (self.available[t - 1] if 0 < t <= len(self.available) else ~out) & (True if there is None else there)
-        )
-        if t > 0 and self.participation < 1:
-            count = max(1, nearest(self.participation, len(able)))
-            able = streams.stream(self.seed, streams.PRESENT, 0, t).permutation(able)[:count]  # of none: none
+        able = np.flatnonzero((self.available[t - 1] if 0 < t <= len(self.available) else ~out) & there)
+        if t > 0 and self.run.participation < 1:
+            count = max(1, nearest(self.run.participation, len(able)))
+            able = streams.stream(self.run.seed, streams.PRESENT, 0, t).permutation(able)[:count]  # of none: none
         out[able] = True
         return out
 
@@ -75,19 +74,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
     told = world.share(held)
     reach = CollaborationGraph(told["indptr"], told["senders"]) if "indptr" in told else None
     who = {"flipped": flipped(run), "liars": liars(run), "newcomers": drawn(run, streams.NEWCOMERS, run.newcomers)}
-    when = told["available"], stays(run), told["events"]
-    return Limits(told["most_senders"], reach, *when, run.participation, run.seed, **who)
-
-
-def stays(run: Resolved) -> np.ndarray:
-    """Return who is there in rounds 0 to T by --churn LEAVE:JOIN, bool `[T+1, N]`, no rows without: at first as in the long run, at least one."""
-    out = np.zeros((run.rounds + 1 if run.churn and not run.churn.path else 0, run.clients), bool)
-    for t, here in enumerate(out):
-        chance = streams.stream(run.seed, streams.CHURN, 0, t).random(run.clients)
-        leave, join = run.churn.leave, run.churn.join
-        here[:] = np.where(out[t - 1], chance >= leave, chance < join) if t else chance < join / (leave + join)
-        here[chance.argmin()] |= not here.any()
-    return out
+    return Limits(run, told["most_senders"], reach, told["available"], told["events"], **who)
 
 
 def most_senders(run: Resolved) -> np.ndarray:

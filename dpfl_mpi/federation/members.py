@@ -1,7 +1,6 @@
 """`Members`: who the clients are, which rank computes each (in decreasing order of training size), and who takes part in a round."""
 
 from collections.abc import Sequence
-from enum import Enum
 
 import numpy as np
 import torch
@@ -15,12 +14,6 @@ from dpfl_mpi.mpi.placement import ids_of, place, rows_of
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.ensemble import LARGEST, largest
 from dpfl_mpi.settings import Resolved
-
-
-class Phase(Enum):
-    ROUNDS = 1
-    TUNING = 2  # --finetune_epochs: every client trains on from its own best model
-    ARRIVAL = 3  # --newcomers: clients come after the last round
 
 
 class Members:
@@ -38,9 +31,7 @@ class Members:
         self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
-        self.there = self.new = np.ones(
-            self.n, bool
-        )  # who has come and not left (--churn); who has not yet chosen since
+        self.there = self.new = np.ones(self.n, bool)  # who has come and not left; who has not yet chosen since
         self.kept: CollaborationGraph | None = None  # of a graph that is repaired what stays: no candidates
         self.begin(0)
         self.owner = place(n_train, world.size)  # the rank of every client
@@ -49,21 +40,18 @@ class Members:
         self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
     def begin(self, number: int, time: float = 0.0) -> None:
-        self.round, self.phase, before = number, Phase.ROUNDS, self.there
-        self.there = self.limits.there(number, time)
+        self.round, self.in_rounds, before = number, True, self.there
+        self.there = self.limits.there(number, time, before)
         if not self.there.any():
             raise UserError(f"--churn leaves nobody in round {number}; allowed is at least one client at any time")
         self.new = self.there & (self.new | ~before) & (number > 0)
-        can = self.there if self.serves else self.there & (self.stopped_round < 0)
-        self.present = self.limits.present(number, can)
+        self.trains = self.stopped_round < 0  # of who takes part; the others only send
+        self.present = self.limits.present(number, self.there if self.serves else self.there & self.trains)
 
-    def begin_tuning(self) -> None:
-        """Start what comes after the rounds: all who are there take part, and those that have stopped early train again."""
-        self.phase, self.present = Phase.TUNING, self.there
-
-    def begin_arrival(self) -> None:
-        """Start what comes last: newcomers train and receive, the others only send."""
-        self.phase, self.present = Phase.ARRIVAL, self.there | self.limits.newcomers
+    def begin_after(self, comers: np.ndarray | None = None) -> None:
+        """Start what comes after the rounds: all who are there train, also who has stopped early; or only who comes now, bool `[N]`."""
+        self.in_rounds, self.trains = False, self.there if comers is None else comers
+        self.present = self.there | self.trains
 
     def stop(self, mine: np.ndarray) -> None:
         """Let the clients of this rank that bool `[K]` marks stop early, with the round that ends. Collective."""
@@ -91,15 +79,18 @@ class Members:
 
     @property
     def awake(self) -> np.ndarray:
-        """Who trains and receives, bool `[N]`: who is active and has not stopped early; while tuning also those; newcomers while they arrive."""
-        if self.phase is Phase.ARRIVAL:
-            return self.active & self.limits.newcomers
-        return self.active & ((self.phase is Phase.TUNING) | (self.stopped_round < 0))
+        """Who trains and receives, bool `[N]`: who is active and has not stopped early; after the rounds as `begin_after` says."""
+        return self.active & self.trains
+
+    @property
+    def all_in_reach(self) -> bool:
+        """Whether the candidates of every client are all others that take part."""
+        return self.reach is None and self.kept is None and bool(self.there[self.present].all())
 
     @property
     def able(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Who receives, and who sends to others, bool `[N]` each, and the numbers of those."""
-        sends = self.active & ~self.limits.newcomers
+        """Who receives, and who sends to others, not just coming, bool `[N]` each, and the numbers of those."""
+        sends = self.active & self.there
         return self.awake, sends, np.flatnonzero(sends)
 
     def reachable(self, k: int, able: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None) -> np.ndarray:

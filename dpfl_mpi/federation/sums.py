@@ -11,7 +11,6 @@ from torch import Tensor
 from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
-from dpfl_mpi.federation.members import Phase
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point
@@ -224,7 +223,7 @@ class Sums:
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
         wants = (members.most_senders > 0)[members.ids] & members.awake[members.ids]
-        if members.reach is None and members.kept is None and members.phase is not Phase.ARRIVAL:
+        if members.all_in_reach:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.members import Members, Phase
+from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Gradient, Learn
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.settings import Resolved
@@ -62,7 +62,7 @@ class Training:
         self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.local_opt")
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
             raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
-        for (block,) in self._blocks({momentum: w_KW}, moves=self.members.phase is not Phase.ARRIVAL):
+        for (block,) in self._blocks({momentum: w_KW}, moves=self.members.in_rounds):
             self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
         self._advance(epochs if advance else 0)
         return w_KW

@@ -12,7 +12,6 @@ from torch import Tensor
 from dpfl_mpi import streams
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.members import Phase
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.network.clock import Clock
 from dpfl_mpi.network.links import Links
@@ -59,7 +58,7 @@ class Wire:
         w_KW = self.attack.sent(w_KW)
         if self.encoder is None:
             return w_KW
-        if self.members.phase is not Phase.ROUNDS:
+        if not self.members.in_rounds:
             self.version += 2  # nobody has the one before
             return w_KW
         if self.members.world.agree(not torch.equal(w_KW, self.told)):
@@ -102,7 +101,7 @@ class Wire:
             return
         to, of = graph.receivers(), graph.senders
         edges, sizes = to * graph.n + of, np.full(len(of), self.whole)
-        if self.encoder and self.members.phase is Phase.ROUNDS:  # it sends again each that the receiver has missed
+        if self.encoder and self.members.in_rounds:  # it sends again each that the receiver has missed
             lacks = np.maximum(self.version[of] - self.held.get(edges, 0), 1)
             sizes = np.minimum(lacks * self.encoder.bytes, self.whole)
             self.held.set(edges, self.version[of], self.held.table[:, 2].max(initial=0) + 1)

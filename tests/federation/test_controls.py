@@ -389,7 +389,7 @@ def test_a_probe_is_not_a_liars_way():
 def test_a_frozen_liar_has_not_moved():
     with federation(SMALL | {"newcomers": 0.3, "attack": "scale:0.3"}) as fed:
         frozen = fed.local_opt(fed.common_row(), 1)
-        fed.members.begin_arrival()
+        fed.members.begin_after(fed.members.limits.newcomers)
         fed.training.attack.begin()
         fed.local_opt(fed.common_row(), 0, momentum="newcomer")
         assert torch.equal(fed.training.attack.sent(frozen), frozen)

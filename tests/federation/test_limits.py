@@ -165,15 +165,16 @@ def test_theorem_1_with_reach_and_budgets(seed):
 
 def test_who_takes_part_by_share_and_by_file(tmp_path):
     half = run(participation=0.5, rounds=50)
-    rounds = [limits_of(half).present(t) for t in range(51)]
+    everyone = np.ones(N, bool)
+    rounds = [limits_of(half).present(t, everyone) for t in range(51)]
     assert rounds[0].all() and all(here.sum() == 5 for here in rounds[1:])
     assert len({here.tobytes() for here in rounds}) > 40
-    assert limits_of(run(participation=0.01)).present(1).sum() == 1
+    assert limits_of(run(participation=0.01)).present(1, everyone).sum() == 1
     there = np.array([[1, 0] * 4 + [0], [0] * 8 + [1]])
     both = run(available=write(tmp_path / "a", there), participation=0.5)
     assert np.array_equal(limits_of(both).available, there)
     for t in (1, 2):
-        here = limits_of(both).present(t)
+        here = limits_of(both).present(t, everyone)
         assert here.sum() == (2 if t == 1 else 1) and not (here & (there[t - 1] == 0)).any()
 
 
@@ -304,9 +305,8 @@ def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
     assert rule(share, clients) == count
     fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
     if rule is nearest:
-        all_of = limits_of(run())
-        some = dataclasses.replace(all_of, participation=share, most_senders=np.zeros(clients))
-        assert some.present(1).sum() == count
+        some = dataclasses.replace(limits_of(run(participation=share)), most_senders=np.zeros(clients))
+        assert some.present(1, np.ones(clients, bool)).sum() == count
     else:
         assert limits.flipped(fields).sum() == limits.Drift(fields, 10).drifted.sum() == count
 
