@@ -146,7 +146,7 @@ class Greedy:
                 # of several versions (--staleness) receivers may have different ones
                 for who in [asks] if self.mail.wire.versions == 1 else np.eye(len(asks), dtype=bool)[asks]:
                     i = int(who.argmax())
-                    loss[who, j] = self.scoring.losses(here.rows([j], slice(i, i + 1))[0], who)[who]
+                    loss[who, j] = self.scoring.losses(here.rows([j], i)[0], who)[who]
         return loss
 
     def repaired(self, graph: CollaborationGraph, choose: Callable[[], CollaborationGraph]) -> CollaborationGraph:

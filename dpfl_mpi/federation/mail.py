@@ -113,7 +113,7 @@ class MailRoom:
             here = self.put(graph, self.route(graph), slots)
             with self.log.clock("exchange"):
                 for j in now.tolist() if k else []:
-                    yield j, here.rows([j])[0]
+                    yield j, here.as_sent([j])[0]
             self.check(here.number)  # the method sent nothing meanwhile: the next pass puts the rows staged above
 
     def tell(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
@@ -123,6 +123,9 @@ class MailRoom:
         liars make of it.
         """
         members = self.members
+        if self.wire.versions > 1:
+            stale = f"--staleness is {self.wire.versions - 1}"
+            raise UserError(f"{stale}; what fed.tell brings is of the same round, for which all wait: allowed is 0")
         if (
             not isinstance(values, np.ndarray)
             or values.shape[:1] != (len(members.ids),)
@@ -286,18 +289,20 @@ class Arrived:
         self.w, self.to, self.inbox, self.number = mail.sent, to, mail.inboxes[0], mail.sendings
         self.first = self.inbox.view.ctypes.data if self.inbox else 0  # where the window begins
 
-    def rows(self, senders: Senders, to: slice | None = None) -> Tensor:
+    def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
         """Return copies of the models of these senders, `[k, W]` on the device; after a later sending this is a `UserError`.
 
-        `to` are their receivers, of this rank: a receiver may get an older row, and completes one of which not all is sent.
+        `to` are their receivers, of this rank, or is the one of all: it may get an older row, and completes one of which not all is sent.
         """
         wire = self.mail.wire
-        if to is None or (wire.versions == 1 and wire.columns is None):
-            return self._as_sent(senders)
-        out = self._as_sent(wire.aged(self.members.ids[to], np.asarray(senders)))
+        if wire.versions == 1 and wire.columns is None:
+            return self.as_sent(senders)
+        if to is None:
+            raise UserError("with --staleness or --send rows(senders, i) must say which of fed.ids receives the models")
+        out = self.as_sent(wire.aged(self.members.ids[to], np.asarray(senders)))
         return wire.completed(out, self.mail.own[to])
 
-    def _as_sent(self, senders: Senders) -> Tensor:
+    def as_sent(self, senders: Senders) -> Tensor:
         self.mail.check(self.number)
         device, row_of = self.ensemble.device, self.mail.row_of
         here = self.mail.owner[senders] == self.members.world.rank

@@ -64,7 +64,7 @@ def meet(
     for here, now in received.passes(senders):
         for i, j in enumerate(now):
             if len(j):
-                s[i, j] = similarity(fed, i, w[i], here.rows(j))
+                s[i, j] = similarity(fed, i, w[i], here.rows(j, i))
     for i, j in enumerate(senders):
         met[i, j] = True
         hop(s[i], ~met[i] & (np.arange(fed.n) != fed.ids[i]), told[j], s[i, j])

@@ -68,7 +68,7 @@ def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> l
     for here, now in received.passes(sampled):
         for i, senders in enumerate(now):
             if len(senders):
-                found[i].extend(fed.training_losses(i, here.rows(senders)))
+                found[i].extend(fed.training_losses(i, here.rows(senders, i)))
     return [np.array(of) for of in found]
 
 

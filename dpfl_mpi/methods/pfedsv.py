@@ -53,7 +53,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     for here, now in received.passes(senders):
         for i, j in enumerate(now):
             if len(j):
-                models[i][got[i] : got[i] + len(j)] = here.rows(j)
+                models[i][got[i] : got[i] + len(j)] = here.rows(j, i)
                 got[i] += len(j)
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):

@@ -311,6 +311,8 @@ def check_network(filled: Mapping[str, Any], method: Any) -> None:
         )
     if stale and method.topology == "server":
         raise UserError(f"--staleness is {stale}; the server of {name} waits for all: allowed is 0")
+    if stale and not method.sends_models:
+        raise UserError(f"--staleness is {stale}; {name} sends more than models, of the same round: allowed is 0")
     if filled["send"] and method.sends:
         raise UserError(f"--send is {filled['send']}; {name} says itself what it sends: allowed is all")
     for flag, usual in (("network", ""), ("codec", "none"), ("send", "all")):

@@ -1,0 +1,64 @@
+"""What every method does where models are late (--staleness), and where clients come and leave (--churn)."""
+
+import numpy as np
+import pytest
+from launch import differences, run_here, run_many
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import find, names
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
+
+WORKS, SAME_ROUND, SERVER = "", "sends more than models, of the same round: allowed is 0", "waits for all: allowed is 0"
+LATE = dict.fromkeys(names("method"), SERVER)
+LATE |= dict.fromkeys(("dac", "fedsim", "dfedpgp", "facade", "sketch"), SAME_ROUND)
+LATE |= dict.fromkeys(("dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"), WORKS)
+del LATE["replay"]  # whose graphs are given
+GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
+MORE = {
+    "dpfl_choice": {"options": {"order": "loss"}},
+    "fedrep": {"tau_train": 2},  # an epoch for the head and one for the base
+    "fedbn": {"model": "resnet", "model_options": {"widths": "4,8", "groups": 2}, "augment": False},
+}
+EVENTS = "1 4 join\n1 0 leave\n2 5 join\n3 0 join\n3 1 leave\n"
+THERE = [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 1]]
+
+
+def fields_of(method, **fields):
+    small = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3, "method": method}
+    return small | MORE.get(method, {}) | fields
+
+
+@pytest.mark.parametrize("method", LATE)
+def test_who_has_left_is_in_no_round(method, tmp_path):
+    (tmp_path / "churn.csv").write_text(EVENTS)
+    with Result(run_here(tmp_path / "run.h5", fields_of(method, churn=str(tmp_path / "churn.csv")))) as result:
+        there = result["round/there"]
+        assert there.astype(int).tolist() == THERE
+        assert np.isfinite(result["round/val_acc"]).tolist() == THERE
+        assert not result["traffic/models_received"][~there].any()
+        assert np.isfinite(result["best/test_acc"]).all()
+        for t in range(4):
+            graph = result.chosen(t)
+            assert there[t][graph.senders].all()
+            assert not graph.degrees()[~there[t]].any()
+
+
+def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):
+    """Client 0 is slow, so the others take what it had before; and who refuses that takes clients that come and leave."""
+    (tmp_path / "slow.csv").write_text("10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
+    network, runs = {"network": str(tmp_path / "slow.csv"), "churn": "0.2:0.6"}, {}
+    for method in GRAPH:
+        runs[method] = fields_of(method, **network, staleness=2 if LATE[method] == WORKS else 0)
+    done = run_many(3, tmp_path, runs)
+    for method, fields in runs.items():
+        assert differences(run_here(tmp_path / f"{method}1.h5", fields), done[method]) == [], method
+        with Result(done[method]) as result:
+            assert (result["network/age"].sum() > 0) == (LATE[method] == WORKS), method
+            assert result["network/age"].max() <= 2 * 2
+
+
+@pytest.mark.parametrize("method", [name for name, sentence in LATE.items() if sentence])
+def test_who_takes_no_old_models_says_so(method):
+    with pytest.raises(UserError, match=f"--staleness is 1; .*{LATE[method]}"):
+        Run(**fields_of(method, network="phones", staleness=1)).resolve()
