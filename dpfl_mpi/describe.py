@@ -30,7 +30,6 @@ from dpfl_mpi.plan.needs import (
     measure,
     megabytes,
     needs_of,
-    packed_bytes,
     refuse,
     seconds_of,
 )
@@ -79,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     ensemble = ensemble_of(run, source)
     plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
-    size = packed_bytes(run, source, ensemble) or 4 * plan.parameters
+    size = plan.message
     print("\n" + fit(plan_text(run, plan, size)))
     if run.network:
         first, whole = simulated(run, partition, size)

@@ -11,7 +11,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.plan.clock import simulated
-from dpfl_mpi.plan.needs import ensemble_of, measure, needs_of, packed_bytes, seconds_of
+from dpfl_mpi.plan.needs import ensemble_of, measure, needs_of, seconds_of
 from dpfl_mpi.settings import Job, Run
 
 SEEDS = (42, 32, 52)  # a partition each
@@ -43,7 +43,7 @@ def main() -> int:
     for run in (run.resolve() for run in runs(SEEDS[0])):
         needs = needs_of(run, job, source, dealt, ensemble, 1, 1)
         hours = sum(seconds_of(run, needs, cost).values()) / 3600
-        _, clock = simulated(run, dealt, packed_bytes(run, source, ensemble) or 4 * needs.parameters)
+        _, clock = simulated(run, dealt, needs.message)
         print(
             f"{hours:10.2f}{clock / 3600:17.1f}  {run.method} {run.network} staleness {run.staleness} {run.codec or 'none'}"
         )

@@ -17,7 +17,8 @@ from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
-from dpfl_mpi.network.links import Links
+
+SPAN = 2**32  # versions of a client's row are fewer
 
 
 class MailRoom:
@@ -25,15 +26,15 @@ class MailRoom:
 
     def __init__(self, wire: Wire, window_gb: float):
         self.wire, self.members, self.log, self.ensemble = wire, wire.members, wire.log, wire.ensemble
-        self.window_gb, self.row_limit = window_gb, window_rows(window_gb, 4 * self.ensemble.width)
+        self.window_gb = window_gb
         k, pinned = len(self.members.ids), self.ensemble.device.type == "cuda"
-        # whether rows are put as --codec and --send have them; of several versions they are put as they are
-        self.packs = wire.versions == 1 and (wire.encoder is not None or wire.columns is not None)
+        # whether rows are put as --codec and --send have them
+        self.packs = wire.encoder is not None or wire.columns is not None
         # the rows that are put: those of this round, then those of each round before that may be taken still
         width = wire.whole // 4 if self.packs else self.ensemble.width
         self.stagings = [torch.zeros(wire.versions * k, width, pin_memory=pinned)]
         if self.packs and wire.encoder:
-            self.stagings.append(torch.zeros(k, -(-wire.encoder.bytes // 4), pin_memory=pinned))
+            self.stagings.append(torch.zeros(wire.versions * k, -(-wire.encoder.bytes // 4), pin_memory=pinned))
         # what was sent last, for local receivers: a method may train its rows on before it averages what it received
         self.sent = self.ensemble.zeros(wire.versions * k) if pinned or self.packs else self.stagings[0]
         self.own = self.sent[:k]  # the receivers' own rows, where not all columns are sent
@@ -45,8 +46,8 @@ class MailRoom:
         self.sendings = 0  # the same on every rank; what came before the last one is no longer here
         self.everywhere = False  # whether the rows that were sent last came to every client
         self.inboxes: list[Inbox | None] = [None] * len(self.stagings)  # of whole rows, and of encoded ones
-        self.store: dict[int, Tensor] = {}  # packed rows of other ranks, as far as this rank's clients keep them
-        self.stored = Links()  # of rank * N + client the version that this rank has in its store; alike on all ranks
+        self.store: dict[int, Tensor] = {}  # packed rows of other ranks by `keys`, as far as clients keep them
+        self.stored = np.zeros(0, np.int64)  # rank * N * SPAN + key of all that ranks have in their stores
         # called before each pass, which a method may break off on some ranks; `Parts` puts its own `meet` here
         self.meet: Callable[[str], None] = lambda place: None
         # of the last two graphs, such as Omega and the one that was chosen
@@ -98,9 +99,9 @@ class MailRoom:
         if not came:
             self.wire.to_all() if members.serves else self.wire.to_server()
         self.everywhere = True
-        limit, most = self._capacity(), members.n
+        limit, most = self._capacity(0), members.n
         if not members.most_senders.any():  # no graph says how wide the window is
-            limit, most = np.full(members.world.size, self.row_limit), min(members.n, placement.MOST_ROWS)
+            limit, most = np.full(members.world.size, self._limit()), min(members.n, placement.MOST_ROWS)
         width, k = rows_per_pass(limit, members.per_rank, most), len(members.ids)
         slots = min(width, members.n - k) if k else 0  # so that later passes need no other window
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
@@ -170,8 +171,8 @@ class MailRoom:
     def put(self, graph: CollaborationGraph, whole: Route, slots: int = 0) -> Arrived:
         """Put the staged rows along a graph, whose route fits the window, made with so many `slots` at least; return the models here now. Collective."""
         rank, routes = self.members.world.rank, [whole]
-        if self.packs and self.wire.encoder:
-            routes = self._by_form(graph)
+        if self.wire.encoder:
+            routes, self.stored = self._by_form(graph)
         else:
             self.store.clear()
         for form, to in enumerate(routes):
@@ -179,7 +180,8 @@ class MailRoom:
                 continue
             need, inbox = int(to.need[rank]), self.inboxes[form]
             if self.members.world.agree(inbox is None or need > inbox.slots):
-                inbox = self._open(form, max(need, slots, int(self._capacity()[rank])))
+                usual = form == len(routes) - 1  # whole rows beside encoded ones are few
+                inbox = self._open(form, max(need, slots, int(self._capacity()[rank])) if usual else need)
             assert inbox is not None
             with self.log.clock("exchange"):
                 if to.puts:
@@ -191,7 +193,12 @@ class MailRoom:
                 if self.packs:
                     self._unpack(form, to, inbox)
         self.sendings += 1
-        return Arrived(self, whole)
+        here = Arrived(self, whole)
+        if self.wire.encoder:
+            first = rank * self.members.n * SPAN
+            mine = set((self.stored - first).tolist())
+            self.store = {key: row for key, row in self.store.items() if key in mine}
+        return here
 
     def _waited(self, since: float) -> None:
         self.log.count("wait", time.perf_counter() - since)
@@ -200,7 +207,8 @@ class MailRoom:
         """Stage what is put: on a GPU one host copy of the rank's rows."""
         staging, columns, size = self.stagings[form], self.wire.columns, self.ensemble.size
         if form:
-            staging.numpy().view(np.uint8)[:, : self.wire.messages.shape[1]] = self.wire.messages
+            size = self.wire.messages.shape[2]
+            staging.numpy().view(np.uint8)[:, :size] = self.wire.messages.reshape(len(staging), size)
         elif self.packs:
             staging.copy_(self.sent[:, :size] if columns is None else self.sent[:, :size][:, columns[:size]])
         elif self.sent is not staging:
@@ -209,16 +217,20 @@ class MailRoom:
     def _unpack(self, form: int, to: Route, inbox: Inbox) -> None:
         """Store the rows that came: whole, or as what was encoded of their change."""
         columns, size, encoder = self.wire.columns, self.ensemble.size, self.wire.encoder
-        for slot, j in enumerate(to.arriving.tolist()):
+        for slot, key in reversed(list(enumerate(self.keys(to.arriving).tolist()))):  # older ones first
             came = inbox.take(slot)
             if form and encoder:
-                if j not in self.store:
-                    self.store[j] = encoder.start.clone()
-                encoder.decode(came.view(np.uint8)[: encoder.bytes], self.store[j])
+                row = (encoder.start if key % SPAN == 1 else self.store[key - 1]).clone()
+                encoder.decode(came.view(np.uint8)[: encoder.bytes], row)
             else:
                 row = self.ensemble.zeros(1)[0]
                 row[:size][slice(None) if columns is None else columns[:size]] = torch.from_numpy(came).to(row.device)
-                self.store[j] = row
+            self.store[key] = row
+
+    def keys(self, aged: np.ndarray) -> np.ndarray:
+        """Return under which numbers the store has the rows j + a N: their clients and versions."""
+        n = self.members.n
+        return aged % n * SPAN + self.wire.version.ravel()[aged] if self.wire.encoder else aged
 
     def route(self, graph: CollaborationGraph) -> Route:
         world, versions = self.members.world, self.wire.versions
@@ -227,17 +239,20 @@ class MailRoom:
             graph = CollaborationGraph.from_edges(graph.n * versions, to, self.wire.aged(to, graph.senders))
         return route(graph, self.owner, self.row_of, world.rank, world.size)
 
-    def _by_form(self, graph: CollaborationGraph) -> list[Route]:
-        """Return the routes of whole rows, and of encoded ones, to ranks that have the version before; forget rows that no client keeps."""
-        wire, rank, n, table = self.wire, self.members.world.rank, graph.n, self.wire.held.table
-        pairs, version = self.owner[graph.receivers()] * n + graph.senders, wire.version[graph.senders]
-        lacks = version - self.stored.get(pairs, 0)
-        self.stored.set(pairs, version)
-        kept = np.concatenate([pairs, self.owner[table[:, 0] // n] * n + table[:, 0] % n])
-        self.stored.table = self.stored.table[np.isin(self.stored.table[:, 0], kept)]
-        mine = self.stored.table[self.stored.table[:, 0] // n == rank, 0] % n
-        self.store = {j: self.store[j] for j in mine.tolist() if j in self.store}
-        return [self.route(graph.only(lacks > 1)), self.route(graph.only(lacks == 1))]
+    def _by_form(self, graph: CollaborationGraph) -> tuple[list[Route], np.ndarray]:
+        """Return the routes of whole rows, and of encoded ones, to ranks that have the version before; and `stored` after them.
+
+        Of what a client keeps, or gets now, ranks keep the versions that may be taken still.
+        """
+        wire, n, table, to = self.wire, graph.n, self.wire.held.table, graph.receivers()
+        keys = self.owner[to] * n * SPAN + self.keys(wire.aged(to, graph.senders))
+        lacks = ~np.isin(keys, self.stored)
+        follows = np.isin(keys - 1, np.concatenate([self.stored, keys])) | (keys % SPAN == 1)
+        stored = np.union1d(self.stored, keys)
+        pairs = stored // SPAN
+        kept = np.concatenate([keys // SPAN, self.owner[table[:, 0] // n] * n + table[:, 0] % n])
+        stays = np.isin(pairs, kept) & (stored % SPAN >= wire.version[-1, pairs % n])
+        return [self.route(graph.only(lacks & ~follows)), self.route(graph.only(lacks & follows))], stored[stays]
 
     def _whole_route(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
         """Return the route of a whole graph, and how many models per client fit one pass; None where the whole graph fits every window."""
@@ -245,18 +260,25 @@ class MailRoom:
             if known is graph and self.wire.versions == 1:  # else the ages differ
                 return made
         whole, clients = self.route(graph), self.members.per_rank
-        width = models_per_pass(whole.need, self._capacity(), clients)
+        width = models_per_pass(whole.need, self._capacity(0), clients)
         if width == 0:
-            raise too_narrow(self.window_gb, 4 * self.ensemble.width, clients)
+            raise too_narrow(self.window_gb, 4 * self.stagings[0].shape[1], clients)
+        if width and self.wire.encoder:  # encoded rows take less room, until some come whole again
+            forms, _ = self._by_form(graph)
+            return whole, None if all((to.need <= self._capacity(f)).all() for f, to in enumerate(forms)) else width
         self._routes = [(graph, (whole, width)), *self._routes[:1]]
         return whole, width
 
-    def _capacity(self) -> np.ndarray:
+    def _limit(self, form: int = 0) -> int:
+        """Return how many rows of a form --window_gb allows a rank's window."""
+        return window_rows(self.window_gb, 4 * self.stagings[form].shape[1])
+
+    def _capacity(self, form: int = -1) -> np.ndarray:
         """Return the slots that every rank's window may have: B_c - 1 per client, no more than there are other clients, within --window_gb."""
         members = self.members
         wanted = np.bincount(members.owner, members.most_senders, minlength=members.world.size).astype(np.int64)
         rows = members.n * self.wire.versions
-        return np.minimum(window_slots(wanted, members.per_rank * self.wire.versions, rows), self.row_limit)
+        return np.minimum(window_slots(wanted, members.per_rank * self.wire.versions, rows), self._limit(form))
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first. Collective."""
@@ -288,6 +310,10 @@ class Arrived:
         self.mail, self.members, self.ensemble = mail, mail.members, mail.ensemble
         self.w, self.to, self.inbox, self.number = mail.sent, to, mail.inboxes[0], mail.sendings
         self.first = self.inbox.view.ctypes.data if self.inbox else 0  # where the window begins
+        self.stored = dict[int, Tensor]()  # packed rows of other ranks
+        if mail.packs:
+            keys = mail.keys(to.arriving).tolist()
+            self.stored = {j: mail.store[key] for j, key in zip(to.arriving.tolist(), keys, strict=True)}
 
     def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
         """Return copies of the models of these senders, `[k, W]` on the device; after a later sending this is a `UserError`.
@@ -318,7 +344,7 @@ class Arrived:
     def _taken(self, j: int) -> Tensor:
         """Return a copy of the row of a client of another rank."""
         if self.mail.packs:
-            return self.mail.store[j].clone()
+            return self.stored[int(j)].clone()
         assert self.inbox is not None
         return torch.from_numpy(self.inbox.take(int(self.to.slots(j))))
 
@@ -332,7 +358,7 @@ class Arrived:
         out = self.w.data_ptr() + row * self.mail.row_of[senders]
         away = self.mail.owner[senders] != self.members.world.rank
         if self.mail.packs:
-            out[away] = [self.mail.store[j].data_ptr() for j in senders[away].tolist()]
+            out[away] = [self.stored[j].data_ptr() for j in senders[away].tolist()]
         else:
             out[away] = self.first + row * self.to.slots(senders[away])
         return out.astype(np.uint64)

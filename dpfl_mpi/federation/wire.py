@@ -5,6 +5,8 @@ Everything but `known` is the same on every rank. Without --network, --codec and
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,8 +40,9 @@ class Wire:
             self.encoder = Encoder(run, self.ensemble, start, self.columns)
             self.known = start.repeat(len(self.members.ids), 1)  # what others know of this rank's clients [K, W]
             self.told = torch.zeros_like(self.known)  # the rows that were encoded last
-            self.messages = np.zeros((len(self.members.ids), self.encoder.bytes), np.uint8)  # that were encoded last
-            self.version = np.zeros(n, np.int64)  # how often the row of each client was encoded
+            # what was encoded last, then in each round before of which rows may be taken still; how often by then, alike
+            self.messages = np.zeros((self.versions, len(self.members.ids), self.encoder.bytes), np.uint8)
+            self.version = np.zeros((self.versions, n), np.int64)
             # by edge which of them the receiver holds, and when it came; of 0, the initial row, everyone knows
             self.held = Links(2)
         self.begin()
@@ -50,6 +53,8 @@ class Wire:
         self.age = np.zeros(self.members.n, np.int64)  # rounds that what each received was old, summed
         self.standing = True  # whether senders know who wants their models, not only once they are asked
         self.ages = Links()  # by edge how many rounds old the row is that its receiver takes
+        if self.encoder:
+            self.messages[1:], self.version[1:] = self.messages[:-1].copy(), self.version[:-1].copy()
         if self.clock:
             self.clock.begin(self.members.active)
 
@@ -59,15 +64,15 @@ class Wire:
         if self.encoder is None:
             return w_KW
         if not self.members.in_rounds:
-            self.version += 2  # nobody has the one before
+            self.version[0] += 2  # nobody has the one before
             return w_KW
         if self.members.world.agree(not torch.equal(w_KW, self.told)):
             self.told.copy_(w_KW.detach())
             active = self.members.active
-            self.version += active
+            self.version[0] += active
             with torch.no_grad():
                 for i in np.flatnonzero(active[self.members.ids]):
-                    self.messages[i] = self.encoder.encode(w_KW[i].detach(), self.known[i])
+                    self.messages[0, i] = self.encoder.encode(w_KW[i].detach(), self.known[i])
         return self.known
 
     @property
@@ -102,9 +107,9 @@ class Wire:
         to, of = graph.receivers(), graph.senders
         edges, sizes = to * graph.n + of, np.full(len(of), self.whole)
         if self.encoder and self.members.in_rounds:  # it sends again each that the receiver has missed
-            lacks = np.maximum(self.version[of] - self.held.get(edges, 0), 1)
+            lacks = np.maximum(self.version[0, of] - self.held.get(edges, 0), 1)
             sizes = np.minimum(lacks * self.encoder.bytes, self.whole)
-            self.held.set(edges, self.version[of], self.held.table[:, 2].max(initial=0) + 1)
+            self.held.set(edges, self.version[0, of], self.held.table[:, 2].max(initial=0) + 1)
             self.held.trim(self.members.limits.most_senders)
         np.add.at(self.bytes, of, sizes)
         if clock := self.settle():
@@ -146,9 +151,10 @@ class Wire:
             return of
         return of + self.ages.get(to * self.members.n + of, 0) * self.members.n
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return what a checkpoint holds, as `Parts.state`."""
-        mine = {"known": self.known, "told": self.told} if self.encoder else {}
+        mine: dict[str, Any] = {"known": self.known, "told": self.told} if self.encoder else {}
+        mine |= {"messages": self.messages.swapaxes(0, 1)} if self.encoder else {}  # a client's move with it
         shared = {"version": self.version} if self.encoder else {}
         links = {name: links.table for name, links in self.links.items()}
         return mine, shared | links | (self.clock.state() if self.clock else {})

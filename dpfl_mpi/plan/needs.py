@@ -44,7 +44,8 @@ class Needs:
     window: np.ndarray  # bytes
     passes: int  # in which the widest graph is exchanged
     parameters: int
-    row: int  # bytes of a message
+    row: int  # bytes of a model in memory
+    message: int  # bytes of a model as it is sent
     received: tuple[int, int]  # most models that clients receive: in preprocessing, in a round
     wire: tuple[int, int]  # most bytes that MPI moves: in preprocessing, in a round
     evaluations: tuple[int, int]  # most models scored by all clients while they choose: in preprocessing, in a round
@@ -89,10 +90,10 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         return np.bincount(owner, values, ranks).astype(np.int64)
 
     method = run.found("method")
-    slots, window, passes = windows(run, job, method, k_r, row)
     packed, native = packed_bytes(run, source, ensemble), native_bytes(job, source, ensemble)
-    packed = 0 if run.staleness else packed
-    received, wire = traffic(run, method, k_r, slots, row)
+    slots, window, passes = windows(run, job, method, k_r, row, packed or row)
+    received, wire = traffic(run, method, k_r, slots, row, packed or row)
+    unpacked = np.minimum(k_r * run.most_senders, n - k_r) * (run.staleness + 1)  # what was decoded lies in memory
     graph = run.most_senders > 0
     # models that a client scores at most to choose, in preprocessing and in a round, without repeats
     first, later = (n - 1) * (graph and method.asks_all), 0
@@ -112,13 +113,14 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        rows=rows_of(run, k_r) | ({"unpacked": slots} if packed else {}),
+        rows=rows_of(run, k_r) | ({"unpacked": unpacked} if packed else {}),
         scratch=native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble),
         confusion=k_r * (8 + 4) * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * (packed or row),
         passes=passes,
         parameters=ensemble.size,
         row=row,
+        message=packed or 4 * ensemble.size,
         received=received,
         wire=wire,
         evaluations=(n * first * run.ggc_repeats, n * later * run.ggc_repeats),
@@ -161,23 +163,32 @@ def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def windows(run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits."""
-    n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, row))
+def windows(
+    run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int, slot: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits.
+
+    A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
+    """
+    n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, slot))
     versions = run.staleness + 1
     slots = placement.window_slots(k_r * run.most_senders, k_r * versions, n * versions)
     window = np.minimum(slots, limit)
     if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
         most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))
         window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
-    width = placement.models_per_pass(slots, limit, k_r)
+    whole = np.full(len(k_r), placement.window_rows(job.window_gb, row))
+    width = placement.models_per_pass(slots, limit, k_r) if placement.models_per_pass(slots, whole, k_r) != 0 else 0
     return slots, window, 1 if width is None else -(-run.most_senders // width) if width else 0
 
 
 def traffic(
-    run: Resolved, method: Any, k_r: np.ndarray, slots: np.ndarray, row: int
+    run: Resolved, method: Any, k_r: np.ndarray, slots: np.ndarray, row: int, slot: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the models that clients receive and the bytes that MPI moves, at most, each in preprocessing and in a round; arguments as in `windows`."""
+    """Return the models that clients receive and the bytes that MPI moves, at most, each in preprocessing and in a round; arguments as in `windows`.
+
+    With --codec a client's whole row, where a rank has missed what came before, is not in them.
+    """
     n, ranks, repeats = int(k_r.sum()), len(k_r), run.ggc_repeats
     graph, server = run.most_senders > 0, method.topology == "server"
     searches, asks = graph and method.searches, graph and method.asks_all
@@ -192,11 +203,11 @@ def traffic(
     phases = -(-(n - 1) // run.most_senders) if searches else 0
     most = np.minimum(k_r * run.most_senders, groups(run, k_r) * slots)  # in a phase of all groups
     asked = int(np.minimum(k_r * (n - 1), phases * most).sum()) * repeats + asks * n * ranks
-    averaged = int(slots.sum()) * row if graph else 0
+    averaged = int(slots.sum()) * slot if graph else 0
     summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
-    everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * row
+    everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * slot
     before = averaged * at_first + summed * (not server)
-    wire = asked * row + before, averaged + summed * server + everywhere
+    wire = asked * slot + before, averaged + summed * server + everywhere
     return received, wire
 
 

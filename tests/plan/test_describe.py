@@ -126,7 +126,14 @@ def test_window_of_a_rank():
     more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     everywhere = dataclasses.replace(find("method", "random_graph"), every_row=2)
-    args = Run(method="random_graph", **fields).resolve(), everywhere, plan.clients, plan.clients * 4, plan.row
+    args = (
+        Run(method="random_graph", **fields).resolve(),
+        everywhere,
+        plan.clients,
+        plan.clients * 4,
+        plan.row,
+        plan.row,
+    )
     assert needs.traffic(*args)[0][1] == 30 * 4 + 2 * 30 * 29
     alone = planned({"method": "local", "clients": 30, "min_per_class": 1}, 4)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
