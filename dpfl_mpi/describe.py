@@ -78,10 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     ensemble = ensemble_of(run, source)
     plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
-    size = plan.message
-    print("\n" + fit(plan_text(run, plan, size)))
+    print("\n" + fit(plan_text(run, plan, plan.message)))
     if run.network:
-        first, whole = simulated(run, partition, size)
+        first, whole = simulated(run, partition, plan.message)
         bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
         took = f"about {duration(first)} before round 1, {duration(whole)} in all"
         print(fit(f"simulated  {took} (--network {run.network}){bound}"))

@@ -3,7 +3,8 @@
 One row per Run, as in the accuracy table. The gap is validation minus test accuracy of each client's best model, in points, with its 95 % interval,
 over partitions or the clients of one (seeds on one partition are averaged first). Liars: the share of liars among all clients, and among those whom
 benign clients chose in rounds 1 to T. Backdoor: marked test images of other classes that benign clients' best models take for class 0, and in brackets
-the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Costs are means per client.
+the unmarked ones. Newcomers: mean accuracy after 0, 1 and 5 epochs of their own. Comers (--churn): mean accuracy in the round in which they come, and
+1 and 5 rounds later; in brackets that of all who are there in the same rounds. Costs are means per client.
 """
 
 import numpy as np
@@ -57,6 +58,18 @@ def newcomers(result: Result) -> np.ndarray:
     return np.nanmean(result["newcomers/test_acc"], 1) if "newcomers/test_acc" in result else np.zeros(0)
 
 
+def comers(result: Result) -> pd.DataFrame:
+    """Return by age, rounds since a client came (--churn), the mean test accuracy of the models reported, percent, and of all there in the same rounds."""
+    there = result["round/there"][: result.last_round + 1] if "round/there" in result else np.zeros((1, 0), bool)
+    since, lines = np.zeros(there.shape[1], int), []  # round in which who is there has come
+    for t in range(1, len(there)):
+        since[there[t] & ~there[t - 1]] = t
+        scored = np.where(there[t] & result.benign, 100 * result["round/test_acc"][t], np.nan)
+        came = np.flatnonzero(np.isfinite(scored) & (since > 0))
+        lines.append(pd.DataFrame({"age": t - since[came], "accuracy": scored[came]}).assign(all=np.nanmean(scored)))
+    return pd.concat([pd.DataFrame({"age": [], "accuracy": [], "all": []}), *lines]).groupby("age").mean()
+
+
 def percent(value: float) -> str:
     return "-" if np.isnan(value) else f"{100 * value:.1f}"
 
@@ -71,6 +84,7 @@ def draw(frames: Frames) -> Drawing:
         all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
         opened, unmarked = np.mean([backdoor(r) for r in group], 0)
         came = np.mean([newcomers(r) for r in group], 0)
+        aged = pd.concat(map(comers, group)).groupby("age").mean().reindex([0, 1, 5]).dropna()
         stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]
         who = {"setting": line.setting, "method": line.row}
         row = {
@@ -83,6 +97,7 @@ def draw(frames: Frames) -> Drawing:
             "backdoor": opened,
             "backdoor_unmarked": unmarked,
             **{f"newcomers_{i}": float(value) for i, value in enumerate(came)},
+            **{f"comers_{age}": of["accuracy"] for age, of in aged.iterrows()},
             "stopped": float(np.mean(stopped)) if stopped else float("nan"),
             "steps": float(np.mean([r["round/gradient_steps"][r.last_round] / r.run.clients for r in group])),
             "models": float(np.mean([r["traffic/models_received"].sum(0).mean() for r in group])),
@@ -93,6 +108,7 @@ def draw(frames: Frames) -> Drawing:
             "liars, % chosen of all": "-" if np.isnan(all_liars) else f"{percent(chosen)} of {percent(all_liars)}",
             "backdoor, %": "-" if np.isnan(opened) else f"{percent(opened)} ({percent(unmarked)})",
             "newcomers, %": " / ".join(map(percent, came)) or "-",
+            "comers, % (all)": " / ".join(f"{a:.1f} ({b:.1f})" for a, b in aged.to_numpy()) or "-",
             "stopped, %": percent(row["stopped"]),
             "steps": f"{row['steps']:.0f}",
             "models": f"{row['models']:.0f}",

@@ -3,7 +3,8 @@
 An hour is over when the last client has ended the round; bytes are those of all clients. The accuracy is the mean over clients of their best model by
 validation so far; curves are means over seeds, bands one standard deviation, shown are the
 10 points below the best. Right: which share of all waiting is for how many clients, those that are
-most waited for first. Fine-tuning is not timed.
+most waited for first. Fine-tuning is not timed. With --churn a fourth panel has the accuracy of the models of those who came, by the rounds since then,
+and dotted that of all who are there in the same rounds.
 """
 
 import matplotlib.pyplot as plt
@@ -12,6 +13,7 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing, cifar10
+from dpfl_mpi.figures.controls_table import comers
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.pareto import METHODS
@@ -64,7 +66,8 @@ def cell(value: float, digits: int) -> str:
 
 
 def draw(frames: Frames, reach: float = 80.0) -> Drawing:
-    figure, panels = plt.subplots(1, 3, figsize=(TEXT, 2.2))
+    churned = any(result.run.churn for result in frames.runs["result"])
+    figure, panels = plt.subplots(1, 3 + churned, figsize=(TEXT, 2.2))
     parts, rows = [], []
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
         results = list(frames.of("runs", line.setting, line.row)["result"])
@@ -75,6 +78,10 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
             curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(line.row), **look)
         if (waited := np.sort(sum(map(waits, results)))[::-1]).any():
             curve(panels[2], np.arange(1, len(waited) + 1), 100 * np.cumsum(waited) / waited.sum(), [0], **look)
+        if len(aged := pd.concat(map(comers, results)).groupby("age").mean()):
+            curve(panels[3], aged.index, aged["accuracy"], [0], **look)
+            curve(panels[3], aged.index, aged["all"], [0], **look | {"ls": ":", "marker": ""})
+            panels[3].set(xlabel="rounds since they came", ylabel="accuracy of comers, %")
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
         cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)]).mean(
             skipna=False

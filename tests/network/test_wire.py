@@ -133,9 +133,13 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
         "topk": {"codec": "topk:0.05", "participation": 0.7, "method": "random_graph", "options": {"redraw": True}},
         "lowrank": {"codec": "lowrank:2", "send": "layers=body", "newcomers": 0.2},
         "body": {"send": "layers=body", "finetune_epochs": 1},
+        "late": LATE | {"codec": "int8", "budget": 4},
+        "late topk": LATE | {"codec": "topk:0.1", "send": "layers=body", "churn": "0.3:0.7"},
+        "late body": LATE | {"send": "layers=body", "method": "random_graph"},
     }
     runs = {name: SMALL | fields for name, fields in runs.items()}
-    done = run_many(3, tmp_path, runs)
+    narrow = {"window_gb": 2.01 * 4 * 4816 / 2**30}  # two whole rows, or eight encoded ones
+    done = run_many(3, tmp_path, runs, late=narrow)
     for name, fields in runs.items():
         assert differences(run_here(tmp_path / f"{name}1.h5", fields), done[name]) == [], name
     put = {name: Result(path)["traffic/bytes_rma"] for name, path in done.items()}
@@ -145,15 +149,22 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
     assert (put["int8"][1:] / (-(-encoded // 4) * 4)).tolist() == (put["none"][1:] / row).tolist()
     assert (put["body"][1:] % (whole - 4 * head)).tolist() == [0, 0, 0]
     assert 0 < put["topk"][1:].sum() < put["none"][1:].sum()  # a graph that changes needs whole rows
+    assert (put["late"][1:] % (-(-encoded // 4) * 4)).tolist() == [0, 0, 0]
+    with Result(done["late"]) as late:
+        assert late["network/age"].sum() > 0
+        assert 0 < put["late"][1:].sum() <= late["traffic/bytes_sent"][1:].sum() * 1.01
 
 
 def test_a_plan_has_slots_of_an_encoded_row():
     """On two ranks of three clients, two others each: three slots a rank; what is decoded lies beside the window."""
-    plans = {}
-    for name, fields in {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}.items():
+
+    def plan(fields, **job):
         run = Run(**SMALL | fields).resolve()
         source = open_source(run)
-        plans[name] = needs_of(run, Job(), source, deal(run, source), ensemble_of(run, source), 2, 1)
+        return needs_of(run, Job(**job), source, deal(run, source), ensemble_of(run, source), 2, 1)
+
+    tried = {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}
+    plans = {name: plan(fields) for name, fields in tried.items()}
     with federation(SMALL | {"codec": "int8"}) as fed:
         size, encoded = fed.ensemble.size, -(-fed.mail.wire.encoder.bytes // 4) * 4
         body = size - int(fed.columns("head").sum())
@@ -161,6 +172,13 @@ def test_a_plan_has_slots_of_an_encoded_row():
     assert plans["int8"].window.tolist() == [3 * encoded] * 2
     assert plans["body"].window.tolist() == [3 * 4 * body] * 2
     assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * plans["none"].row] * 2
+    assert plans["int8"].message == encoded
+    # of three versions six slots a rank, for two rounds of three whole rows, or one of six encoded ones
+    narrow = 3.01 * plans["none"].row / 2**30
+    late = [plan(LATE | {"codec": codec}, window_gb=narrow) for codec in ("none", "int8")]
+    assert [each.passes for each in late] == [2, 1]
+    assert late[1].window.tolist() == [6 * encoded] * 2
+    assert plan(LATE | {"codec": "int8"}, window_gb=narrow / 1.1).passes == 0  # a row may have to come whole
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.1", "lowrank:1"])
