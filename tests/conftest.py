@@ -1,7 +1,10 @@
 """What all tests share: one thread, small data files that ranks read without importing scikit-learn, and what only CI asks for."""
 
+import contextlib
+import itertools
 import os
 import signal
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality holds for one thread per rank
 
@@ -38,6 +41,48 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"runs with pytest --{name}"))
+
+
+@pytest.fixture(scope="module")
+def terminal():
+    """The environment of a terminal outside of any job, where nothing of MPI has started."""
+    from launch import environment
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith(("PMI", "SLURM_"))]:
+            patch.delenv(name)
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        patch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+        yield
+
+
+@pytest.fixture
+def said(capfd):
+    """A function that returns what a command prints which ends with `code`: its errors where that is not 0."""
+
+    def run(main, *words, code=0):
+        try:
+            ended = main([str(word) for word in words])
+        except SystemExit as end:
+            ended = end.code
+        out, err = capfd.readouterr()
+        assert (ended or 0) == code, out + err
+        return err if code else out
+
+    return run
+
+
+@pytest.fixture
+def result_of(tmp_path):
+    """A function that computes a Run in this process and returns its result, which is open until the test ends."""
+    from launch import run_here
+
+    from dpfl_mpi.api import Result
+
+    with contextlib.ExitStack() as opened:
+        paths = (tmp_path / f"result-{i}.h5" for i in itertools.count())
+        yield lambda fields, **job: opened.enter_context(Result(run_here(next(paths), fields, **job)))
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 # of a Job, for what a test starts in its own process: see `kernels` in test_methods.py
 DEFAULTS: dict[str, object] = {}
+
+
+def refused(words: str, call, *arguments, **named) -> str:
+    """Check that a call is refused in one sentence with these words, "..." standing for any; return the sentence."""
+    with pytest.raises(UserError) as error:
+        call(*arguments, **named)
+    said = str(error.value)
+    assert re.search(".*".join(map(re.escape, words.split("..."))), said) and "\n" not in said, said
+    return said
+
+
+def script(path: Path):
+    """Return a file that is in no package as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 import starts
 import tiny_result
 import torch
-from launch import ROOT, mpirun, run_here
+from launch import ROOT, mpirun, refused, run_here
 from torch import nn
 
 import dpfl_mpi
@@ -26,19 +26,11 @@ from dpfl_mpi.mpi import launcher
 FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def single_machine():
-    """What an activated environment and a terminal outside any job have."""
-    patch = pytest.MonkeyPatch()
-    for name in [n for n in os.environ if n.startswith(("PMI", "SLURM_"))]:
-        patch.delenv(name)
-    patch.delitem(sys.modules, "mpi4py.MPI", raising=False)
-    yield
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("terminal")
 
 
 @pytest.fixture(scope="module")
-def computed(tmp_path_factory):
+def computed(tmp_path_factory, terminal):
     """The result of a call with two ranks, and what it printed."""
     folder = tmp_path_factory.mktemp("api")
     with pytest.MonkeyPatch.context() as patch:
@@ -185,8 +177,7 @@ def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
     assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
     tiny.file.close()
     for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, lambda: tiny["best/test_acc"]):
-        with pytest.raises(UserError, match=r"tiny\.h5 is closed, so nothing is read from it any more"):
-            read()
+        refused("tiny.h5 is closed, so nothing is read from it any more", read)
 
 
 def test_one_row_per_client(tiny, tmp_path):
@@ -219,8 +210,7 @@ def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatc
     assert len(result.curves()) == len(result.to_pandas()) == 0
     assert "finished, test accuracy not known yet" in repr(result)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="a table needs pandas: pip install pandas"):
-        result.curves()
+    refused("a table needs pandas: pip install pandas", result.curves)
 
 
 def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
@@ -264,11 +254,9 @@ def test_small_models_are_saved_unasked(small, saved, tmp_path, monkeypatch):
 
 
 def test_what_there_is_no_model_of(computed, tiny):
-    with pytest.raises(UserError, match="holds no models; run with --save_models"):
-        tiny.model(0)
+    refused("holds no models; run with --save_models", tiny.model, 0)
     for client in (-1, 6):
-        with pytest.raises(UserError, match=rf"there is no client {client} in .*; allowed are 0 to 5"):
-            computed[0].model(client)
+        refused(f"there is no client {client} in ...; allowed are 0 to 5", computed[0].model, client)
 
 
 # what is not in a file ------------------------------------------------------------------------------------------------

@@ -139,11 +139,8 @@ def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file)
         (f"{digits_file} --dataset cifar10", "holds image_folder; --dataset says cifar10"),
         (f"{digits_file} --partition natural", "allowed are pathological, dirichlet"),
         (f"{digits_file} --device cuda", "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu"),
-        (
-            f"{digits_file} --out /proc/no/result.h5",
-            "/proc/no, the folder for the result (--results, --out), cannot be made",
-        ),
-    ):
+        (f"{digits_file} --out /proc/no/result.h5", "/proc/no, the folder for the result (--results, --out), cannot be made"),
+    ):  # fmt: skip
         if "cuda" not in words or not os.path.exists("/dev/nvidia0"):
             flags = [*to_flags(SMALL), "--quiet", "--results", tmp_path, "--data", *words.split()]
             assert text in refused(capfd, *flags)
@@ -180,37 +177,6 @@ def test_divergence_stops(capfd, tmp_path, digits_file, method):
         assert result.state.startswith("stopped")
 
 
-def test_divergence_excludes(tmp_path, digits_file, monkeypatch):
-    """One client's model is broken in round 1: it is named, scored with its last finite best, and no one averages with it."""
-    from dpfl_mpi.federation import Federation
-
-    train = Federation.local_opt
-
-    def breaks(self, w, epochs, *rest, **named):
-        w = train(self, w, epochs, *rest, **named)
-        if self.round == 1:
-            w[list(self.ids).index(2), 5] = float("nan")
-        if self.round == 2:
-            w[list(self.ids).index(4), 7] = 5000.0  # finite, but beyond what exact sums hold
-        return w
-
-    monkeypatch.setattr(Federation, "local_opt", breaks)
-    more = {"rounds": 3, "budget": "inf", "augment": True, "on_divergence": "exclude"}
-    fields = SMALL | {"data": str(digits_file)} | more
-    with Result(run_here(tmp_path / "a.h5", fields, save_models=True)) as result:
-        assert result.finished
-        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, 2, -1]
-        assert result.graph(0)[:, 2].any() and result.graph(0)[:, 4].any()  # they had been chosen
-        for t, gone in ((1, [2]), (2, [2, 4]), (3, [2, 4])):
-            assert not result.graph(t)[gone].any() and not result.graph(t)[:, gone].any()
-        assert result.graph(3).any()
-        assert result["best/round"][2] == 0 and result["best/round"][4] <= 1
-        assert result["best/test_acc"][2] == result["round/test_acc"][0, 2]
-        assert np.isnan(result["round/val_acc"][1:, 2]).all() and np.isnan(result["round/val_acc"][2:, 4]).all()
-        assert np.isfinite(np.delete(result["round/val_loss"], [2, 4], 1)).all()
-        assert np.isfinite(result["model/best"]).all() and np.isfinite(result["best/test_acc"]).all()
-
-
 # with several ranks ---------------------------------------------------------------------------------------------------------
 def stopped(ranks, *command):
     """All ranks gone, an exit code that is not 0, in time (starting Python on a busy machine is most of it)."""
@@ -221,11 +187,12 @@ def stopped(ranks, *command):
 
 
 def test_ranks_print_once(tmp_path, digits_file):
-    """A mistake in a file, and a divergence: three ranks, one sentence each."""
+    """A mistake in a file or a callback, and a divergence: three ranks, one sentence each."""
     (tmp_path / "budgets").write_text("1 2\n")
     small = to_flags(SMALL)
     for words, arguments in (
         ("must hold 6 numbers", [*small, f"--budget={tmp_path}/budgets"]),
+        ("which does not compile", [*small, f"--data={digits_file}", f"--callback={tmp_path}/budgets"]),
         ("diverged in round 0", [*small, f"--data={digits_file}", "--lr=1e6"]),
     ):
         done = stopped(3, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path, *arguments)

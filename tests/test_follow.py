@@ -7,13 +7,14 @@ import sys
 import numpy as np
 import pytest
 import tiny_result
-from launch import environment, mpirun
+from launch import environment, run_many
 
 from dpfl_mpi import follow
+from dpfl_mpi.__main__ import main
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
-FIELDS = {"clients": 5, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "quiet": True}
+FIELDS = {"clients": 5, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3}
 CALLBACK = """
 from pathlib import Path
 def on_round(result, t):
@@ -31,11 +32,7 @@ def told(path):
 def test_a_callback_and_a_log_change_no_number_and_have_each_round(tmp_path):
     callback, log = tmp_path / "mine.py", tmp_path / "new" / "log.jsonl"
     callback.write_text(CALLBACK)
-    flags = to_flags(FIELDS)
-    both = [f"--callback={callback}", f"--log={log}"]
-    for name, more in (("a.h5", []), ("b.h5", both)):
-        done = mpirun(2, "-m", "dpfl_mpi", *flags, *more, f"--out={tmp_path / name}")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    run_many(2, tmp_path, dict.fromkeys("ab", FIELDS), b={"callback": str(callback), "log": str(log)})
     with Result(tmp_path / "a.h5") as plain, Result(tmp_path / "b.h5") as result:
         assert Result.differences(plain, result) == []
         means = result.mean("round/test_acc")
@@ -97,20 +94,18 @@ def test_a_library_logs_each_round_once(log, tmp_path, monkeypatch):
     (None, [], "--callback is {}; there is no such file"),
     ("def on_round(result, t): pass", ["--log=x"], "--log is 'x'; allowed is tensorboard, wandb, mlflow or FILE.jsonl"),
 ])  # fmt: skip
-def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path):
+def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path, said):
     callback = tmp_path / "mine.py"
     if code:
         callback.write_text(code)
     flags = [*to_flags(FIELDS), f"--callback={callback}", *more, f"--out={tmp_path / 'a.h5'}"]
-    done = mpirun(2, "-m", "dpfl_mpi", *flags)
-    assert (done.returncode, done.stderr) == (2, f"error: {sentence}\n".replace("{}", str(callback)))
+    assert said(main, *flags, code=2) == f"error: {sentence}\n".replace("{}", str(callback))
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_a_callback_that_fails_leaves_the_run_alone(tmp_path):
-    callback, out = tmp_path / "mine.py", tmp_path / "a.h5"
+def test_a_callback_that_fails_leaves_the_run_alone(tmp_path, result_of, capfd):
+    callback = tmp_path / "mine.py"
     callback.write_text("def on_round(result, t):\n    return 1 / (1 - t)\n")
-    done = mpirun(2, "-m", "dpfl_mpi", *to_flags(FIELDS), f"--callback={callback}", f"--out={out}")
+    assert result_of(FIELDS, callback=str(callback)).finished
     why = f"on_round of {callback} fails: ZeroDivisionError: division by zero ({callback}, line 2)"
-    assert done.returncode == 0 and done.stderr.startswith(f"warning: {why}; the run goes on without it; ")
-    assert Result(out).finished
+    assert capfd.readouterr().err.startswith(f"warning: {why}; the run goes on without it; ")

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.results import schema
+from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 
@@ -67,6 +67,11 @@ def make(
     recorder.write({"best/round": 2 * full.astype(np.int32), "client/diverged_round": -ones})
     recorder.close("finished" if finished else "running")
     return path
+
+
+def tiny(folder, name="a", *args, **fields):
+    """Return such a result, open."""
+    return Result(make(folder / f"{name}.h5", *args, **fields))
 
 
 def empty(path, run):

@@ -16,12 +16,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from launch import refused
 from making import folder, images, leaf, png, real, records, tar, zipped
 
 from dpfl_mpi.data.source import in_file, open_source, read_rows
 from dpfl_mpi.datasets import arrays as own
 from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
 from dpfl_mpi.settings import Run
@@ -35,13 +35,11 @@ def stage(dataset, source, out, **options):
     return prepare(dataset, source, out, defaults | options)
 
 
-def refused(tmp_path, dataset, source, text, **options):
-    """Check that a source, or a folder of these files, is refused with one sentence that holds `text`, and that nothing is left behind."""
+def unstaged(tmp_path, dataset, source, text, **options):
+    """Check that a source, or a folder of these files, is `refused`, and that nothing is left behind."""
     source = folder(Path(tempfile.mkdtemp(dir=tmp_path)), source) if isinstance(source, dict) else source
     out = tmp_path / "out" / "x.h5"
-    with pytest.raises(UserError) as error:
-        stage(dataset, source, out, **options)
-    assert text in str(error.value) and "\n" not in str(error.value)
+    refused(text, stage, dataset, source, out, **options)
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
@@ -88,7 +86,7 @@ def test_cifar10_binary(tmp_path, monkeypatch):
         (files | {f"{at}/test_batch.bin": records(20, np.full(20, 11))}, "holds the label 11; allowed are 0 to 9"),
         ({"cifar-10-batches-py/data_batch_1": b"\x80\x04."}, "whose pickles are not read"),
     ):
-        refused(tmp_path, "cifar10", tar(tmp_path / "changed.tar.gz", changed), text)
+        unstaged(tmp_path, "cifar10", tar(tmp_path / "changed.tar.gz", changed), text)
 
 
 @pytest.mark.parametrize("labels", ["fine", "coarse"])
@@ -99,8 +97,7 @@ def test_cifar100_binary(tmp_path, monkeypatch, labels):
     files = {"c/train.bin": records(200, both, header=2), "c/test.bin": records(100, both[:100], header=2)}
     out = cifar100.read(tar(tmp_path / "c.tar.gz", files | names), labels)
     (tmp_path / "images").mkdir()
-    with pytest.raises(UserError, match=r"--labels is coarse, and .*/images holds images by class"):
-        cifar100.read(tmp_path / "images", "coarse")
+    refused("--labels is coarse, and .../images holds images by class", cifar100.read, tmp_path / "images", "coarse")
     most, file = (99, "cifar100.h5") if labels == "fine" else (19, "cifar100-coarse.h5")
     assert out.train_labels.max() == most and len(out.class_names) == most + 1 and out.class_names[3] == "n3"
     assert out.train_images.shape == (200, 32, 32, 3)
@@ -138,7 +135,7 @@ def test_femnist_from_nist(tmp_path):
     assert out.train_images.shape == (30, 28, 28, 1) and len(out.test_labels) == 0
     assert np.bincount(out.train_labels).tolist() == [3] * 10 and "by_class" in out.note
     assert stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j").startswith(str(tmp_path))
-    refused(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
+    unstaged(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
 
 
 def test_own_arrays(tmp_path):
@@ -167,23 +164,21 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     made = out.stat().st_mtime_ns
     assert "is there already" in stage("image_folder", source, out)
     folder(source, {"train/a/more.png": images(("t",), ("c",), 1)["t/c/0.png"]})
-    with pytest.raises(UserError, match="made from another source; choose another --out, or overwrite it with --force"):
-        stage("image_folder", source, out)
+    other = "made from another source; choose another --out, or overwrite it with --force"
+    refused(other, stage, "image_folder", source, out)
     assert out.stat().st_mtime_ns == made
     assert "7 training" in prepare("image_folder", source, out, {}, force=True)
     archive = tar(tmp_path / "a.tar", images(("train", "test"), ("a", "b")), "w")
     stage("image_folder", archive, tmp_path / "b.h5")
     os.utime(archive, (1, 1))  # another time, the same bytes
     assert "is there already" in stage("image_folder", archive, tmp_path / "b.h5")
-    with pytest.raises(UserError, match="which is read here and would be lost; name another file"):
-        prepare("image_folder", archive, archive, {}, force=True)
+    lost = "which is read here and would be lost; name another file"
+    refused(lost, prepare, "image_folder", archive, archive, {}, force=True)
     leaves = folder(tmp_path / "leaf", leaf())
     stage("femnist", leaves, tmp_path / "f.h5")
-    with pytest.raises(UserError, match="made with the options"):
-        stage("femnist", leaves, tmp_path / "f.h5", classes="digits")
+    refused("made with the options", stage, "femnist", leaves, tmp_path / "f.h5", classes="digits")
     (tmp_path / "notes.h5").write_text("mine")
-    with pytest.raises(UserError, match="not a readable file of dpfl_mpi"):
-        stage("femnist", leaves, tmp_path / "notes.h5")
+    refused("not a readable file of dpfl_mpi", stage, "femnist", leaves, tmp_path / "notes.h5")
     assert (tmp_path / "notes.h5").read_text() == "mine"
 
 
@@ -215,20 +210,19 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/c.tar.gz"
         monkeypatch.setattr(cinic10, "DOWNLOAD", (url, "md5:" + "0" * 32, 1))
-        with pytest.raises(UserError, match="came with another checksum than md5:0000"):
-            stage("cinic10", None, out)
+        refused("came with another checksum than md5:0000", stage, "cinic10", None, out)
         assert [p.name for p in out.parent.rglob("*")] == ["downloads"]
         monkeypatch.setattr(cinic10, "DOWNLOAD", (url, f"md5:{md5}", 1))
         assert "20 training" in stage("cinic10", None, out)
         server.shutdown()
     assert sorted(p.name for p in out.parent.rglob("*")) == ["c.h5", "c.tar.gz", "downloads"]
     for dataset, text in (("femnist", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample"), ("arrays", "your own arrays")):
-        refused(tmp_path, dataset, None, text)  # which cannot be downloaded
+        unstaged(tmp_path, dataset, None, text)  # which cannot be downloaded
     assert "is there already" in stage("cinic10", None, out)
     assert "20 training" in prepare("cinic10", None, out, {}, force=True)  # from the archive that was kept
     monkeypatch.setattr(cinic10, "DOWNLOAD", ("http://127.0.0.1:9/c.tar.gz", f"md5:{'1' * 32}", 1))
-    with pytest.raises(UserError, match="compute nodes often have no network: prepare on the login node"):
-        stage("cinic10", None, tmp_path / "other" / "c.h5")
+    advice = "compute nodes often have no network: prepare on the login node"
+    refused(advice, stage, "cinic10", None, tmp_path / "other" / "c.h5")
     assert not any(p.is_file() for p in (tmp_path / "other").rglob("*"))
 
 
@@ -242,7 +236,7 @@ def test_truncated_archive(tmp_path, mode, share):
     between = sum(512 + -(-len(data) // 512) * 512 for data in files.values())  # two files of a plain tar
     for end in (int(len(whole) * share), *([between] if mode == "w" else [])):
         path.write_bytes(whole[:end])
-        refused(tmp_path, "cinic10", path, "truncated or not a tar or zip archive")
+        unstaged(tmp_path, "cinic10", path, "truncated or not a tar or zip archive")
 
 
 def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
@@ -251,14 +245,14 @@ def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
     for name, end in (("cut.npz", 300), ("short.npz", -40)):
         (tmp_path / name).write_bytes((tmp_path / "whole.npz").read_bytes()[:end])
     for name in ("x.npy", "cut.npz", "short.npz"):
-        refused(tmp_path, "arrays", tmp_path / name, f"{name} is no whole npz file; allowed is what np.savez")
+        unstaged(tmp_path, "arrays", tmp_path / name, f"{name} is no whole npz file; allowed is what np.savez")
 
 
 @pytest.mark.parametrize("make", [tar, zipped])
 def test_path_traversal(tmp_path, make):
     files = images(("train", "test"), ("a",), each=1)
     for name in ("../train/a/0.png", "/train/a/0.png", "train/a/../../../0.png", "C:\\train\\a\\0.png"):
-        refused(tmp_path, "image_folder", make(tmp_path / "bad", files | {name: b"x"}), "leads out of the archive")
+        unstaged(tmp_path, "image_folder", make(tmp_path / "bad", files | {name: b"x"}), "leads out of the archive")
     assert not (tmp_path.parent / "0.png").exists()
 
 
@@ -279,7 +273,7 @@ def test_folders_of_images_that_do_not_fit(tmp_path):
         ("image_folder", two | {"train/a/1.png": b"no"}, "train/a/1.png is not a readable image"),
         ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "train/a/1.png is not a readable image"),
     ):  # fmt: skip
-        refused(tmp_path, dataset, source, text)
+        unstaged(tmp_path, dataset, source, text)
 
 
 def test_too_large(tmp_path, monkeypatch):
@@ -288,10 +282,10 @@ def test_too_large(tmp_path, monkeypatch):
     files = images(("train", "test"), ("a",), each=2)
     monkeypatch.setattr(_files.entries, "__defaults__", (100, None))
     for source in (folder(tmp_path / "f", files), tar(tmp_path / "t", files), zipped(tmp_path / "z", files)):
-        refused(tmp_path, "image_folder", source, "allowed are 100")
+        unstaged(tmp_path, "image_folder", source, "allowed are 100")
     monkeypatch.undo()
     monkeypatch.setattr(_files, "MEMBERS", 3)
-    refused(tmp_path, "image_folder", tar(tmp_path / "t2", files), "more than 3 files")
+    unstaged(tmp_path, "image_folder", tar(tmp_path / "t2", files), "more than 3 files")
 
 
 @pytest.mark.parametrize("edit, text", [
@@ -316,16 +310,16 @@ def test_malformed_shards(tmp_path, edit, text):
     files, name = leaf(), "train/b.json"
     data = json.loads(files[name])
     edit(data)
-    refused(tmp_path, "femnist", files | {name: json.dumps(data).encode()}, text)
+    unstaged(tmp_path, "femnist", files | {name: json.dumps(data).encode()}, text)
 
 
 def test_truncated_and_missing_shards(tmp_path):
     files = leaf()
-    refused(tmp_path, "femnist", files, "no writer has 1000 images", min_samples=1000)
+    unstaged(tmp_path, "femnist", files, "no writer has 1000 images", min_samples=1000)
     short = files | {"train/a.json": files["train/a.json"][:-50]}
-    refused(tmp_path, "femnist", short, "truncated or not a LEAF shard")
+    unstaged(tmp_path, "femnist", short, "truncated or not a LEAF shard")
     del files["test/a.json"]
-    refused(tmp_path, "femnist", files, "holds no test/*.json")
+    unstaged(tmp_path, "femnist", files, "holds no test/*.json")
 
 
 @pytest.mark.parametrize("gap", [0, 5, 10**6])
@@ -368,7 +362,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
 def test_malformed_arrays(tmp_path, fields, text):
     whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
     np.savez(tmp_path / "a.npz", **{k: v for k, v in whole.items() if v is not None})
-    refused(tmp_path, "arrays", tmp_path / "a.npz", text)
+    unstaged(tmp_path, "arrays", tmp_path / "a.npz", text)
 
 
 def test_flags_and_images_that_are_no_mistake(tmp_path):
@@ -394,23 +388,21 @@ def test_folders_that_are_not_read_are_named(tmp_path, capsys):
     assert in_file(tmp_path / "a.h5").sha256 == in_file(tmp_path / "b.h5").sha256
 
 
-def test_command_line_prints_one_sentence(tmp_path, capsys):
-    assert main(["cinic10", "--source", str(tmp_path / "none"), "--out", str(tmp_path / "x.h5")]) == 2
-    assert capsys.readouterr().err == f"error: --source is {tmp_path / 'none'}; there is no such file or folder\n"
+def test_command_line_prints_one_sentence(tmp_path, said):
     source = folder(tmp_path / "leaf", leaf())
-    assert main(["femnist", "--source", str(source), "--classes", "letters", "--out", str(tmp_path / "x.h5")]) == 0
-    assert "52 classes, 6 clients" in capsys.readouterr().out
+    words = ["femnist", "--source", source, "--out"]
+    assert "52 classes, 6 clients" in said(main, *words, tmp_path / "x.h5", "--classes=letters")
     mistakes = {
+        f"cinic10 --source {tmp_path}/none --out {tmp_path}/x.h5": f"--source is {tmp_path}/none; there is no such file or folder",
         "femnist --classes greek": "--classes is 'greek'; allowed are all, digits, letters, a-j",
         "femnist --min_samples q": "--min_samples is q; allowed is a whole number",
         "cifar10 --classes zz": "unrecognized arguments: --classes zz; prepare cifar10 takes --source, --out, --force",
         "--classes zz": "name a data set first, such as `python -m dpfl_mpi.prepare cifar10`; --help lists them",
     }
-    for words, sentence in mistakes.items():
-        assert main(words.split()) == 2 and capsys.readouterr().err == f"error: {sentence}\n"
+    for mistake, sentence in mistakes.items():
+        assert said(main, *mistake.split(), code=2) == f"error: {sentence}\n"
     (tmp_path / "file").write_text("")
-    assert main(["femnist", "--source", str(source), "--out", str(tmp_path / "file" / "x.h5")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in said(main, *words, tmp_path / "file" / "x.h5", code=2)
 
 
 # the real files ---------------------------------------------------------------------------------------------------------

@@ -1,29 +1,18 @@
 """reproduction/: groups.py on images whose first pixel is their number, real_images.py on a tiny CIFAR-10 from clients' files and its JPEG copy."""
 
-import importlib.util
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import ROOT
+from launch import ROOT, refused, script
 from PIL import Image
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets import cifar10
-from dpfl_mpi.errors import UserError
 
-
-def loaded(name):
-    """Return a script of reproduction/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "reproduction" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-groups, real_images = loaded("groups"), loaded("real_images")
+groups, real_images = (script(ROOT / "reproduction" / f"{name}.py") for name in ("groups", "real_images"))
 
 
 # groups.py --------------------------------------------------------------------------------------------------------------
@@ -128,14 +117,11 @@ def test_exact_images_take_the_place_of_the_jpegs(truth, tmp_path, monkeypatch, 
 
 def test_what_does_not_fit_is_refused(truth):
     """A match that is not one to one; floats that no pixel becomes."""
-    with pytest.raises(UserError, match="3 places of 4 images"):
-        real_images.placed(truth[[0, 1, 2, 2]], truth[:4])
-    with pytest.raises(UserError, match="ratio 1"):
-        real_images.placed(truth[:1], truth[[1, 1, 2]])
+    refused("3 places of 4 images", real_images.placed, truth[[0, 1, 2, 2]], truth[:4])
+    refused("ratio 1", real_images.placed, truth[:1], truth[[1, 1, 2]])
     np.testing.assert_array_equal(real_images.pixels("a", np.float32([-1, 1, 2 * (7 / 255) - 1])), [0, 255, 7])
     for wrong in (0.001, 1.5):
-        with pytest.raises(UserError, match="a holds numbers that are no"):
-            real_images.pixels("a", np.float32([wrong]))
+        refused("a holds numbers that are no", real_images.pixels, "a", np.float32([wrong]))
 
 
 def test_cifar100_has_its_test_part_by_hash():

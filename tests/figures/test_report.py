@@ -6,10 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny_result
-from tiny_result import draw
-
-from dpfl_mpi.results import Result
+from tiny_result import draw, tiny
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("plotly")
@@ -20,10 +17,6 @@ from dpfl_mpi.figures.frames import of_results
 CHROMIUM = list(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
 FLAGS += " --disable-component-update --window-size=1280,2400"
-
-
-def tiny(folder, name="a", *args, **fields):
-    return Result(tiny_result.make(folder / f"{name}.h5", *args, **fields))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """reproduction/: the CSV files against numbers chosen by hand, and the pages against the CSV files."""
 
-import importlib.util
 import itertools
 import re
 
@@ -8,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny_result
-from launch import ROOT
+from launch import ROOT, script
 
-from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 pytest.importorskip("matplotlib")
@@ -22,24 +20,17 @@ FOLDER = ROOT / "reproduction"
 DPFL, RANDOM = "DPFL (B_c = inf)", "Random graph (B_c = inf)"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    out = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(out)
-    return out
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Tiny results by method and seed: Local and DPFL, seeds 42 and 52."""
     folder = tmp_path_factory.mktemp("results")
-    return {(m, s): Result(tiny_result.make(folder / f"{m}{s}.h5", m, s)) for m, s in tiny_result.BEST}
+    return {(m, s): tiny_result.tiny(folder, f"{m}{s}", m, s) for m, s in tiny_result.BEST}
 
 
 @pytest.fixture(scope="module")
 def folder(results, tmp_path_factory):
     """The CSV files of the tiny results."""
-    collect, out = script("collect"), tmp_path_factory.mktemp("reproduction") / "digits-patho-3"
+    collect, out = script(FOLDER / "collect.py"), tmp_path_factory.mktemp("reproduction") / "digits-patho-3"
     for (method, seed), result in results.items():
         for _ in range(2):  # one by one: lines are added; again: nothing is there twice
             lines = collect.lines_of(Run(method=method, seed=seed), result)
@@ -62,7 +53,7 @@ def test_csv_by_hand(folder):
 def test_both_readers_give_the_same_frames(results, folder, name):
     """Of the graphs CSV files hold seed 42 alone, of the controls alone the costs."""
     if name == "costs":
-        collect, controls = script("collect"), folder.parent / "controls"
+        collect, controls = script(FOLDER / "collect.py"), folder.parent / "controls"
         for (method, seed), result in results.items():
             run = Run(method=method, seed=seed)
             collect.write(controls, {n: [lines] for n, lines in collect.lines_of(run, result, True).items()})
@@ -84,7 +75,7 @@ def test_both_readers_give_the_same_frames(results, folder, name):
 
 def test_a_row_names_the_options_that_are_not_the_usual():
     """Which the tables look for by these names."""
-    row_of, usual = script("collect").row_of, Run(method="perfedavg").resolve()
+    row_of, usual = script(FOLDER / "collect.py").row_of, Run(method="perfedavg").resolve()
     assert row_of(usual, usual) == "PerFedAvg"
     trained = Run(method="perfedavg", options={"score_trained": True}).resolve()
     assert row_of(trained, usual) == "PerFedAvg, score_trained True"
@@ -95,13 +86,13 @@ def test_a_row_names_the_options_that_are_not_the_usual():
 def test_what_was_tried_can_be_run(monkeypatch):
     """Its own method is FedProx but for the weight in +FT, so that the base of all weights is one Run."""
     monkeypatch.chdir(FOLDER.parent)
-    runs = [run.resolve({"data": "of a file"} if run.data else {}) for run in script("tried").RUNS]
+    runs = [run.resolve({"data": "of a file"} if run.data else {}) for run in script(FOLDER / "tried.py").RUNS]
     tuned = [run for run in runs if run.finetune_epochs]
     assert {run.untuned().slug() for run in tuned} <= {run.slug() for run in runs}  # computed once
     assert len({run.slug() for run in tuned}) == 9
     assert len({run.untuned().slug() for run in tuned}) == 3  # one per data set and partition
     assert {run.options["mu"] for run in tuned} == {0.1}
-    row_of, usual = script("collect").row_of, tuned[0].untuned()
+    row_of, usual = script(FOLDER / "collect.py").row_of, tuned[0].untuned()
     assert row_of(usual, usual) == "FedProx, fedprox_tuned"
     rows = [row_of(run, run.untuned()) for run in tuned]  # none is a second FedProx+FT of its seed
     weights = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 30.0, 30.0)
@@ -189,7 +180,7 @@ def test_newcomers_and_lies_by_hand(tmp_path, page):
 
 def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path):
     """The same row, seed and length under another name: of all its files the old lines go; those of others stay."""
-    write = script("collect").write
+    write = script(FOLDER / "collect.py").write
 
     def lines(run, row, seed, data="a"):
         runs = pd.DataFrame([{"run": run, "row": row, "seed": seed, "epochs": 500, "data_sha256": data}])
@@ -207,7 +198,7 @@ def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path)
 
 @pytest.fixture(scope="module")
 def page():
-    return script("page")
+    return script(FOLDER / "page.py")
 
 
 def test_the_pages_are_what_the_files_say(page):

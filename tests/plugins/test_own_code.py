@@ -7,11 +7,10 @@ import sys
 import own
 import pytest
 import tiny_result
-from launch import ROOT, mpirun, run_here
+from launch import ROOT, mpirun, refused, run_here
 
 from dpfl_mpi import evaluate, plugins, prepare, show
 from dpfl_mpi.__main__ import parse
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import accuracy_table, learning_curves
 from dpfl_mpi.figures import names as figure_names
 from dpfl_mpi.figures.frames import of_results
@@ -166,12 +165,14 @@ def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monke
     """`MODULE:` is what the entry point of that module is, and the same Run."""
     keys = [Run(method=m, **own.SMALL).resolve().key() for m in ("lab_gossip", "lab.gossip:")]
     assert keys[0] == keys[1]
-    with pytest.raises(UserError, match=r"--model is lab.nets:build_it; the module lab.nets has no build_it"):
-        admit("model", "lab.nets:build_it"), find("model", "lab.nets:build_it")
+    named = "lab.nets:build_it"
+    refused(
+        f"--model is {named}; the module lab.nets has no build_it",
+        lambda: (admit("model", named), find("model", named)),
+    )
     announce(tmp_path / "second", "den", "[dpfl_mpi.methods]\nlab_gossip = den.method\n")
     monkeypatch.syspath_prepend(tmp_path / "second")
-    with pytest.raises(UserError, match=r"a name that den \(den.method\) and lab \(lab.gossip\) announce; write"):
-        admit("method", "lab_gossip")
+    refused("a name that den (den.method) and lab (lab.gossip) announce; write", admit, "method", "lab_gossip")
 
 
 @pytest.mark.parametrize("method, text, sentence", [
@@ -189,9 +190,7 @@ def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monke
 def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentence):
     folder = own.folder(tmp_path, mine=text)
     name = str(folder / method) if method.endswith(".py") else method
-    with pytest.raises(UserError) as refused:
-        Run(method=name).resolve()
-    assert sentence.format(name) in str(refused.value) and "\n" not in str(refused.value)
+    refused(sentence.format(name), Run(method=name).resolve)
 
 
 # the key ------------------------------------------------------------------------------------------------------------------
@@ -214,9 +213,7 @@ def test_a_file_that_code_lists_joins_its_key(what, tmp_path):
 ])  # fmt: skip
 def test_files_that_are_none(files, sentence, tmp_path):
     own.folder(tmp_path, mine=f"{own.METHOD}FILES: list = {files}\n")
-    with pytest.raises(UserError) as refused:
-        run_of(tmp_path)
-    assert f"--method is {tmp_path / 'mine.py'}{sentence}" in str(refused.value)
+    refused(f"--method is {tmp_path / 'mine.py'}{sentence}", run_of, tmp_path)
 
 
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
@@ -242,16 +239,16 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     at = own.folder(tmp_path)
     old = run_of(at)
     (at / "helper.py").write_text("SCALE = 2.0\n")
-    with pytest.raises(UserError, match=f"the name of another Run; this is {run_of(at).slug()}"):
-        run_here(old.path(tmp_path), {"method": str(at / "mine.py")} | own.SMALL)
+    said, fields = f"the name of another Run; this is {run_of(at).slug()}", {"method": str(at / "mine.py")} | own.SMALL
+    refused(said, run_here, old.path(tmp_path), fields)
     assert not old.path(tmp_path).exists()
 
 
 def test_options_are_declared_as_the_shipped_ones(tmp_path):
     mine = own.folder(tmp_path) / "mine.py"
     assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
-    with pytest.raises(UserError, match=r"--options.size: the method mine has no such option; its options: scale"):
-        Run(method=str(mine), options={"size": 1}).resolve()
+    wrong = Run(method=str(mine), options={"size": 1})
+    refused("--options.size: the method mine has no such option; its options: scale", wrong.resolve)
     tried = wanted.trials([Run()], f"{mine}.scale=0.5,1")
     assert [run.resolve().options for runs in tried.values() for run in runs] == [{"scale": 0.5}, {"scale": 1}]
     assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
@@ -282,12 +279,13 @@ def alone(outside, tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, tmp_path, monkeypatch, capsys):
+def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, result_of, monkeypatch, capsys):
     """To the bit; and the same command finds it and says so."""
     at, path, _ = outside
     monkeypatch.chdir(at)
     fields = {"method": "mine.py", "model": "nets/net.py", "dataset": "trees.py", "options": {"scale": 0.5}} | own.SMALL
-    with Result(run_here(tmp_path / "one.h5", fields)) as one, Result(path) as two:
+    with Result(path) as two:
+        one = result_of(fields)
         assert Result.same_numbers(one, two) and Result.differences(one, two) == []
         since = two.starts()[0]["time"][:16].replace("T", " ")
     capsys.readouterr()
@@ -295,7 +293,7 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, tmp_path, monke
     assert capsys.readouterr().out == f"found, not computed (since {since}); --fresh runs anew\n"
 
 
-def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
+def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said):
     with Result(alone) as result:
         method = result.method
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
@@ -306,11 +304,9 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, capsys):
         (row,) = accuracy_table.measure(of_results([result])).to_dict("records")
         assert row["method"] == "Mine" and row["setting"] == "Trees Patho(2)" and row["mean"] == 100 * result.test_acc
         assert set(learning_curves.draw(of_results([result])).data["method"]) == {"Mine"}
-    assert show.main([str(alone)]) == 0 and "mine on trees, finished" in capsys.readouterr().out
-    assert show.main(["--cite", str(alone)]) == 0
-    assert capsys.readouterr().out.endswith("\n\n@misc{mine, title = {Mine}}\n")
-    with pytest.raises(UserError, match="executed only where a command line or a Run names it"):
-        find("method", result.run.method)
+    assert "mine on trees, finished" in said(show.main, alone)
+    assert said(show.main, "--cite", alone).endswith("\n\n@misc{mine, title = {Mine}}\n")
+    refused("executed only where a command line or a Run names it", find, "method", result.run.method)
 
 
 def test_a_number_that_no_method_can_declare_is_refused(alone):
@@ -320,34 +316,30 @@ def test_a_number_that_no_method_can_declare_is_refused(alone):
             told = json.loads(file.attrs["declared"])
             told["method"]["models"] = models
             file.attrs["declared"] = json.dumps(told)
-        with pytest.raises(UserError, match="is not a result of dpfl_mpi, or it is damaged"):
-            Result(alone)
+        refused("is not a result of dpfl_mpi, or it is damaged", Result, alone)
 
 
-def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, capsys):
-    at, _, _ = outside
-    assert evaluate.main([str(alone)]) == 2
-    both = "model and data set are code of their own; name them with --model (nets/net.py) and --dataset (trees.py)"
-    assert both in capsys.readouterr().err
-    assert evaluate.main([str(alone), "--model", "nets/net.py"]) == 2
-    assert "--model is nets/net.py; other code than the run's" in capsys.readouterr().err
-    model = ["--model", str(at / "nets" / "net.py")]
-    assert evaluate.main([str(alone), *model]) == 2
-    assert "the run's data set is code of its own; name it with --dataset (trees.py)" in capsys.readouterr().err
-    assert evaluate.main([str(alone), *model, "--dataset", str(at / "trees.py")]) == 0
-    assert "the same for 4 of 4 clients" in capsys.readouterr().out
+def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
+    model = f"--model={outside[0]}/nets/net.py"
+    for words, sentence in (
+        ([], "model and data set are code of their own; name them with --model (nets/net.py) and --dataset (trees.py)"),
+        (["--model=nets/net.py"], "--model is nets/net.py; other code than the run's"),
+        ([model], "the run's data set is code of its own; name it with --dataset (trees.py)"),
+    ):
+        assert sentence in said(evaluate.main, alone, *words, code=2)
+    found = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
+    assert "the same for 4 of 4 clients" in found
 
 
-def test_two_versions_in_one_table(outside, alone, tmp_path):
+def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
     """Two methods of one title are two rows, two data sets of one name two columns: their marks are told apart."""
     at, path, _ = outside
     edited = own.folder(tmp_path / "edited", helper="SCALE = 0.5\n", trees=own.DATA.replace("SEED = 0", "SEED = 1"))
     fields = {"model": str(at / "nets/net.py"), "options": {"scale": 0.5}} | own.SMALL
     other = {"method": str(edited / "mine.py"), "dataset": str(at / "trees.py")}
     third = {"method": str(at / "mine.py"), "dataset": str(edited / "trees.py")}
-    paths = [path, run_here(tmp_path / "b.h5", fields | other), run_here(tmp_path / "c.h5", fields | third)]
-    with Result(paths[0]) as a, Result(paths[1]) as b, Result(paths[2]) as c:
-        rows = accuracy_table.measure(of_results([a, b, c]))
+    with Result(path) as first:
+        rows = accuracy_table.measure(of_results([first, result_of(fields | other), result_of(fields | third)]))
     assert len(rows) == 3 and list(rows["n"]) == [1, 1, 1]
     assert rows["setting"].nunique() == 2 and len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
     assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
@@ -385,21 +377,15 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
 
 
 # what else takes names --------------------------------------------------------------------------------------------------
-def test_prepare_takes_a_file(tmp_path, monkeypatch, capsys):
+def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     """A data set with `read` is staged under its short name; its data count by their content."""
-    text = own.DATA.replace(
-        "DATA, TITLE = None", 'SOURCE, NO_DOWNLOAD = "a file", "none"\nDATA, TITLE = "data/trees.h5"'
-    )
+    text = 'SOURCE, NO_DOWNLOAD = "a file", "none"\n' + own.DATA.replace("TITLE = None", 'TITLE = "data/trees.h5"')
     own.folder(tmp_path, trees=text.replace("def load():", "def read(source):"))
     monkeypatch.chdir(tmp_path)
-    assert prepare.main(["trees.py", "--source", "helper.py"]) == 0
-    assert "data/trees.h5: 240 training and 80 test" in capsys.readouterr().out
+    assert "data/trees.h5: 240 training and 80 test" in said(prepare.main, "trees.py", "--source=helper.py")
     assert len(Run(dataset="trees.py", **own.SMALL).resolve().contents["data"]) == 64
-    with Result(run_here(tmp_path / "a.h5", {"dataset": "trees.py", "tau_init": 0} | own.SMALL)) as result:
-        assert result.finished and json.loads(str(result.file.attrs["declared"]))["dataset"] == {
-            "name": "trees",
-            "title": "Trees",
-        }
-    assert prepare.main(["digits"]) == 2
-    said = capsys.readouterr().err
-    assert said == "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
+    result = result_of({"dataset": "trees.py", "tau_init": 0} | own.SMALL)
+    declared = json.loads(str(result.file.attrs["declared"]))["dataset"]
+    assert result.finished and declared == {"name": "trees", "title": "Trees"}
+    sentence = "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
+    assert said(prepare.main, "digits", code=2) == sentence

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import tiny_result
 import torch
-from launch import run_here
+from launch import refused, run_here
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score
 
 from dpfl_mpi import export, show
 from dpfl_mpi.engine import record
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
@@ -58,9 +57,8 @@ ABSENT |= {"traffic/bytes_sent", "round/there", "graph/repair_models", "graph/re
 
 def test_a_file_holds_what_the_table_says(result):
     found = set(result.names())
-    absent = {
-        name for name in schema.ARRAYS if name.startswith(("finetune", "newcomers", "attack", "graph/reach", "network"))
-    }
+    switched_on = "finetune", "newcomers", "attack", "graph/reach", "network"
+    absent = {name for name in schema.ARRAYS if name.startswith(switched_on)}
     assert found == set(schema.ARRAYS) - ABSENT - absent
     for name in found - {"graph/omega/senders", "graph/chosen/senders"}:
         assert result[name].shape == tuple(SIZES[axis] for axis in schema.ARRAYS[name].axes.split()), name
@@ -186,8 +184,7 @@ def test_a_file_that_cannot_be_trusted_is_refused(copy):
     ):
         with h5py.File(copy, "r+") as file:
             file.attrs[name] = value
-        with pytest.raises(UserError, match=sentence):
-            Result(copy)
+        refused(sentence, Result, copy)
 
 
 def test_a_running_file(tmp_path, monkeypatch):
@@ -209,8 +206,7 @@ def test_a_running_file(tmp_path, monkeypatch):
             assert seen["round/val_acc"].tolist() == [[s / 4] * 3 for s in range(t + 1)]
             for s in range(t + 1):
                 assert np.array_equal(seen.graph(s), graphs[s].matrix())
-            with pytest.raises(UserError, match=f"round {t + 1} is not in .*; allowed are 0 to {t}"):
-                seen.graph(t + 1)
+            refused(f"round {t + 1} is not in ...; allowed are 0 to {t}", seen.graph, t + 1)
     recorder.close("finished")
     with Result(tmp_path / "a" / "run.h5") as done:
         assert done.state == "finished" and done.finished and done.run == run
@@ -219,10 +215,8 @@ def test_a_running_file(tmp_path, monkeypatch):
     recorder.close("stopped")
     with Result(tmp_path / "run.h5") as result:
         assert result.state == "stopped after round 1" and not result.finished
-        with pytest.raises(UserError, match="no models; run with --save_models"):
-            result.state_dict(0)
-        with pytest.raises(UserError, match="has no round/nothing; it has meta/starts"):
-            result["round/nothing"]
+        refused("no models; run with --save_models", result.state_dict, 0)
+        refused("has no round/nothing; it has meta/starts", result.__getitem__, "round/nothing")
 
 
 def test_scores_are_scikit_learns():
@@ -243,14 +237,12 @@ def test_scores_are_scikit_learns():
         assert np.isnan(score(np.zeros((3, 3)), metric))
 
 
-def test_where_a_user_meets_the_scores(result, path, tmp_path, capsys):
+def test_where_a_user_meets_the_scores(result, path, tmp_path, said):
     assert np.array_equal(score(result["best/confusion"], "accuracy"), result.score("accuracy"))
-    with pytest.raises(UserError, match="there is no score auc; allowed are accuracy, balanced_accuracy, macro_f1"):
-        result.score("auc")
-    assert show.main([str(path)]) == 0
+    refused("there is no score auc; allowed are accuracy, balanced_accuracy, macro_f1", result.score, "auc")
     means = [f"{100 * result.score(metric).mean():.2f} %" for metric in ("balanced_accuracy", "macro_f1")]
-    assert "balanced accuracy {}, macro F1 {}".format(*means) in capsys.readouterr().out
-    assert export.main([str(path), "--format", "clients", "--out", str(tmp_path / "c.csv")]) == 0
+    assert "balanced accuracy {}, macro F1 {}".format(*means) in said(show.main, path)
+    said(export.main, path, "--format", "clients", "--out", tmp_path / "c.csv")
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
     for metric in ("balanced_accuracy", "macro_f1"):
         assert [float(row[metric]) for row in rows] == result.score(metric).tolist()

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
+from launch import refused
 
 from dpfl_mpi import plugins
 from dpfl_mpi.__main__ import main, parse
@@ -44,8 +45,7 @@ def test_budget_that_does_not_count_the_client_itself():
 
 @pytest.mark.parametrize("budget", [0, -1, "0N", "0.0N", "-0.1N", "1.5", 1.5, "N", "half", "", None, "nan", True])
 def test_budget_refused(budget):
-    with pytest.raises(UserError, match=r"--budget is .*; allowed is a whole number of at least 1, a share"):
-        budget_name(budget, 100, True)
+    refused("--budget is ...; allowed is a whole number of at least 1, a share", budget_name, budget, 100, True)
 
 
 def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):

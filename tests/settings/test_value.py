@@ -8,7 +8,7 @@ import h5py
 import pytest
 import starts
 import tiny_result
-from launch import ROOT
+from launch import ROOT, refused
 
 from dpfl_mpi import show
 from dpfl_mpi.data.source import content_sha256, in_file
@@ -81,8 +81,7 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, capsys):
     after = Run(**fields).resolve()
     assert before.slug() == slug != after.slug()
     assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
-    with pytest.raises(UserError, match=rf"out.h5 holds another Run \(different: {name}\); choose another --out"):
-        starts.here(out, fields)
+    refused(f"out.h5 holds another Run (different: {name}); choose another --out", starts.here, out, fields)
     assert out.stat().st_mtime_ns == changed_at
     mine.unlink()
     assert before.slug() == slug and before.resolve() is before
@@ -104,8 +103,7 @@ def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatc
     assert starts.checkpoint_rounds(out)
     out.unlink()
     shutil.copy(other, mine)
-    with pytest.raises(UserError, match=rf"holds a checkpoint of another run \(different: {name}\)"):
-        starts.here(out, fields, checkpoint_every="1")
+    refused(f"holds a checkpoint of another run (different: {name})", starts.here, out, fields, checkpoint_every="1")
     shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
     with Result(starts.here(out, fields, checkpoint_every="1")) as result:
         assert result.finished and result.key == Run(**fields).key()

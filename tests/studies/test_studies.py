@@ -69,9 +69,8 @@ def test_it_is_the_search_of_the_runs(saved):
                 assert others[[found >> i & 1 == 1 for i in range(N - 1)]].tolist() == omega.of(k).tolist()
 
 
-def test_the_report(saved, tmp_path, capsys):
-    assert optimality.main([str(saved), "--orders", "30", "--out", str(tmp_path / "o.csv")]) == 0
-    out = capsys.readouterr().out
+def test_the_report(saved, tmp_path, said):
+    out = said(optimality.main, saved, "--orders=30", "--out", tmp_path / "o.csv")
     assert "5 clients, B_c = 3, 16 subsets per client, 30 orders" in out
     rows = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
     assert len(rows) == 5 * 31 and all(float(r["gap"]) >= 0 and len(r["collaborators"].split()) <= 2 for r in rows)
@@ -83,19 +82,14 @@ def test_the_report(saved, tmp_path, capsys):
 NARROW = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "orders", "code", "sentences"),
-    [
-        ({"rounds": 0}, 0, 2, ["--orders is 0; allowed is a whole number of at least 1"]),
-        ({"rounds": 0, "clients": 17}, 2, 2, ["has 17 clients; all subsets are tried of 2 to 16"]),
-        (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "took means over mini-batches (--metric batch)"]),
-    ],
-)
-def test_mistakes_and_what_the_run_does_otherwise_are_said(fields, orders, code, sentences, tmp_path, capsys):
-    path = run_here(tmp_path / "a.h5", FIELDS | fields, save_models=True)
-    assert optimality.main([str(path), f"--orders={orders}"]) == code
-    said = capsys.readouterr()[code > 0]
-    assert all(sentence in said for sentence in sentences)
+@pytest.mark.parametrize(("fields", "orders", "code", "sentences"), [
+    ({"rounds": 0}, 0, 2, ["--orders is 0; allowed is a whole number of at least 1"]),
+    ({"rounds": 0, "clients": 17}, 2, 2, ["has 17 clients; all subsets are tried of 2 to 16"]),
+    (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "took means over mini-batches (--metric batch)"]),
+])  # fmt: skip
+def test_mistakes_and_what_the_run_does_otherwise_are_said(fields, orders, code, sentences, result_of, said):
+    told = said(optimality.main, result_of(FIELDS | fields, save_models=True).path, f"--orders={orders}", code=code)
+    assert [sentence for sentence in sentences if sentence not in told] == []
 
 
 def test_chance_by_hand():
@@ -132,18 +126,17 @@ def paths(tmp_path):
     return [str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s)) for m in ("dpfl", "local") for s in (42, 52)]
 
 
-def test_from_results(paths, capsys):
+def test_from_results(paths, said):
     """Differences of two partitions: (20, 0, 20, -20) with mean 5, and (30, 10, 10, -10) with mean 10."""
-    assert plan_power.main([*paths, "--difference", "5"]) == 0
-    out = capsys.readouterr().out
+    out = said(plan_power.main, *paths, "--difference=5")
     assert "dpfl, B_c = 3 minus local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
     assert "2 partitions, 4 clients each" in out and "within a partition 17.80, between partitions 0.00" in out
     row = next(line.split() for line in out.splitlines() if line.strip().startswith("100 "))
     chance = chance_of([np.array([20.0, 0, 20, -20]), np.array([30.0, 10, 10, -10])])
     assert int(row[1]) == needed(chance, 5, 100, 0.8, 0.05) and int(row[2]) == 100 * int(row[1])
     assert max(map(len, out.splitlines())) <= 130
-    assert plan_power.main([*paths[::2], "--difference", "5"]) == 0
-    assert "between partitions unknown: one partition, taken as 0" in capsys.readouterr().out
+    one = said(plan_power.main, *paths[::2], "--difference=5")
+    assert "between partitions unknown: one partition, taken as 0" in one
 
 
 def test_seeds_of_one_partition_by_hand(tmp_path, monkeypatch):
@@ -156,21 +149,17 @@ def test_seeds_of_one_partition_by_hand(tmp_path, monkeypatch):
     np.testing.assert_allclose(pair, [20, 0, 20, -20], atol=1e-9)
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path, capsys):
-    paths = [str(tiny_result.make(tmp_path / f"{share}.h5", search_share=share)) for share in (0.5, 1.0)]
-    assert plan_power.main([*paths, "--difference", "5"]) == 0
-    assert "dpfl, B_c = 3, search_share 0.5 minus dpfl, B_c = 3, search_share 1.0: +0.00" in capsys.readouterr().out
+def test_runs_of_one_name_are_told_apart(tmp_path, said):
+    paths = [tiny_result.make(tmp_path / f"{share}.h5", search_share=share) for share in (0.5, 1.0)]
+    named = "dpfl, B_c = 3, search_share 0.5 minus dpfl, B_c = 3, search_share 1.0: +0.00"
+    assert named in said(plan_power.main, *paths, "--difference=5")
 
 
-@pytest.mark.parametrize(
-    ("which", "more", "sentence"),
-    [
-        ([0, 1], ["--difference", "1"], "these are results of 1 different Runs"),
-        ([0, 2], ["--difference", "0"], "--difference is 0; allowed is a number of points other than 0"),
-        ([0, 2], ["--difference", "1", "--power", "1"], "--power is 1; allowed is a probability"),
-        ([0, 3], ["--difference", "1"], "no partition in common"),
-    ],
-)
-def test_mistakes_are_sentences(paths, capsys, which, more, sentence):
-    assert plan_power.main([*(paths[i] for i in which), *more]) == 2
-    assert sentence in capsys.readouterr().err
+@pytest.mark.parametrize(("which", "more", "sentence"), [
+    ([0, 1], ["--difference=1"], "these are results of 1 different Runs"),
+    ([0, 2], ["--difference=0"], "--difference is 0; allowed is a number of points other than 0"),
+    ([0, 2], ["--difference=1", "--power=1"], "--power is 1; allowed is a probability"),
+    ([0, 3], ["--difference=1"], "no partition in common"),
+])  # fmt: skip
+def test_mistakes_are_sentences(paths, said, which, more, sentence):
+    assert sentence in said(plan_power.main, *(paths[i] for i in which), *more, code=2)

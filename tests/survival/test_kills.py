@@ -12,21 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import starts
+from launch import refused
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.window import Inbox
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
-KILLS = (
-    ("rank", "start"),
-    ("root", "writing"),
-    ("mpirun", "round"),
-    ("rank", "writing"),
-)  # who, and while it does what
-
-
+# who, and while it does what
+KILLS = ("rank", "start"), ("root", "writing"), ("mpirun", "round"), ("rank", "writing")
 SLOW = """
 from dpfl_mpi.survival import checkpoint
 def write(path, data):  # in two halves, so that it can be seen
@@ -73,9 +67,8 @@ def test_kills_at_random_moments_change_nothing(tmp_path):
         if out.exists():
             with Result(out) as result:  # it opens, whatever happened
                 assert result.state.startswith(("running", "stopped", "finished"))
-    made = [os.stat(name).st_mtime for name in segments if os.path.exists(name)]
-    # what was killed counts as abandoned only by its age
-    time.sleep(max(0.0, max(made, default=0.0) + ABANDONED_S + 0.1 - time.time()))
+    for name in filter(os.path.exists, segments):
+        os.utime(name, (1, 1))  # what was killed counts as abandoned only by its age
     starts.finish(starts.start(2, starts.command(out, fields, quiet=True)))
     assert starts.same(out, whole)
     assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
@@ -115,9 +108,8 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_disk, undisturbed):
     """Full from round 3 on; with room again the run goes on."""
     out, filler = small_disk / "run.h5", small_disk / "filler"
-    process = starts.start(
-        2, starts.held("not os.path.exists('full')", out, before=f"os.chdir({str(small_disk)!r})", checkpoint_every=1)
-    )
+    there = f"os.chdir({str(small_disk)!r})"
+    process = starts.start(2, starts.held("not os.path.exists('full')", out, before=there, checkpoint_every=1))
     starts.wait_for(lambda: 2 in starts.checkpoint_rounds(out), process)
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
@@ -133,34 +125,34 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     assert starts.same(out, undisturbed)
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, client: int, t: int) -> None:
-    """Let a client's model be NaN after its training in round t."""
+def poisoned(monkeypatch: pytest.MonkeyPatch, *places: tuple[int, int, float]) -> None:
+    """Let a number of a client's model be another one after its training: (round, client, number)."""
     from dpfl_mpi.federation import Federation
 
     train = Federation.local_opt
 
     def local_opt(fed, w_KW, *args, **kwargs):
         w_KW = train(fed, w_KW, *args, **kwargs)
-        if fed.round == t:
-            w_KW[fed.ids == client] = float("nan")
+        for t, client, number in places:
+            if fed.round == t:
+                w_KW[np.flatnonzero(fed.ids == client), 5] = number
         return w_KW
 
     monkeypatch.setattr(Federation, "local_opt", local_opt)
 
 
 def test_a_diverged_client_stops_the_run_with_its_name(tmp_path, monkeypatch):
-    poisoned(monkeypatch, client=2, t=3)
+    poisoned(monkeypatch, (3, 2, np.nan))
     boxes, close = [], Inbox.close
     monkeypatch.setattr(Inbox, "close", lambda box: (boxes.append(box), close(box)))
-    with pytest.raises(UserError, match="client 2 diverged in round 3"):
-        starts.here(tmp_path / "run.h5", checkpoint_every="1")
+    refused("client 2 diverged in round 3", starts.here, tmp_path / "run.h5", checkpoint_every="1")
     assert boxes and boxes[-1].window is None  # else MPI warns at its end
     assert starts.checkpoint_rounds(tmp_path / "run.h5") == [1, 2]
 
 
 def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path, monkeypatch):
     """From the base Run's file as when its rounds are computed again."""
-    poisoned(monkeypatch, client=2, t=1)
+    poisoned(monkeypatch, (1, 2, np.nan))
     fields = starts.small(on_divergence="exclude", method="local")
     base = starts.here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
     tuned = fields | {"finetune_epochs": 2}
@@ -175,21 +167,29 @@ def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path,
 
 def test_a_client_that_diverges_while_it_is_tuned_is_named(tmp_path, monkeypatch):
     fields = starts.small(on_divergence="exclude", method="local", finetune_epochs=2)
-    poisoned(monkeypatch, client=2, t=5)  # the first epoch of tuning, after four rounds
+    poisoned(monkeypatch, (5, 2, np.nan))  # the first epoch of tuning, after four rounds
     with Result(starts.here(tmp_path / "run.h5", fields)) as result:
         assert result["client/diverged_round"].tolist() == [-1, -1, 5, -1, -1, -1]
         assert result["best/round"][2] <= 4 and np.isfinite(result["best/test_acc"]).all()
 
 
-def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch):
-    poisoned(monkeypatch, client=2, t=1)
-    fields = starts.small(on_divergence="exclude")
+def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch, digits_file):
+    """It is scored with its last finite best, and no one averages with it."""
+    poisoned(monkeypatch, (1, 2, np.nan), (2, 4, 5000.0))  # finite, but beyond what exact sums hold
+    more = {"data": str(digits_file), "min_per_class": None, "budget": "inf", "augment": True}
+    fields = starts.small(on_divergence="exclude", **more)
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
     starts.cut_after(monkeypatch, 3, out, fields, checkpoint_every="2")
     starts.here(out, fields)
     assert starts.same(out, whole)
     with Result(out) as result:
-        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, -1, -1]
-        assert result["best/round"][2] == 0 and np.isfinite(result["best/test_acc"]).all()
-        for t in (1, 2, 3, 4):
-            assert not result.graph(t)[2].any() and not result.graph(t)[:, 2].any()
+        assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, 2, -1]
+        assert result.graph(0)[:, 2].any() and result.graph(0)[:, 4].any()  # they had been chosen
+        for t, gone in ((1, [2]), (2, [2, 4]), (3, [2, 4]), (4, [2, 4])):
+            assert not result.graph(t)[gone].any() and not result.graph(t)[:, gone].any()
+        assert result.graph(4).any()
+        assert result["best/round"][2] == 0 and result["best/round"][4] <= 1
+        assert result["best/test_acc"][2] == result["round/test_acc"][0, 2]
+        assert np.isnan(result["round/val_acc"][1:, 2]).all() and np.isnan(result["round/val_acc"][2:, 4]).all()
+        assert np.isfinite(np.delete(result["round/val_loss"], [2, 4], 1)).all()
+        assert np.isfinite(result["model/best"]).all() and np.isfinite(result["best/test_acc"]).all()

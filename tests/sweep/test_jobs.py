@@ -92,12 +92,6 @@ def test_a_job_has_most_of_its_warning_to_end_the_round(tmp_path, swept, fakes, 
     assert jobs.compute.checkpoint is jobs.again
 
 
-def test_a_job_loads_neither_torch_nor_mpi_to_begin():
-    code = "import sys, dpfl_mpi.sweep.jobs; print({'torch', 'mpi4py'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=starts.ROOT, capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
-
-
 def test_a_percent_sign_in_the_folder_is_refused(tmp_path, fakes, capsys):
     words = ["--seeds", "1", f"--results={tmp_path}/100%j"]
     flags = [flag for flag in starts.of_sweep(tmp_path) if not flag.startswith("--results")]

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import starts
 import tiny_result
+from launch import refused
 from sweeps import runs_file
 
 from dpfl_mpi.errors import UserError
@@ -17,8 +18,7 @@ from dpfl_mpi.sweep import jobs, wanted
 def test_time_limits():
     assert [jobs.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
     for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):  # Slurm reads some of these in its own way
-        with pytest.raises(UserError, match=f"--time is {wrong}; allowed"):
-            jobs.minutes(wrong)
+        refused(f"--time is {wrong}; allowed", jobs.minutes, wrong)
 
 
 @pytest.mark.parametrize(("words", "said"), [
