@@ -3,9 +3,11 @@
 They are those of the authors' published pipeline where the paper names only the distribution. Axes: N clients, C classes, M samples.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -291,11 +293,45 @@ def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
 
 
 def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> Pair:
-    """Return 80 % of a client's pool to train and ceil(20 %) to validate, stratified by class where every class allows it."""
-    from sklearn.model_selection import train_test_split
+    """Return 80 % of a client's pool to train and ceil(20 %) to validate, stratified by class where every class allows it.
 
-    _, counts = np.unique(y[pool], return_counts=True)
-    n_val = -(-len(pool) // 5)
-    stratify = y[pool] if counts.min() >= 2 and min(n_val, len(pool) - n_val) >= len(counts) else None
-    train, val = train_test_split(pool, test_size=n_val, random_state=seed, stratify=stratify)
-    return train, val
+    These are the samples of scikit-learn's `train_test_split`, in a quarter of its time: root splits every client's pool.
+    """
+    _, of = np.unique(y[pool], return_inverse=True)
+    counts, n_val = np.bincount(of), -(-len(pool) // 5)
+    rng, state = seeded(seed)
+    rng.set_state(state)
+    if counts.min() < 2 or min(n_val, len(pool) - n_val) < len(counts):
+        order = rng.permutation(len(pool))
+        return pool[order[n_val:]], pool[order[:n_val]]
+    n_train_c = shares(counts, len(pool) - n_val, rng)
+    n_val_c = shares(counts - n_train_c, n_val, rng)
+    train, val = [], []
+    for mine, a, b in zip(
+        np.split(np.argsort(of, kind="stable"), np.cumsum(counts)[:-1]), n_train_c, n_val_c, strict=True
+    ):
+        order = mine[rng.permutation(len(mine))]
+        train.append(order[:a])
+        val.append(order[a : a + b])
+    return pool[rng.permutation(np.concatenate(train))], pool[rng.permutation(np.concatenate(val))]
+
+
+def shares(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
+    """Return how many of so many draws each class gets, int64 `[C]`: its share rounded down, and one more by the largest remainders, ties by lot."""
+    exact = counts / counts.sum() * draws
+    out = np.floor(exact)
+    rest, left = exact - out, int(draws - out.sum())
+    for value in np.unique(rest)[::-1] if left else ():
+        alike = np.flatnonzero(rest == value)
+        out[rng.choice(alike, min(len(alike), left), replace=False)] += 1
+        left -= min(len(alike), left)
+        if not left:
+            break
+    return out.astype(np.int64)
+
+
+@functools.lru_cache(1)
+def seeded(seed: int) -> tuple[np.random.RandomState, Any]:
+    """Return a generator and its state after seeding, which takes longer than a split."""
+    rng = np.random.RandomState(seed)
+    return rng, rng.get_state()

@@ -290,7 +290,11 @@ class Search:
 
 
 class Order:
-    """The candidates of one client in its order (line 9 of Algorithm 3), random, or by its losses `[N]`; only the next few are kept, for all would be N^2 numbers."""
+    """The candidates of one client in its order (line 9 of Algorithm 3), random, or by its losses `[N]`; only the next few are kept, for all would be N^2 numbers.
+
+    All are drawn for the first few: NumPy exchanges place N - 1 to 1 with a drawn one before it, so each draw may move what ends first, and a draw
+    that is rejected shifts those after it. 1 ms for N = 10^5, once per client.
+    """
 
     AHEAD = 64  # batches kept; what comes later is drawn again
 
