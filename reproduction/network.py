@@ -1,19 +1,30 @@
 """What a network changes: `python -m dpfl_mpi.sweep reproduction/network.py` computes the Runs; `python reproduction/network.py` says what each costs.
+With `--collect DIR` it writes network.csv, a line per round of each finished result there; page.py makes the tables of network.md of it.
 
 CIFAR-10 Patho(3), N = 100, B_c = 0.1N, three partitions, 160 local epochs, under two profiles. DPFL, a random graph and pairwise choice are tried with
 models up to 1 and 5 rounds old, and with two codecs, one at a time; FedAvg+FT and Local beside them. `python analysis/hours.py RESULT...` draws them.
 """
 
+import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.figures.command import gather
+from dpfl_mpi.figures.hours import measure as over_time
+from dpfl_mpi.figures.names import method_name
 from dpfl_mpi.plan.clock import simulated
 from dpfl_mpi.plan.needs import ensemble_of, measure, needs_of, seconds_of
+from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 
+FILE = Path(__file__).with_suffix(".csv")
 SEEDS = (42, 32, 52)  # a partition each
 PROFILES = ("phones", "hospitals")
 CHANGES: tuple[dict[str, Any], ...] = ({}, {"staleness": 1}, {"staleness": 5}, {"codec": "int8"}, {"codec": "topk:0.1"})
@@ -32,8 +43,36 @@ def runs(seed: int) -> Iterator[Run]:
 RUNS = [run for seed in SEEDS for run in runs(seed)]
 
 
+def lines_of(result: Result) -> pd.DataFrame:
+    """Return a line per round; of tuned models one line, after as many steps of their own as the slowest client takes for that."""
+    run, lines = result.run, over_time(result)
+    if run.finetune_epochs:
+        steps = run.finetune_epochs * -(-result["client/n_train"] // run.batch_size)
+        end, accuracy = (steps * result["network/step"]).max() / 3600, 100 * np.nanmean(result["best/test_acc"])
+        lines = lines.tail(1).assign(hours=lambda last: last["hours"] + end, accuracy=accuracy)
+    changes = [f"staleness {run.staleness}"] * (run.staleness > 0) + [str(run.codec)] * bool(run.codec)
+    row = ", ".join([method_name(run), *changes])
+    return lines.assign(network=str(run.network), row=row, seed=run.seed, run=result.path.stem[-8:])
+
+
+def collect(folder: str) -> int:
+    results, _ = gather(RUNS, folder)
+    done = [result for result in results if result.finished]
+    if done:
+        pd.concat(map(lines_of, done)).round(4).to_csv(FILE, index=False)
+    print(f"{len(done)} of {len(RUNS)} Runs are finished in {folder}{f', written to {FILE}' if done else ''}")
+    return 0
+
+
 @in_a_sentence
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--collect", metavar="DIR", help="write network.csv of the results that are in this folder")
+    folder = parser.parse_args().collect
+    return collect(folder) if folder else told()
+
+
+def told() -> int:
     """Print of each Run of a partition the hours of one core, at most, and the simulated hours; codecs' own time is not in them."""
     first, job, total = RUNS[0].resolve(), Job(), 0.0
     source = open_source(first)

@@ -2,7 +2,8 @@
 
 The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project and of findings.md, the pictures beside the
 CSV files and into docs/pictures. Neither MPI, torch nor a result is needed. Those of findings.md are made here, of the folder `controls`: there
-comparisons have 20 rounds or more, lies and the like 6. Those of the other folders are made by `dpfl_mpi.figures.recomputed`.
+comparisons have 20 rounds or more, lies and the like 6. Those of network.md are of network.csv, where that is there. Those of the other folders are made
+by `dpfl_mpi.figures.recomputed`.
 """
 
 import re
@@ -20,12 +21,13 @@ from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames, of_folder
 from dpfl_mpi.figures.recomputed import Lines
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
-from dpfl_mpi.figures.tables import cell, comparable, means, number, paired, told
+from dpfl_mpi.figures.tables import cell, comparable, interval, means, number, paired, told
 from dpfl_mpi.settings.values import ATTACKS
 from dpfl_mpi.studies.plan_power import chance_of, needed
 
 HERE = Path(__file__).resolve().parent
 FRONT, PAGE, FINDINGS = HERE.parent / "README.md", HERE / "README.md", HERE.parent / "docs" / "findings.md"
+NETWORK, LINES = HERE / "network.md", ["network", "row", "seed", "accuracy", "hours", "gigabytes"]
 DRAWN = 42  # the seed of which one curve per method is shown
 COMPARED = (
     *("Local", "FedAvg", "FedAvg+FT", "Pairwise", "Random graph", "Random graph, DPFL's degrees"),
@@ -146,6 +148,39 @@ def moved(frames: Frames) -> Lines:
         yield mine | costs(same.runs, base, " without it")
 
 
+def equal(lines: pd.DataFrame, cost: str) -> Lines:
+    """Yield what each row of a profile has reached at a quarter, half and all of what DPFL's Runs cost: mean over partitions, its interval, their number.
+
+    A Run that has ended keeps its accuracy; the difference to DPFL is at the last of the three, of the same partitions.
+    """
+    whole, rows = lines[lines["row"] == "DPFL"].groupby("seed")[cost].max().mean(), dict.fromkeys(lines["row"])
+    if not whole > 0:
+        return
+    costs = [share * whole for share in (0.25, 0.5, 1.0)]
+    known = [lines[lines[cost] <= 1.000001 * most].groupby(["row", "seed"])["accuracy"].last() for most in costs]
+    reached = [values.unstack("seed").reindex(rows) for values in known]
+    for row in rows:
+        out = {"method": row}
+        for most, values in zip(costs, reached, strict=True):
+            parts = [np.array([mean]) for mean in values.loc[row].dropna()]
+            mean, half = interval(parts) if parts else (np.nan, np.nan)
+            out[f"{most:.2f} {cost}"] = (
+                f"{mean:.2f} ± {half:.2f} ({len(parts)})".replace(" ± nan", "") if parts else "-"
+            )
+        ahead = [np.array([points]) for points in (reached[-1].loc["DPFL"] - reached[-1].loc[row]).dropna()]
+        yield out | {"DPFL minus it": told(ahead) if row != "DPFL" else "-"}
+
+
+def over_network() -> dict[str, str]:
+    held = (
+        pd.read_csv(NETWORK.with_suffix(".csv"))
+        if NETWORK.with_suffix(".csv").exists()
+        else pd.DataFrame(columns=LINES)
+    )
+    named = ((profile, cost) for profile in ("phones", "hospitals") for cost in ("hours", "gigabytes"))
+    return {f"{name}, {cost}": recomputed.text(equal(held[held["network"] == name], cost)) for name, cost in named}
+
+
 def differences(frames: Frames) -> Figure:
     clients = long(frames)["clients"]
     pairs = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
@@ -239,7 +274,7 @@ def tables() -> dict[Path, dict[str, str]]:
     found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))
     front = {"headline": recomputed.text(headline), "core hours": recomputed.total(full)}
-    return {PAGE: recomputed.tables(folders()), FRONT: front, FINDINGS: found}
+    return {PAGE: recomputed.tables(folders()), FRONT: front, FINDINGS: found, NETWORK: over_network()}
 
 
 def filled(page: str, tables: dict[str, str]) -> str:

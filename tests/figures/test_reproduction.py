@@ -178,6 +178,20 @@ def test_newcomers_and_lies_by_hand(tmp_path, page):
     np.testing.assert_allclose(gap, [5, 0], atol=1e-12)
 
 
+def test_accuracies_at_equal_hours_by_hand(page):
+    """DPFL takes 4 and 8 hours on two partitions: columns at 1.5, 3 and 6 hours. The other has ended after 2, on one partition."""
+    each = {("DPFL", 1): [(1, 50), (2, 60), (4, 70)], ("DPFL", 2): [(2, 40), (8, 90)], ("Local", 1): [(2, 65)]}
+    lines = pd.DataFrame(
+        [{"row": row, "seed": seed, "hours": h, "accuracy": a} for (row, seed), of in each.items() for h, a in of]
+    )
+    # of 60 and 40, and of 70 and 40: deviation 14.1421 and 21.2132, over sqrt(2) 10 and 15, t(1) = 12.7062
+    assert cells(page.equal(lines, "hours")) == [
+        ["DPFL", "50.00 (1)", "50.00 ± 127.06 (2)", "55.00 ± 190.59 (2)", "-"],
+        ["Local", "-", "65.00 (1)", "65.00 (1)", "-"],
+    ]
+    assert list(page.equal(lines.iloc[:0], "hours")) == []
+
+
 def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path):
     """The same row, seed and length under another name: of all its files the old lines go; those of others stay."""
     write = script(FOLDER / "collect.py").write

@@ -45,11 +45,14 @@ def test_who_has_left_is_in_no_round(method, tmp_path):
 
 
 def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):
-    """Client 0 is slow, so the others take what it had before; and who refuses that takes clients that come and leave."""
+    """Client 0 is slow, so the others take what it had before; who refuses that takes the rest: a codec, bodies alone, clients that come and leave."""
     (tmp_path / "slow.csv").write_text("10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
     network, runs = {"network": str(tmp_path / "slow.csv"), "churn": "0.2:0.6"}, {}
     for method in GRAPH:
-        runs[method] = fields_of(method, **network, staleness=2 if LATE[method] == WORKS else 0)
+        declared = find("method", method)
+        send = {} if declared.asks_all or declared.sends else {"send": "layers=body"}
+        late = 2 if LATE[method] == WORKS else 0
+        runs[method] = fields_of(method, **network, **send, codec="topk:0.3", staleness=late)
     done = run_many(3, tmp_path, runs)
     for method, fields in runs.items():
         assert differences(run_here(tmp_path / f"{method}1.h5", fields), done[method]) == [], method
