@@ -6,11 +6,10 @@ The way in is `python -m dpfl_mpi` (see `__main__.py`), or in Python `dpfl_mpi.r
 
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi.version import __version__
-
 if TYPE_CHECKING:
     from dpfl_mpi.api import Result, run
 
+__version__ = "0.1.0"  # said once
 __all__ = ["Result", "__version__", "run"]
 
 

@@ -9,8 +9,8 @@ import pytest
 import tiny_result
 from launch import environment, run_many
 
-from dpfl_mpi import follow
 from dpfl_mpi.__main__ import main
+from dpfl_mpi.follow import __main__ as follow
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 

@@ -13,7 +13,7 @@ from launch import ROOT, mpirun
 PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
 FLOORS = (
-    "errors version",
+    "errors",
     "streams plugins graph storage",
     "settings",
     "mpi data network",
@@ -27,9 +27,9 @@ FLOORS = (
     "figures",
     "studies",
     "commands",
-    "sweep",  # starts the command of one run
+    "sweep follow",  # start the command of one run; read the result of one that goes on
 )
-COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "follow", "api", "testing"]
+COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api", "testing"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # all that a room may use: methods call the verbs of the Federation that they are handed, and import it for types alone
 ALLOWED = {

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import torch
 
+from dpfl_mpi import __version__
 from dpfl_mpi.federation import Parts
-from dpfl_mpi.version import __version__
 
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import platform
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,61 +23,15 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import Adam
+from dpfl_mpi.numerics.lanes.declared import FUNCTIONS, SOURCES, STRUCTURES
 from dpfl_mpi.numerics.lanes.joins import KNOWN
-from dpfl_mpi.numerics.lanes.plan import CNet, Plan, plan
+from dpfl_mpi.numerics.lanes.plan import Plan, plan
 from dpfl_mpi.numerics.lanes.trace import Unknown, trace
 
-LANES = Path(__file__).parent / "lanes"  # the sources
-LIBRARY = LANES / "_lanes.so"
+LIBRARY = SOURCES / "_lanes.so"
 FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same bits of results
 Array = Tensor | np.ndarray
-
-
-class _Images(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("pixels", "labels", "order", "crop")),
-        ("stride", c_int64),
-        *((name, c_int32) for name in ("rows", "columns", "corner")),
-        ("keys", c_void_p),
-    ]
-
-
-class _Sgd(ctypes.Structure):
-    _fields_ = [
-        *((name, c_float) for name in ("lr", "momentum", "decay", "clip", "mu")),
-        *((name, c_void_p) for name in ("towards", "trained", "corrections")),
-        *((name, c_float) for name in ("take", "keep", "add", "eps")),
-        ("decoupled", c_int32),
-    ]
-
-
-class _Search(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("x", "y")),
-        *((name, c_double) for name in ("p_x", "p_y", "r_x", "r_y")),
-        *((name, c_void_p) for name in ("pair", "losses", "cases")),
-        ("started", c_int64),
-    ]
-
-
-_NET, _IMAGES, _SGD = POINTER(CNet), POINTER(_Images), POINTER(_Sgd)
-_CALLS: dict[str, tuple[Any, list[Any]]] = {
-    "space": (c_int64, [_NET]),
-    "gradient": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int32, c_void_p]),
-    "step": (None, [c_void_p, c_void_p, c_void_p, c_int64, _SGD, c_int64]),
-    "train": (c_double, [_NET, c_void_p, c_void_p, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p]),
-    "mix": (None, [_NET, *[c_void_p] * 5, c_float, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p, c_void_p]),
-    "ahead": (None, [_NET, *[c_void_p] * 3, c_float, _IMAGES, c_int64, c_int32, c_int32, _SGD, c_void_p, c_void_p]),
-    "descents": (None, [_NET, *[c_void_p] * 2, c_float, c_float, c_int32, _IMAGES, c_int32, c_void_p, c_void_p]),
-    "score": (None, [_NET, c_void_p, c_int64, c_int32, _IMAGES, c_int64, *[c_void_p] * 5]),
-    "candidate": (None, [*[c_void_p] * 3, *[c_double] * 3, *[c_void_p] * 3, c_int64]),
-    "means": (None, [*[c_void_p] * 4, c_int64, c_void_p, c_int64]),
-    "fixed": (None, [*[c_void_p] * 2, c_int64, c_void_p, c_int64]),
-    "search": (
-        c_int64,
-        [_NET, POINTER(_Search), *[c_void_p] * 3, c_int64, c_int64, c_void_p, _IMAGES, c_int64, c_void_p],
-    ),
-}
+_Images, _Sgd, _Search = (STRUCTURES[name] for name in ("Images", "Sgd", "Search"))
 
 
 @functools.cache
@@ -91,14 +45,14 @@ def load(path: Path = LIBRARY) -> Any:
     except OSError as error:
         raise UserError(f"the CPU kernels cannot be loaded ({error}); {mend}") from error
     library.source.restype = c_char_p
-    if LANES.is_dir() and digest() != library.source().decode():
+    if digest() != library.source().decode():
         raise UserError(f"the CPU kernels are of another version of their sources; {mend}")
     return library
 
 
 def digest() -> str:
     """Return what tells these sources from other versions of them."""
-    files = sorted([*LANES.glob("*.h"), *LANES.glob("*.c")], key=lambda file: file.name)
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.c")], key=lambda file: file.name)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -141,6 +95,23 @@ class Sgd:
     towards: Tensor | None = None
     mu: float = 0.0
     adam: Adam | None = None
+
+
+class Epochs(NamedTuple):
+    """What a client trains on, and how."""
+
+    images: Images
+    order: np.ndarray  # int32 [epochs, n]: which images each epoch sees; its last mini-batch may be smaller
+    crop: (
+        np.ndarray | None
+    )  # uint8 [3, epochs, n]: where each image's window starts in y and x, and whether it is mirrored
+    batch_size: int
+    sgd: Sgd
+    keys: np.ndarray | None = None  # int64 [steps]: of each mini-batch's dropout; without them nothing is dropped
+
+    @property
+    def steps(self) -> int:
+        return len(self.order) * -(-self.order.shape[1] // self.batch_size)
 
 
 class Scores(NamedTuple):
@@ -186,7 +157,7 @@ class Native:
         self._plan, self.classes = describe(module, shape, dtype)
         library, bits = load(path), FORMS[self.form]
         self._call = SimpleNamespace()
-        for name, (result, arguments) in _CALLS.items():
+        for name, (result, arguments) in FUNCTIONS.items():
             call = getattr(library, f"{name}_{bits}")
             call.restype, call.argtypes = result, arguments
             setattr(self._call, name, call)
@@ -232,71 +203,37 @@ class Native:
             raise ValueError(f"a token that is not below {self._plan.vocabulary or 2**31}")
         return Images(pixels, labels)
 
-    def train(
-        self,
-        w: Tensor,
-        m: Tensor,
-        images: Images,
-        order: np.ndarray,
-        crop: np.ndarray | None,
-        batch_size: int,
-        sgd: Sgd,
-        keys: np.ndarray | None = None,
-    ) -> float:
-        """Train row w with momentum m, `[W]` both, in place, and return the sum of the mini-batches' mean losses.
+    def train(self, w: Tensor, m: Tensor, epochs: Epochs) -> float:
+        """Train row w with momentum m, `[W]` both, in place, and return the sum of the mini-batches' mean losses."""
+        chosen, rows, how = (
+            self._schedule(epochs),
+            self._pair((w, m), epochs.sgd),
+            self._sgd(epochs.sgd, m, epochs.steps),
+        )
+        return float(self._call.train(self._net, *rows, *chosen, how, self._work))
 
-        `order`, int32 `[epochs, n]`, says which images each epoch sees; its last mini-batch may be smaller. `crop`, uint8
-        `[3, epochs, n]`: where each image's window starts in y and x, and whether it is mirrored. `keys`, int64 `[steps]`: of each mini-batch's
-        dropout; without them nothing is dropped.
-        """
-        chosen, sizes, steps = self._schedule(images, order, crop, batch_size, keys)
-        rows, how = self._pair((w, m), sgd), self._sgd(sgd, m, steps)
-        return float(self._call.train(self._net, *rows, chosen, *sizes, how, self._work))
-
-    def mix(
-        self,
-        w: tuple[Tensor, Tensor],
-        v: tuple[Tensor, Tensor],
-        share: float,
-        images: Images,
-        order: np.ndarray,
-        crop: np.ndarray | None,
-        batch_size: int,
-        sgd: Sgd,
-        keys: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Train row w, and row v along share times the gradient at share v + (1 - share) w, each with its momentum; the rest is as of `train`.
+    def mix(self, w: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], share: float, epochs: Epochs) -> np.ndarray:
+        """Train row w, and row v along share times the gradient at share v + (1 - share) w, each with its momentum.
 
         Return the sums of the losses at w and at the mixture, float32 `[2]`.
         """
-        chosen, sizes, steps = self._schedule(images, order, crop, batch_size, keys)
+        chosen, sgd = self._schedule(epochs), epochs.sgd
         if sgd.adam and w[1][-1] != v[1][-1]:
             raise ValueError("Adam has taken other numbers of steps of the two rows")
-        row, losses, how = torch.zeros_like(w[0]), np.zeros(2, np.float32), self._sgd(sgd, w[1], steps)
+        row, losses, how = torch.zeros_like(w[0]), np.zeros(2, np.float32), self._sgd(sgd, w[1], epochs.steps)
         rows = *self._pair(w, sgd), *self._pair(v, sgd), self._row(row), share
-        self._call.mix(self._net, *rows, chosen, *sizes, how, losses.ctypes.data, self._work)
+        self._call.mix(self._net, *rows, *chosen, how, losses.ctypes.data, self._work)
         return losses
 
-    def ahead(
-        self,
-        w: Tensor,
-        m: Tensor,
-        inner: float,
-        images: Images,
-        order: np.ndarray,
-        crop: np.ndarray | None,
-        batch_size: int,
-        sgd: Sgd,
-        keys: np.ndarray | None = None,
-    ) -> float:
-        """Train row w along the gradient that every second mini-batch has at w - inner (gradient of the one before); the rest is as of `train`.
+    def ahead(self, w: Tensor, m: Tensor, inner: float, epochs: Epochs) -> float:
+        """Train row w along the gradient that every second mini-batch has at w - inner (gradient of the one before).
 
         Return the sum of the losses of the second ones, added up in float32.
         """
-        chosen, sizes, steps = self._schedule(images, order, crop, batch_size, keys)
-        row, loss, how = torch.zeros_like(w), np.zeros(1, np.float32), self._sgd(sgd, m, max(steps // 2, 1))
-        rows = *self._pair((w, m), sgd), self._row(row), inner
-        self._call.ahead(self._net, *rows, chosen, *sizes, how, loss.ctypes.data, self._work)
+        chosen, row, loss = self._schedule(epochs), torch.zeros_like(w), np.zeros(1, np.float32)
+        rows = *self._pair((w, m), epochs.sgd), self._row(row), inner
+        how = self._sgd(epochs.sgd, m, max(epochs.steps // 2, 1))
+        self._call.ahead(self._net, *rows, *chosen, how, loss.ctypes.data, self._work)
         return float(loss[0])
 
     def gradient(
@@ -392,19 +329,16 @@ class Native:
             out.decoupled = sgd.adam.decoupled
         return out
 
-    def _schedule(
-        self, images: Images, order: np.ndarray, crop: np.ndarray | None, batch_size: int, keys: np.ndarray | None
-    ) -> tuple[_Images, tuple[int, int, int], int]:
-        """Return the images of epochs `[epochs, n]`; n, epochs and the batch; how many mini-batches they are."""
-        epochs, n = order.shape
-        steps = epochs * -(-n // batch_size)
-        if keys is not None and len(keys) < steps:
-            raise ValueError(f"{len(keys)} keys; a mini-batch each needs {steps}")
+    def _schedule(self, epochs: Epochs) -> tuple[_Images, int, int, int]:
+        """Return the images of the epochs, how many an epoch has, how many epochs they are, and the size of a mini-batch."""
+        (count, n), keys = epochs.order.shape, epochs.keys
+        if keys is not None and len(keys) < epochs.steps:
+            raise ValueError(f"{len(keys)} keys; a mini-batch each needs {epochs.steps}")
         # with gaps they are copied, and the library knows no more than where they lie
-        held = order.reshape(-1), None if crop is None else crop.reshape(3, -1)
-        chosen = self._chosen(images, *held, keys)
+        held = epochs.order.reshape(-1), None if epochs.crop is None else epochs.crop.reshape(3, -1)
+        chosen = self._chosen(epochs.images, *held, keys)
         chosen.held = held  # until the call ends
-        return chosen, (n, epochs, batch_size), steps
+        return chosen, n, count, epochs.batch_size
 
     def _chosen(
         self, images: Images, order: np.ndarray, crop: np.ndarray | None = None, keys: np.ndarray | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import Chooser, Native, Sgd, Start
+from dpfl_mpi.numerics.native import Chooser, Epochs, Native, Sgd, Start
 
 
 @dataclass(frozen=True)
@@ -45,47 +45,38 @@ class NativeBackend(Backend):
     ) -> None:
         if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own gradient: entered once per step
             return super().train_epochs(block, epochs, first, lr, gradient, trained)
-        i = self._client(block.rows)
-        order, crop = self._schedule(i, epochs, first)
-        size, sgd = self.sgd.batch_size, self._sgd(lr, trained)
+        sgd = self._sgd(lr, trained)
         if isinstance(gradient, Proximal):
             sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
-        rows, keys = (block.w[0], block.momentum[0]), self._keys(i, epochs, first)
-        block.loss += self.native.train(*rows, self._train, order, crop, size, sgd, keys)
-        block.steps += epochs * -(-order.shape[1] // size)
+        seen = self._epochs(block.rows, epochs, first, sgd)
+        block.loss += self.native.train(block.w[0], block.momentum[0], seen)
+        block.steps += seen.steps
 
     def train_mixed(
         self, w: Block, v: Block, alpha_K1: Tensor, epochs: int, first: np.ndarray, lr: float, learn: Learn | None
     ) -> None:
         if learn:
             return super().train_mixed(w, v, alpha_K1, epochs, first, lr, learn)
-        i = self._client(w.rows)
-        order, crop = self._schedule(i, epochs, first)
-        size, keys = self.sgd.batch_size, self._keys(i, epochs, first)
+        seen = self._epochs(w.rows, epochs, first, self._sgd(lr, None))
         own, other = ((block.w[0], block.momentum[0]) for block in (v, w))
-        share = float(alpha_K1[i, 0])
-        losses = self.native.mix(other, own, share, self._train, order, crop, size, self._sgd(lr, None), keys)
+        losses = self.native.mix(other, own, float(alpha_K1[self._client(w.rows), 0]), seen)
         for block, loss in zip((w, v), losses.tolist(), strict=True):
             block.loss += loss
-            block.steps += epochs * -(-order.shape[1] // size)
+            block.steps += seen.steps
 
     def train_ahead(self, block: Block, inner: float, epochs: int, first: np.ndarray, lr: float) -> None:
-        i = self._client(block.rows)
-        order, crop = self._schedule(i, epochs, first)
-        size, sgd, keys = self.sgd.batch_size, self._sgd(lr, None), self._keys(i, epochs, first)
-        rows = block.w[0], block.momentum[0]
-        block.loss += self.native.ahead(*rows, inner, self._train, order, crop, size, sgd, keys)
-        block.steps += epochs * -(-order.shape[1] // size) // 2
+        seen = self._epochs(block.rows, epochs, first, self._sgd(lr, None))
+        block.loss += self.native.ahead(block.w[0], block.momentum[0], inner, seen)
+        block.steps += seen.steps // 2
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
-        i = self._client(rows)
-        order, crop = self._schedule(i, epochs, first_epoch)
-        size, step, keys = self.sgd.batch_size, 0, self._keys(i, epochs, first_epoch)
+        seen, step = self._epochs(rows, epochs, first_epoch, self._sgd(0.0, None)), 0
         for epoch in range(epochs):
-            for at in range(0, order.shape[1], size):
-                now = slice(at, at + size)
-                key = None if keys is None else keys[step : step + 1]
-                yield NativeBatch(1, step, order[epoch, now], None if crop is None else crop[:, epoch, now], key)
+            for at in range(0, seen.order.shape[1], seen.batch_size):
+                now = slice(at, at + seen.batch_size)
+                key = None if seen.keys is None else seen.keys[step : step + 1]
+                crop = None if seen.crop is None else seen.crop[:, epoch, now]
+                yield NativeBatch(1, step, seen.order[epoch, now], crop, key)
                 step += 1
 
     def gradient(self, block: Block, batch: NativeBatch) -> Tensor:  # type: ignore[override]
@@ -159,14 +150,14 @@ class NativeBackend(Backend):
     def _client(self, rows: Rows) -> int:
         return int(rows.start if isinstance(rows, slice) else rows[0])
 
-    def _schedule(self, i: int, epochs: int, first_epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        order, crop = self.clients.schedule(i, epochs, int(first_epoch[i]))
-        return order, crop if self.clients.augment else None
-
-    def _keys(self, i: int, epochs: int, first_epoch: np.ndarray) -> np.ndarray | None:
-        if not self.ensemble.draws.layers:
-            return None
-        return self.clients.keys(np.array([i]), epochs, first_epoch, self.sgd.batch_size)[0].numpy()
+    def _epochs(self, rows: Rows, epochs: int, first_epoch: np.ndarray, sgd: Sgd) -> Epochs:
+        """Return what a client's next epochs see, counted from its `first_epoch` `[K]` on."""
+        clients, size, keys = self.clients, self.sgd.batch_size, None
+        i = self._client(rows)
+        order, crop = clients.schedule(i, epochs, int(first_epoch[i]))
+        if self.ensemble.draws.layers:
+            keys = clients.keys(np.array([i]), epochs, first_epoch, size)[0].numpy()
+        return Epochs(self._train, order, crop if clients.augment else None, size, sgd, keys)
 
     def _read_by(self, head: str) -> None:
         names = self.ensemble.names

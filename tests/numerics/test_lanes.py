@@ -20,7 +20,7 @@ from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import backend, native
 from dpfl_mpi.numerics.backend import Adam, Backend
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, fixed_point
-from dpfl_mpi.numerics.native import Native, Sgd
+from dpfl_mpi.numerics.native import Epochs, Native, Sgd
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
@@ -266,7 +266,7 @@ def test_training_is_the_loop_of_steps(kind, batch_size, how):
     w, before = net.row.clone(), torch.full((remembered,), 0.0 if sgd.trained is None else 0.01)
     before[2 * len(w) :] = 0  # Adam's steps
     m = before.clone()
-    loss = net.native.train(w, m, net.images, order, crop, batch_size, sgd)
+    loss = net.native.train(w, m, Epochs(net.images, order, crop, batch_size, sgd))
     want_w, want_m, want_loss = trained_by_torch(net, order, crop, batch_size, sgd, before.clone())
     close(w, want_w)
     close(m, want_m)
@@ -286,14 +286,14 @@ def test_train_is_gradient_and_step():
     order, crop = plan(net)
     (a, m_a), (b, m_b), (c, m_c), (d, m_d) = ((net.row.clone(), torch.zeros_like(net.row)) for _ in range(4))
     g, losses = torch.zeros_like(a), 0.0
-    loss = net.native.train(a, m_a, net.images, order, crop, 8, SGD)
+    loss = net.native.train(a, m_a, Epochs(net.images, order, crop, 8, SGD))
     for e in range(2):
-        net.native.train(b, m_b, net.images, order[e : e + 1], crop[:, e : e + 1], 8, SGD)
+        net.native.train(b, m_b, Epochs(net.images, order[e : e + 1], crop[:, e : e + 1], 8, SGD))
         for at in range(0, 21, 8):
             losses += net.native.gradient(c, g, net.images, order[e, at : at + 8], crop[:, e, at : at + 8])
             net.native.step(c, m_c, g, SGD)
     masked = replace(SGD, trained=torch.ones(net.ensemble.width, dtype=torch.bool))
-    assert loss == losses == net.native.train(d, m_d, net.images, order, crop, 8, masked)
+    assert loss == losses == net.native.train(d, m_d, Epochs(net.images, order, crop, 8, masked))
     for w, m in ((b, m_b), (c, m_c), (d, m_d)):
         assert torch.equal(a, w) and torch.equal(m_a, m)
 
@@ -337,7 +337,7 @@ def test_mix_is_two_gradients_and_steps(adam):
     order, crop = plan(net)
     sgd, size = replace(SGD, adam=adam), len(net.row) if adam is None else adam.memory(len(net.row))
     one, other = ([(net.row * by, torch.zeros(size)) for by in (1, 0.7)] for _ in range(2))
-    losses = net.native.mix(*one, 0.3, net.images, order, crop, 8, sgd)
+    losses = net.native.mix(*one, 0.3, Epochs(net.images, order, crop, 8, sgd))
     (w, m_w), (v, m_v) = other
     alpha, g, sums = torch.tensor([[0.3]]), torch.zeros_like(w), torch.zeros(2)
     for e in range(2):
@@ -362,7 +362,7 @@ def test_ahead_is_a_gradient_and_a_step_of_another(adam):
     sgd, size = replace(SGD, adam=adam), len(net.row) if adam is None else adam.memory(len(net.row))
     (w, m), (v, n) = ((net.row.clone(), torch.zeros(size)) for _ in range(2))
     g, sums = torch.zeros_like(net.row), torch.zeros(())
-    loss = net.native.ahead(w, m, 0.01, net.images, order, crop, 8, sgd)
+    loss = net.native.ahead(w, m, 0.01, Epochs(net.images, order, crop, 8, sgd))
     parts = [(order[e, at : at + 8], crop[:, e, at : at + 8]) for e in range(3) for at in range(0, 21, 8)]
     for first, second in zip(parts[:-1:2], parts[1::2], strict=True):
         net.native.gradient(v, g, net.images, *first)

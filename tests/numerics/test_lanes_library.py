@@ -20,7 +20,7 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Native, Sgd
+from dpfl_mpi.numerics.native import Epochs, Native, Sgd
 
 SOURCE = ROOT / "dpfl_mpi/numerics/lanes/lanes.c"
 # networks for lanes_entries.c: how they are made, samples, images, border, batch
@@ -66,13 +66,13 @@ def bits(kind, form, path=native.LIBRARY):
     order, crop = plan(net, n=40, epochs=10)
     w, m = net.row.clone(), torch.zeros_like(net.row)
     # four steps an epoch, the last of 1: 40 images in mini-batches of 13
-    loss = net.native.train(w, m, net.images, order, crop, 13, Sgd(0.01, 0.9, 1e-3, 20.0))
+    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, Sgd(0.01, 0.9, 1e-3, 20.0)))
     pair = torch.stack([w, net.row])
     scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
     sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
     v, m_v, m_w = net.row * 0.9, *(torch.zeros(2 * len(w) + 1) for _ in range(2))
     adamw = Sgd(0.01, 0.0, 1e-3, 20.0, adam=Adam(13, 0.0, 0.0, 0.0, decoupled=True))
-    losses = net.native.mix((w, m_w), (v, m_v), 0.3, net.images, order[:2], crop[:, :2].copy(), 13, adamw)
+    losses = net.native.mix((w, m_w), (v, m_v), 0.3, Epochs(net.images, order[:2], crop[:, :2].copy(), 13, adamw))
     assert np.isfinite(loss)
     parts = (
         loss,

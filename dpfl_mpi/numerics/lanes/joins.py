@@ -1,5 +1,6 @@
 """What a call of PyTorch that joins values becomes (as `layers`, which see): sums and products, parts side by side, attention, tokens, dropout."""
 
+import functools
 import math
 from typing import Any
 
@@ -17,31 +18,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
-@handles("add", "radd", "iadd")
-def add(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
-    joined(r, out, "add", input, other, alpha)
+def arithmetic(what: str, *names: str, turned: bool = False) -> None:
+    """Handle the calls of these names, whose arguments are `turned` where the second comes first."""
+
+    @handles(*names)
+    def handler(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
+        joined(r, out, what, *((other, input) if turned else (input, other)), alpha)
 
 
-@handles("sub", "isub", "subtract")
-def sub(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
-    joined(r, out, "sub", input, other, alpha)
-
-
-@handles("rsub")
-def rsub(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
-    joined(r, out, "sub", other, input, alpha)
-
-
-@handles("mul", "rmul", "imul", "multiply")
-def mul(r: Recorder, out: Tensor, input: Any, other: Any) -> None:
-    joined(r, out, "mul", input, other)
-
-
-@handles("div", "truediv", "true_divide", "itruediv", "divide")
-def div(r: Recorder, out: Tensor, input: Any, other: Any) -> None:
-    joined(r, out, "div", input, other)
-
-
+arithmetic("add", "add", "radd", "iadd")
+arithmetic("sub", "sub", "isub", "subtract")
+arithmetic("sub", "rsub", turned=True)
+arithmetic("mul", "mul", "rmul", "imul", "multiply")
+arithmetic("div", "div", "truediv", "true_divide", "itruediv", "divide")
 JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
 
 
@@ -49,16 +38,13 @@ def joined(r: Recorder, out: Tensor, what: str, a: Any, b: Any, alpha: float = 1
     """Two values, or a value and numbers or parameters."""
     if is_number(b) and not r.tracked(b):
         n = float(b) * alpha
-        factor, shift = {"add": (1.0, n), "sub": (1.0, -n), "mul": (n, 0.0), "div": (1 / n if n else math.inf, 0.0)}[
-            what
-        ]
-        return each(r, out, "line", a, factor, shift)
+        lines = {"add": (1.0, n), "sub": (1.0, -n), "mul": (n, 0.0), "div": (1 / n if n else math.inf, 0.0)}
+        return each(r, out, "line", a, *lines[what])
     if is_number(a) and not r.tracked(a):
         if what == "div" or alpha != 1:
             raise Unknown(f"a number over a tensor{r.place()}")
         n = float(a)
-        factor, shift = {"add": (1.0, n), "sub": (-1.0, n), "mul": (n, 0.0)}[what]
-        return each(r, out, "line", b, factor, shift)
+        return each(r, out, "line", b, *{"add": (1.0, n), "sub": (-1.0, n), "mul": (n, 0.0)}[what])
     if alpha != 1:
         raise Unknown(f"{what} with alpha{r.place()}")
     if r.tracked(a) and r.tracked(b):
@@ -154,17 +140,17 @@ def cat(r: Recorder, out: Tensor, tensors: Any, dim: int = 0) -> None:
     r.keep(out, slot)
 
 
-@handles("mean")
-def mean(r: Recorder, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
-    summed(r, out, input, dim, True)
-
-
 @handles("sum")
-def total(r: Recorder, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
-    summed(r, out, input, dim, False)
-
-
-def summed(r: Recorder, out: Tensor, input: Tensor, dim: Any, mean: bool) -> None:
+def summed(
+    r: Recorder,
+    out: Tensor,
+    input: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+    *,
+    mean: bool = False,
+) -> None:
     """Sums or means over axes; those of an image over its pixels are a pool."""
     axes = sorted(d % input.dim() for d in ([dim] if isinstance(dim, int) else dim or range(input.dim())))
     view = r.leading(input)
@@ -183,6 +169,9 @@ def summed(r: Recorder, out: Tensor, input: Tensor, dim: Any, mean: bool) -> Non
     slot = r.made([use], flat(tuple(view.shape[i] for i in stays)))
     numbers = (1 / count if mean else 1.0,)
     r.record(out, Op("total", [use], slot, lambda x, y: (size, table), numbers=numbers, keeps=False))
+
+
+handles("mean")(functools.partial(summed, mean=True))
 
 
 # attention ----------------------------------------------------------------------------------------------------------------------------

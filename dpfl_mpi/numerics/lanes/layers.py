@@ -149,29 +149,22 @@ def flat(shape: tuple[int, ...]) -> Geometry:
     return 1, 1, math.prod(shape)
 
 
-@handles("relu")
-def relu(r: Recorder, out: Tensor, input: Tensor, inplace: bool = False) -> None:
-    each(r, out, "relu", input, overwrites=True)
+def plain(kind: str, *numbers: float, overwrites: bool = False) -> Callable[..., None]:
+    """Return what handles a function without settings."""
+
+    def handler(r: Recorder, out: Tensor, input: Tensor, inplace: bool = False) -> None:
+        each(r, out, kind, input, *numbers, overwrites=overwrites)
+
+    return handler
+
+
+HANDLERS |= {name: plain(name) for name in ("tanh", "sigmoid", "silu")}
+HANDLERS |= {"relu": plain("relu", overwrites=True), "relu6": plain("clamp", 0.0, 6.0), "neg": plain("line", -1.0, 0.0)}
 
 
 @handles("leaky_relu")
 def leaky_relu(r: Recorder, out: Tensor, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> None:
     each(r, out, "leaky_relu", input, negative_slope)
-
-
-@handles("tanh")
-def tanh(r: Recorder, out: Tensor, input: Tensor) -> None:
-    each(r, out, "tanh", input)
-
-
-@handles("sigmoid")
-def sigmoid(r: Recorder, out: Tensor, input: Tensor) -> None:
-    each(r, out, "sigmoid", input)
-
-
-@handles("silu")
-def silu(r: Recorder, out: Tensor, input: Tensor, inplace: bool = False) -> None:
-    each(r, out, "silu", input)
 
 
 @handles("gelu")
@@ -193,27 +186,7 @@ def hardtanh(
     each(r, out, "clamp", input, min_val, max_val)
 
 
-@handles("relu6")
-def relu6(r: Recorder, out: Tensor, input: Tensor, inplace: bool = False) -> None:
-    each(r, out, "clamp", input, 0.0, 6.0)
-
-
-@handles("neg")
-def neg(r: Recorder, out: Tensor, input: Tensor) -> None:
-    each(r, out, "line", input, -1.0, 0.0)
-
-
 # pools ------------------------------------------------------------------------------------------------------------------------------
-def windows(size: int, outputs: int, kernel: int, stride: int, padding: int, whole: bool) -> list[int]:
-    """Return where the window of each output starts and ends, and for how many numbers it counts: `whole`, with the padding."""
-    table = []
-    for i in range(outputs):
-        start = i * stride - padding
-        low, high = max(start, 0), min(start + kernel, size)
-        table += [low, high, (min(start + kernel, size + padding) - start) if whole else high - low]
-    return table
-
-
 def pool(r: Recorder, out: Tensor, kind: str, input: Tensor, table: list[int]) -> Op:
     """A pool of windows, first those of the rows of outputs, then those of the columns."""
     view = r.leading(input)
@@ -262,32 +235,32 @@ def avg_pool(
 def windows_of(
     out: Tensor, input: Tensor, kernel: Any, stride: Any, padding: Any, whole: bool
 ) -> tuple[list[int], bool]:
-    """Return the table of a pool, and whether it is of 2x2 side by side."""
-    flat = input.dim() == 3
+    """Return where the window of each output starts and ends, and for how many numbers it counts (`whole`: with the padding), and whether it is 2x2 side by side."""
+    flat, table = input.dim() == 3, []
     kernel, stride, padding = pair(kernel), pair(stride if stride not in (None, [], ()) else kernel), pair(padding)
     if flat:
         kernel, stride, padding = (1, kernel[1]), (1, stride[1]), (0, padding[1])
-    (_, h, w), (_, p, q) = image(tuple(input.shape[1:])), image(tuple(out.shape[1:]))
-    table = windows(h, p, kernel[0], stride[0], padding[0], whole) + windows(
-        w, q, kernel[1], stride[1], padding[1], whole
-    )
+    sizes = image(tuple(input.shape[1:]))[1:], image(tuple(out.shape[1:]))[1:]
+    for size, outputs, k, step, pad in zip(*sizes, kernel, stride, padding, strict=True):
+        for start in range(-pad, outputs * step - pad, step):
+            low, high = max(start, 0), min(start + k, size)
+            table += [low, high, (min(start + k, size + pad) - start) if whole else high - low]
     return table, not flat and kernel == stride == (2, 2) and padding == (0, 0)
 
 
-@handles("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d")
+@handles("adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def adaptive_pool(
-    r: Recorder, out: Tensor, input: Tensor, output_size: Any, return_indices: bool = False, most: bool = False
+    r: Recorder, out: Tensor, input: Tensor, output_size: Any, return_indices: bool = False, kind: str = "mean_pool"
 ) -> None:
-    (_, h, w), (_, p, q) = image(tuple(input.shape[1:])), image(tuple(out.shape[1:]))
     table = []
-    for size, outputs in ((h, p), (w, q)):
+    for size, outputs in zip(image(tuple(input.shape[1:]))[1:], image(tuple(out.shape[1:]))[1:], strict=True):
         for i in range(outputs):
             start, end = i * size // outputs, -(-(i + 1) * size // outputs)
             table += [start, end, end - start]
-    pool(r, out, "max_pool" if most else "mean_pool", input, table).facts = {"halves": False}
+    pool(r, out, kind, input, table).facts = {"halves": False}
 
 
-HANDLERS |= dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d"), functools.partial(adaptive_pool, most=True))
+handles("adaptive_max_pool1d", "adaptive_max_pool2d")(functools.partial(adaptive_pool, kind="max_pool"))
 
 
 # norms ------------------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """A traced module as the structures of net.h: which layers are one, where in the arena each value lies, and what adds to which gradient."""
 
-import ctypes
 import math
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import addressof, c_int32
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpfl_mpi.numerics.lanes.declared import STRUCTURES
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, Use, View, move
 
 KINDS = (
@@ -15,32 +15,7 @@ KINDS = (
 )
 ADD = ("join", "product")  # their way back adds to gradients, and writes none
 SAMPLES = {"uint8": 0, "float32": 1, "int32": 2}
-SIZES, NUMBERS = 12, 2
-
-
-class CValue(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("x", "d", "upstream")),
-        *((name, c_int32) for name in ("planes", "lines", "units", "plane", "line")),
-    ]
-
-
-class CLayer(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("kind", "in_", "other", "out", "adds")),
-        *(("size", c_int32 * SIZES), ("number", c_float * NUMBERS)),
-        *((name, c_int64) for name in ("weight", "bias", "space")),
-        ("table", POINTER(c_int32)),
-    ]
-
-
-class CNet(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("layers", "samples", "height", "wide", "channels", "logits", "features")),
-        *(("value", POINTER(CValue)), ("layer", POINTER(CLayer))),
-        *((name, c_void_p) for name in ("scale", "shift")),
-        *((name, c_int64) for name in ("vectors", "scratch", "width")),
-    ]
+CValue, CLayer, CNet = (STRUCTURES[name] for name in ("Value", "Layer", "Net"))
 
 
 @dataclass(frozen=True)
@@ -56,7 +31,7 @@ class Value:
 class Plan:
     """The structures of a network: `net`, and what they point to."""
 
-    net: CNet
+    net: Any  # CNet
     values: Any
     layers: Any
     tables: list[Any]
@@ -131,7 +106,7 @@ class Arena:
         self.ops = self.padded(ops)
         self.end = 0
         self.pieces: list[tuple[int, int]] = []
-        self.values: list[CValue] = []
+        self.values: list[Any] = []
         self.numbers: dict[tuple[Slot, Geometry], int] = {}
 
     def laid_out(self, ops: list[Op]) -> list[Op]:
@@ -267,7 +242,7 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
     for op in adding(arena.ops):
         if op.kind == "clear":
             number = arena.numbers[op.out, op.out.geometry]
-            layers.append(CLayer(kind=KINDS.index("clear"), in_=number, other=number, out=number))
+            layers.append(CLayer(KINDS.index("clear"), number, number, number))
             tables.append((c_int32 * 1)(0))
             continue
         inputs = [arena.number(use) for use in op.uses]
@@ -281,7 +256,7 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         layer.size[: len(size)], layer.number[: len(op.numbers)] = size, op.numbers
         layer.weight, layer.bias, layer.space = op.weight, op.bias, arena.take(op.space)
         tables.append((c_int32 * max(1, len(table)))(*table))
-        layer.table = tables[-1]
+        layer.table = addressof(tables[-1])
         layers.append(layer)
         scratch = max(scratch, op.scratch)
         if op.kind == "embed" and op.uses[0].view.slot is traced.sample:

@@ -1,0 +1,1 @@
+"""Tells others of each round of a run: a log, a callback."""
