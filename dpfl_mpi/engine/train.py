@@ -53,12 +53,8 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
     total = run.rounds
     try:
         first = parts.round + 1 if state else 0
-        if (
-            run.finetune_epochs
-            and not state
-            and not (run.newcomers or run.churn)
-            and after.from_base(job, parts, recorder)
-        ):
+        tuned = run.finetune_epochs and not (state or run.newcomers or run.churn)
+        if tuned and after.from_base(job, parts, recorder):
             first = total + 1  # the base Run has computed the rounds
         with closing(record.Progress(parts, job.quiet, first)) as progress:
             for t in range(first, total + 1):
@@ -101,14 +97,12 @@ def begin(path: Path, parts: Parts, checkpoints: Checkpoints, watch: Watch) -> t
     hosts = parts.world.hosts()
     start = describe_start(hosts, parts) if parts.world.root else {}
     state = checkpoints.restore(parts)
-    if parts.world.root and not checkpoints.job.quiet:
+    job = checkpoints.job
+    if parts.world.root and not job.quiet:
         if state:
             print(f"goes on after round {parts.round}", flush=True)
-        elif path.exists() and not checkpoints.job.fresh:
-            print(
-                f"starts over: no checkpoint was kept (--checkpoint_every {checkpoints.job.checkpoint_every})",
-                flush=True,
-            )
+        elif path.exists() and not job.fresh:
+            print(f"starts over: no checkpoint was kept (--checkpoint_every {job.checkpoint_every})", flush=True)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
     recorder = record.open_recorder(path, parts, start, checkpoints.results, checkpoints.still_ours)

@@ -51,6 +51,7 @@ State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
 OPTIONAL = ("finetune_gradient", "newcomer")
+OWN_GRAPH = ("omega_period", "graphs")  # fields that a method does not read whose graph is new in each round
 
 
 @dataclass(frozen=True)

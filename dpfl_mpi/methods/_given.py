@@ -6,13 +6,15 @@ from typing import Any
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor, dpfl
 
+Choose = Callable[[Tensor], CollaborationGraph]
+
 
 def method(title: str, ignores: tuple[str, ...], **more: Any) -> Method:
     """Return what such a method declares: it preprocesses as DPFL does."""
     return Method(title, dpfl.METHOD.citation, searches=False, preprocesses=True, ignores=ignores, **more)
 
 
-def init(fed: Federation, choose: Callable[[Tensor], CollaborationGraph]) -> State:
+def init(fed: Federation, choose: Choose) -> State:
     """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns from the trained rows `[K, W]`."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
@@ -22,12 +24,7 @@ def init(fed: Federation, choose: Callable[[Tensor], CollaborationGraph]) -> Sta
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
 
 
-def round(
-    fed: Federation,
-    state: State,
-    choose: Callable[[Tensor], CollaborationGraph],
-    anew: Callable[[Tensor], CollaborationGraph] | None = None,
-) -> State:
+def round(fed: Federation, state: State, choose: Choose, anew: Choose | None = None) -> State:
     """Return the state after a round whose graph `choose` returns from the trained rows `[K, W]`; `anew` chooses where --churn asks for it."""
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)  # trained, not yet mixed, as DPFL

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, Method, Received, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{listozec2022dac,
@@ -23,8 +23,7 @@ CITATION = """@inproceedings{listozec2022dac,
   booktitle = {International Workshop on Trustworthy Federated Learning at IJCAI}, year = {2022},
   note = {arXiv:2206.08839}
 }"""
-IGNORES = ("omega_period", "graphs")
-METHOD = Method("DAC", CITATION, searches=False, sends_models=False, ignores=IGNORES, colour="#E69F00", line=":")
+METHOD = Method("DAC", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#E69F00", line=":")
 GROWTH = 0.2  # of tau, per round
 LEAST = 1e-12  # a loss or a distance of 0 is taken for this
 

@@ -4,19 +4,11 @@ Each option of `settings.search.Rule` is one departure (docs/controls.md). Own l
 receives each once in lines 1 to 7 anyway.
 """
 
-from dpfl_mpi.methods import Method, dpfl
+from dataclasses import replace
+
+from dpfl_mpi.methods import dpfl
 from dpfl_mpi.settings.search import Rule as Options
 
-METHOD = Method(
-    "DPFL, other choice",
-    dpfl.CITATION,
-    ignores=("graphs",),
-    asks_all=True,
-    preprocesses=True,
-    elementwise=True,
-    colour="#0072B2",
-    line="--",
-    marker="X",
-)
+METHOD = replace(dpfl.METHOD, title="DPFL, other choice", asks_all=True, line="--")
 __all__ = ["METHOD", "Options", "init", "round"]
 init, round = dpfl.init, dpfl.round

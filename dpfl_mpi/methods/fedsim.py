@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpfl_mpi.methods import Federation, Method, State, dac
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, dac
 from dpfl_mpi.settings import option
 
 CITATION = """@article{listozec2024similarity,
@@ -19,7 +19,7 @@ CITATION = """@article{listozec2024similarity,
   author = {Listo Zec, Edvin and Hagander, Tom and Ihre-Thomason, Eric and Girdzijauskas, Sarunas},
   journal = {arXiv:2409.10720}, year = {2024}
 }"""
-METHOD = Method("FedSim", CITATION, searches=False, sends_models=False, ignores=dac.IGNORES, colour="#56B4E9", line=":")
+METHOD = Method("FedSim", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#56B4E9", line=":")
 init = dac.init
 
 

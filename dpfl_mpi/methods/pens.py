@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.methods import Federation, Method, Received, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor
 from dpfl_mpi.settings import option
 from dpfl_mpi.settings.values import nearest
 
@@ -23,8 +23,7 @@ CITATION = """@inproceedings{onoszko2021pens,
   booktitle = {Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML}, year = {2021},
   note = {arXiv:2107.08517}
 }"""
-IGNORES = ("omega_period", "graphs")
-METHOD = Method("PENS", CITATION, searches=False, ignores=IGNORES, elementwise=True, colour="#CC79A7", line="-.")
+METHOD = Method("PENS", CITATION, searches=False, ignores=OWN_GRAPH, elementwise=True, colour="#CC79A7", line="-.")
 
 
 @dataclass(frozen=True)

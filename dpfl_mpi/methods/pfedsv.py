@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
 CITATION = """@article{wu2022pfedsv,
@@ -24,7 +24,7 @@ CITATION = """@article{wu2022pfedsv,
   author = {Wu, Leijie and Guo, Song and Ding, Yaohong and Zhan, Yufeng and Zhang, Jie},
   journal = {arXiv:2202.02502}, year = {2022}
 }"""
-METHOD = Method("pFedSV", CITATION, searches=False, ignores=("omega_period", "graphs"), colour="#CC79A7", line=":")
+METHOD = Method("pFedSV", CITATION, searches=False, ignores=OWN_GRAPH, colour="#CC79A7", line=":")
 KEPT = 0.2  # of a relevance, when a new value comes
 
 

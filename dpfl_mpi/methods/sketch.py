@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
 CITATION = """@misc{dogani2026semanticdfl,
@@ -19,15 +19,7 @@ CITATION = """@misc{dogani2026semanticdfl,
   author = {Dogani, Javad and Khastkhodaei, Mostafa and Khunjush, Farshad and Laoutaris, Nikolaos}, year = {2026},
   note = {https://hdl.handle.net/20.500.12761/2024}
 }"""
-METHOD = Method(
-    "Sketch",
-    CITATION,
-    searches=False,
-    sends_models=False,
-    ignores=("omega_period", "graphs"),
-    colour="#0072B2",
-    line=":",
-)
+METHOD = Method("Sketch", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#0072B2", line=":")
 
 
 @dataclass(frozen=True)

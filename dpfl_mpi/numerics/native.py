@@ -102,9 +102,8 @@ class Epochs(NamedTuple):
 
     images: Images
     order: np.ndarray  # int32 [epochs, n]: which images each epoch sees; its last mini-batch may be smaller
-    crop: (
-        np.ndarray | None
-    )  # uint8 [3, epochs, n]: where each image's window starts in y and x, and whether it is mirrored
+    # uint8 [3, epochs, n]: where each image's window starts in y and x, and whether it is mirrored
+    crop: np.ndarray | None
     batch_size: int
     sgd: Sgd
     keys: np.ndarray | None = None  # int64 [steps]: of each mini-batch's dropout; without them nothing is dropped

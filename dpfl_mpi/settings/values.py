@@ -24,8 +24,6 @@ PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
 HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
-
-
 NETWORKS = ("phones", "hospitals", "campus")
 # of a client, in a file of --network: the least that is allowed, and the most
 SPEEDS = {"step": (1e-9, 1e3), "image": (0, 1e3), "up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
@@ -216,9 +214,8 @@ class Churn(Text):
 
     leave: float = 0.0  # of who is there
     join: float = 0.0  # of who is not
-    events: Any = field(
-        default=None, compare=False, repr=False
-    )  # of a file, float64 [E, 3]: time, client, 1 to join or 0
+    # of a file, float64 [E, 3]: time, client, 1 to join or 0
+    events: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -415,16 +412,7 @@ def period(value: Any) -> float:
 
 # by the field of a Run
 PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse, "omega_period": period}
-PARSED |= {
-    "network": Network.parse,
-    "churn": Churn.parse,
-    "codec": Codec.parse,
-    "send": Send.parse,
-    "reach": Reach.parse,
-    "available": Available.parse,
-    "attack": Attack.parse,
-    "drift": Drift.parse,
-}
+PARSED |= {kind.__name__.lower(): kind.parse for kind in (Network, Churn, Codec, Send, Reach, Available, Attack, Drift)}
 
 
 def written(value: Any) -> Any:
