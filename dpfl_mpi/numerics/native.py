@@ -316,7 +316,7 @@ class Native:
         remembered = self.width if sgd.adam is None else sgd.adam.memory(self.width)
         return self._row(pair[0]), _address(pair[1], "float32", (remembered,))
 
-    def _sgd(self, sgd: Sgd, m: Tensor, steps: int) -> _Sgd:
+    def _sgd(self, sgd: Sgd, m: Tensor, steps: int) -> Any:
         """Return how so many steps are taken, of which the first follows on what `m` remembers."""
         towards = None if sgd.towards is None else self._row(sgd.towards)
         trained = None if sgd.trained is None else _address(sgd.trained, "bool", (self.width,))
@@ -328,7 +328,7 @@ class Native:
             out.decoupled = sgd.adam.decoupled
         return out
 
-    def _schedule(self, epochs: Epochs) -> tuple[_Images, int, int, int]:
+    def _schedule(self, epochs: Epochs) -> tuple[Any, int, int, int]:
         """Return the images of the epochs, how many an epoch has, how many epochs they are, and the size of a mini-batch."""
         (count, n), keys = epochs.order.shape, epochs.keys
         if keys is not None and len(keys) < epochs.steps:
@@ -341,7 +341,7 @@ class Native:
 
     def _chosen(
         self, images: Images, order: np.ndarray, crop: np.ndarray | None = None, keys: np.ndarray | None = None
-    ) -> _Images:
+    ) -> Any:
         """Return the images of a call; numbers that would lead out of the arrays are refused here."""
         m = len(images.pixels)
         rows, columns = images.pixels.shape[1:3] if len(self.shape) == 3 else (1, self._net.wide)
