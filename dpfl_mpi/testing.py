@@ -159,6 +159,8 @@ def follow(plan: list[Any], ranks: int, file: Path) -> None:
 class Check:
     """A Run of somebody's code, computed in several ways; called, it is an AssertionError where these or their numbers are wrong."""
 
+    stops: tuple[int, ...] = (3, 2)  # ranks of the starts that are told to leave after a round
+
     def __init__(self, kind: str, code: str, name: str, settings: dict[str, Any], ways: tuple[str, ...]):
         self.kind, self.code, self.name, self.ways, self.settings = kind, code, name, ways, settings | {kind: code}
         self.suite = Suite([self])
@@ -184,7 +186,7 @@ class Check:
         """Return the turns of three ranks, and those of one process that starts when they have ended."""
         beside = [ONE, TWO] if TWO in self.ways else []  # at the same time
         turns = [[self.task(way, 1 + i) for i, way in enumerate(beside)], [self.task(THREE, 3)]]
-        turns += [[self.task(STOPPED, ranks, stop=True)] for ranks in (3, 2) if STOPPED in self.ways]
+        turns += [[self.task(STOPPED, ranks, stop=True)] for ranks in self.stops if STOPPED in self.ways]
         return list(filter(None, turns)), [[self.task(way, 1)] for way in self.ways if way not in (*beside, THREE)]
 
     def not_taken(self) -> bool:

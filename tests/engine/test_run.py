@@ -5,57 +5,113 @@ import numpy as np
 import pytest
 import reference
 import torch
-from launch import federation, mpirun, run_here, run_many
+from launch import differences, federation, mpirun, run_here, run_many
 
-from dpfl_mpi import streams
+from dpfl_mpi import streams, testing
 from dpfl_mpi.engine import machine
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.testing import ONE, THREE, TWO, Check, Suite
 
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
 BASE = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": 10, "rounds": 3, "tau_init": 2}
 BASE |= {"tau_train": 1, "budget": 4, "seed": 5}
+KEPT = {"save_models": True, "mixed": True}
 NARROW = 4.5 * ROW / 2**30  # four rows: with ten clients on three ranks one at a time for each client of a rank
 CNN = {"model": "cnn", "augment": True, "clients": 5, "classes_per_client": 2, "rounds": 1, "tau_init": 1}
 KINDS = {
     "base": {},
     "cnn": CNN,
-    "inf": {"budget": "inf", "rounds": 2},
-    "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2},
+    "inf": {"budget": "inf", "rounds": 2, "window_gb": NARROW},
+    "wide": {"budget": "inf", "rounds": 2, "window_gb": 1.0},  # all at once
+    "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2, "window_gb": NARROW},
     "few": {"clients": 3, "rounds": 2},
 }
+SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "budget": 3}
+CONTROLS = {"clients": 7, "rounds": 5, "tau_init": 1, "search_share": 0.5, "omega_period": 2, "drift": "0.5:3"}
+CONTROLS |= {"patience": 2, "participation": 0.8, "window_gb": 1e-4}
+# what writes a file for so many clients
+GRAPHS = {"graphs": lambda path, n: run_here(path, SMALL | {"clients": n, "tau_train": 1})}
+AWAY = {"available": lambda path, n: np.savetxt(path, testing.here(n), "%d"), "rounds": 3}
+LINKS = {
+    "network": lambda path, n: path.write_text("".join(f"0.{k},0.001,{k},{2 * k},0.01\n" for k in range(1, n + 1)))
+}
+SLOW = {"network": lambda path, n: path.write_text("1,0.001,5,5,0.1\n" + "0.1,0.001,5,5,0.1\n" * (n - 1))}
+PAIRS = {"reach": lambda path, n: path.write_text("0 1\n1 0\n2 3\n3 2\n4 5\n5 4\n")}
+BUDGETS = {"budget": lambda path, n: path.write_text("2 3 2 1 2 inf\n")}
+STOPPED = {
+    "stale": CONTROLS | {"attack": "stale:0.3"},
+    "noise": CONTROLS | {"method": "pairwise", "attack": "noise:0.3", "reach": "geometric:0.9"},
+    "scale": CONTROLS | {"method": "fedavg", "attack": "scale:0.2", "on_divergence": "exclude"},
+    "backdoor": CONTROLS | {"attack": "backdoor:0.3", "budget": "uniform:2:6"},
+    "sign_flip": CONTROLS | {"attack": "sign_flip:0.3", "newcomers": 0.3, "finetune_epochs": 1},
+    "newcomers": CONTROLS | {"method": "fedrep", "newcomers": 0.3, "tau_train": 2},
+    "flipped": CONTROLS | {"reach": "geometric:0.8", "flip_share": 0.3, "flipped_run_ggc": False, "finetune_epochs": 1},
+    "serial": CONTROLS | {"averaging": "serial", "metric": "batch"},
+    "rewired": SMALL | GRAPHS | {"method": "replay", "options": {"variant": "rewired"}},
+    "shuffled": SMALL | GRAPHS | {"method": "replay", "options": {"variant": "shuffled"}},
+    "drawn": SMALL | GRAPHS | {"method": "random_graph", "participation": 0.7},
+    "adam": SMALL | {"method": "fedrep", "tau_train": 2, "optimizer": "adam", "lr_schedule": "cosine"},
+    "files": SMALL | PAIRS | BUDGETS | AWAY,
+    "churn": SMALL | {"churn": "0.3:0.5", "network": "phones", "staleness": 1},
+    "clocks": SMALL | {"network": "hospitals", "participation": 0.7},
+    "late": SMALL | LINKS | {"staleness": 2, "codec": "topk:0.2", "participation": 0.8},
+    "late, by loss": SMALL | SLOW | {"staleness": 2, "method": "dpfl_choice", "options": {"order": "loss"}},
+    "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, and in a block with all
+}
+WAYS = dict.fromkeys(KINDS, (ONE, TWO, THREE)) | dict.fromkeys(STOPPED, (ONE, THREE, testing.STOPPED))
 
 
 @pytest.fixture(scope="module")
 def fields(digits_file, colour_file):
-    return {kind: BASE | {"data": str(colour_file if kind == "cnn" else digits_file)} | KINDS[kind] for kind in KINDS}
+    data = {name: str(colour_file if name == "cnn" else digits_file) for name in WAYS}
+    return {name: BASE | {"data": data[name]} | more for name, more in (KINDS | STOPPED).items()}
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory, fields):
-    folder = tmp_path_factory.mktemp("one")
-    return {kind: run_here(folder / f"{kind}.h5", fields[kind], save_models=True, mixed=True) for kind in KINDS}
+def suite(fields):
+    """A check by name, all computed together."""
+    made = {
+        name: Check("method", f.get("method", "dpfl"), name, f | {"mixed": True}, WAYS[name])
+        for name, f in fields.items()
+    }
+    for name in STOPPED:
+        made[name].stops = 3, 2, 2, 2  # before the drift and after it, with clients that have stopped
+    assert Suite(list(made.values())).computed
+    return made
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_the_answer_does_not_know_the_ranks(ranks, one_rank, fields, tmp_path):
-    """Eight ranks for three clients leave ranks empty; B_c = inf and 8 go through a window so narrow that every exchange runs in passes."""
-    kinds = {2: ("base", "cnn"), 3: KINDS, 8: ("base", "few")}[ranks]
-    runs = {kind: fields[kind] for kind in kinds} | ({"wide": fields["inf"]} if ranks == 3 else {})
-    windows = {"inf": {"window_gb": NARROW}, "eight": {"window_gb": NARROW}, "wide": {"window_gb": 1.0}}  # all at once
-    jobs = {name: {"save_models": True, "mixed": True} | windows.get(name, {}) for name in runs}
-    paths = run_many(ranks, tmp_path, runs, **jobs)
-    for kind in kinds:
-        with Result(one_rank[kind]) as a, Result(paths[kind]) as b:
-            assert Result.same_numbers(a, b), Result.differences(a, b)
-            assert a.starts()[0]["ranks"] == 1 and b.starts()[0]["ranks"] == ranks
-            assert a["traffic/bytes_rma"].sum() == 0 < b["traffic/bytes_rma"].sum()
-            assert a["traffic/models_received"].sum() > 0
-    if ranks == 3:
-        with Result(paths["inf"]) as narrow, Result(paths["wide"]) as wide:
-            assert Result.same_numbers(narrow, wide)
-            # in passes a sender that several clients of a rank want is sent once per pass: so there were passes
-            assert narrow["traffic/bytes_rma"].sum() > wide["traffic/bytes_rma"].sum()
+@pytest.mark.parametrize("name", WAYS)
+def test_the_answer_knows_neither_ranks_nor_stops(name, suite):
+    suite[name]()
+
+
+def test_what_ranks_send(suite):
+    """B_c = inf and 8 go through a window so narrow that every exchange runs in passes."""
+    for name in KINDS:
+        with Result(suite[name].file(ONE)) as one:
+            assert one["traffic/bytes_rma"].sum() == 0 < one["traffic/models_received"].sum()
+            for way, ranks in ((ONE, 1), (TWO, 2), (THREE, 3)):
+                with Result(suite[name].file(way)) as result:
+                    assert Result.same_numbers(one, result)
+                    assert result.starts()[0]["ranks"] == ranks and (
+                        ranks == 1 or result["traffic/bytes_rma"].sum() > 0
+                    )
+    with Result(suite["inf"].file(THREE)) as narrow, Result(suite["wide"].file(THREE)) as wide:
+        assert Result.same_numbers(narrow, wide)
+        # in passes a sender that several clients of a rank want is sent once per pass: so there were passes
+        assert narrow["traffic/bytes_rma"].sum() > wide["traffic/bytes_rma"].sum()
+    for name in ("late", "late, by loss"):
+        assert Result(suite[name].file(THREE))["network/age"].sum() > 0
+
+
+def test_ranks_without_clients(suite, fields, tmp_path):
+    """Eight ranks for ten clients and for three."""
+    paths = run_many(8, tmp_path, {name: fields[name] for name in ("base", "few")}, base=KEPT, few=KEPT)
+    for name, path in paths.items():
+        assert differences(suite[name].file(ONE), path) == []
+        with Result(path) as result:
+            assert result.starts()[0]["ranks"] == 8 and result["traffic/bytes_rma"].sum() > 0
 
 
 def test_the_command(tmp_path, digits_file):
@@ -133,10 +189,10 @@ def data_of(fed, k):
     return out
 
 
-def test_blocks_of_clients(tmp_path, fields, one_rank):
+def test_blocks_of_clients(tmp_path, fields, suite):
     for kind in ("base", "cnn"):
         path = run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)
-        with Result(one_rank[kind]) as a, Result(path) as b:
+        with Result(suite[kind].file(ONE)) as a, Result(path) as b:
             assert b.starts()[0]["block"] == 4
             for exact in ("graph/chosen/indptr", "graph/chosen/senders", "round/gradient_steps"):
                 assert np.array_equal(a[exact], b[exact])
@@ -145,10 +201,10 @@ def test_blocks_of_clients(tmp_path, fields, one_rank):
             np.testing.assert_allclose(a["round/test_acc"], b["round/test_acc"], atol=0.02)
 
 
-def test_seeds_differ(tmp_path, fields, one_rank):
-    again = run_here(tmp_path / "again.h5", fields["base"], save_models=True, mixed=True)
+def test_seeds_differ(tmp_path, fields, suite):
+    again = run_here(tmp_path / "again.h5", fields["base"], **KEPT)
     other = run_here(tmp_path / "other.h5", fields["base"] | {"seed": 6, "partition_seed": 5, "rounds": 1})
-    with Result(one_rank["base"]) as a, Result(again) as b, Result(other) as c:
+    with Result(suite["base"].file(ONE)) as a, Result(again) as b, Result(other) as c:
         assert Result.same_numbers(a, b) and not Result.same_numbers(a, c)
         assert np.array_equal(a["client/class_counts"], c["client/class_counts"])
         assert not np.array_equal(a["round/val_loss"][0], c["round/val_loss"][0])

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import starts
 import torch
-from launch import differences, federation, mpirun, run_here, run_many, training_rows, validation
-from starts import cut_after
+from launch import differences, federation, mpirun, run_here, training_rows, validation
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi.data.partition import assemble, search_first, split
@@ -281,42 +279,6 @@ def test_the_window_has_no_place_for_who_has_diverged(tmp_path):
     (tmp_path / "gone.py").write_text(GONE)
     done = mpirun(4, "-m", "mpi4py", tmp_path / "gone.py")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-EVERYTHING = {"search_share": 0.5, "omega_period": 2, "drift": "0.5:3", "patience": 2, "participation": 0.8}
-COMBINED = [
-    {"method": "dpfl", "attack": "stale:0.3"},
-    {"method": "pairwise", "attack": "noise:0.3", "reach": "geometric:0.9"},
-    {"method": "fedavg", "attack": "scale:0.2", "on_divergence": "exclude"},
-    {"method": "dpfl", "attack": "backdoor:0.3", "budget": "uniform:2:6"},
-    {"method": "dpfl", "attack": "sign_flip:0.3", "newcomers": 0.3, "finetune_epochs": 1},
-    {"method": "fedrep", "newcomers": 0.3, "tau_train": 2},
-    {"reach": "geometric:0.8", "budget": "uniform:2:6", "flip_share": 0.3, "flipped_run_ggc": False, "finetune_epochs": 1},
-    {"averaging": "serial", "metric": "batch"},
-]  # fmt: skip
-
-
-def test_runs_with_all_controls_do_not_know_the_ranks(tmp_path):
-    plain = str(run_here(tmp_path / "plain.h5", SMALL))
-    runs = {f"all{i}": SMALL | EVERYTHING | {"rounds": 5} | more for i, more in enumerate(COMBINED)}
-    runs["replay"] = SMALL | {"method": "replay", "graphs": plain, "options": {"variant": "rewired"}}
-    runs["drawn"] = SMALL | {"method": "random_graph", "graphs": plain, "participation": 0.7}
-    three = run_many(3, tmp_path, runs, **{name: {"window_gb": 1e-4} for name in runs})
-    for name, fields in runs.items():
-        assert differences(run_here(tmp_path / f"{name}-here.h5", fields), three[name]) == [], fields
-
-
-@pytest.mark.parametrize("after", [1, 3])
-@pytest.mark.parametrize("i", [0, 2, 4, "replay"])
-def test_a_cut_run_goes_on(tmp_path, monkeypatch, i, after):
-    """Before the drift and after it, with clients that have stopped and liars that send what they sent first."""
-    if i == "replay":
-        graphs = str(starts.here(tmp_path / "dpfl.h5", starts.small()))
-        fields = starts.small(method="replay", graphs=graphs, options={"variant": "shuffled"})
-    else:
-        fields = starts.small(**EVERYTHING, **COMBINED[i]) | {"rounds": 5}
-    cut_after(monkeypatch, after, tmp_path / "run.h5", fields)
-    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
 
 
 def test_label_flip_is_flip_share_and_averages_are_over_the_benign(tmp_path):

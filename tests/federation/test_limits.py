@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-import starts
 import torch
 from launch import differences, federation, run_here, training_rows
 from mpi4py import MPI
@@ -65,6 +64,18 @@ def test_what_limits_nothing_names_no_other_run():
         ("available", "1 1 1", "at least 2 lines"),
         ("available", ("1 " * N + "\n") + ("0 " * N), "round 2 has no client"),
         ("available", "2 " * N + "\n" + "1 " * N, "zeros or ones"),
+        ("churn", "1 0", "must hold lines of a time, a client, and join or leave"),
+        ("churn", "1 0 joins", "whose line 1 is 1 0 joins; allowed are clients 0 to 8, join and leave"),
+        ("churn", "1 9 join", "whose line 1 is 1 9 join; allowed are clients 0 to 8"),
+        ("churn", "2 0 join\n1 1 join", "whose line 2 is earlier than the one before"),
+        ("churn", "1 0 leave\n2 0 leave", "client 0 does leave twice"),
+        ("network", "1 1 1 1 0\n" * 8, "must hold 9 lines .clients. of 5 numbers: step, image, up, down, latency"),
+        ("network", "1 1 1 1 0\n" * 8 + "1 1 1\n", "must hold 9 lines"),
+        ("network", "1 1 1 one 0\n" * N, "must hold 9 lines"),
+        ("network", "0,1,1,1,0\n" * N, "the step of client 0 is 0, allowed is a number from 1e-09 to 1000"),
+        ("network", "1,1,1,1,0\n" * 8 + "1,1,1,-1,0\n", "the down of client 8 is -1"),
+        ("network", "1,1,nan,1,0\n" * N, "the up of client 0 is nan"),
+        ("network", "1,1,1,1,-0.1\n" * N, "the latency of client 0 is -0.1"),
     ],
 )
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
@@ -375,14 +386,3 @@ def test_the_search_has_the_same_mean(block):
         whole = fed.scoring.reward(rows, pair, counted)
         fed.scoring.metric_batch = 0
         np.testing.assert_allclose(whole, fed.scoring.reward(rows, pair, counted), rtol=1e-6)
-
-
-def test_files_of_limits_are_read_from_the_command_line_too(tmp_path):
-    """Root has what they hold; the other ranks are told the settings alone."""
-    (tmp_path / "reach.txt").write_text("0 1\n1 0\n2 3\n3 2\n4 5\n5 4\n")
-    (tmp_path / "budget.txt").write_text("2 3 2 1 2 inf\n")
-    (tmp_path / "there.txt").write_text("1 1 1 1 1 0\n0 1 1 1 1 1\n")
-    files = {"reach": "reach.txt", "budget": "budget.txt", "available": "there.txt"}
-    fields = starts.small(rounds=2) | {flag: f"{tmp_path}/{name}" for flag, name in files.items()}
-    starts.finish(starts.start(2, starts.command(tmp_path / "two.h5", fields)))
-    assert starts.same(tmp_path / "two.h5", starts.here(tmp_path / "one.h5", fields))

@@ -5,7 +5,6 @@ import math
 import launch
 import numpy as np
 import pytest
-import starts
 import torch
 from launch import differences, federation, run_here
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
@@ -145,7 +144,7 @@ def test_steps_are_pytorchs(decoupled):
             assert torch.equal(rows[:, ~trained], w[:, ~trained]) and not memory[:, :16][:, ~trained].any()
 
 
-def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
+def test_its_memory_is_kept_and_reset():
     for state, steps in (("keep", 2), ("reset", 1)):
         with federation(FIELDS | {"optimizer": "adam", "momentum_state": state, "method": "local"}) as fed:
             w, per_epoch = fed.common_row(), -(-fed.clients.n_train // 32)
@@ -153,9 +152,6 @@ def test_its_memory_is_kept_reset_and_checkpointed(tmp_path, monkeypatch):
                 fed.begin_round(t)
                 fed.local_opt(w, 1)
             assert fed.training.momentum["w"][:, -1].tolist() == (steps * per_epoch).tolist()
-    fields = starts.small(method="fedrep", tau_train=2, optimizer="adam", lr_schedule="cosine")
-    starts.cut_after(monkeypatch, 2, tmp_path / "run.h5", fields)
-    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
 
 
 def rates(**fields):

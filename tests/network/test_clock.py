@@ -1,9 +1,12 @@
-"""The clocks of --network against numbers worked out by hand, and against a queue that takes one message after the other."""
+"""The clocks of --network, the figure `hours` and what `describe` says before a run, against numbers worked out by hand."""
+
+import re
 
 import numpy as np
 import pytest
-from launch import differences, run_here, run_many
+from launch import differences, run_here
 
+from dpfl_mpi import describe
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.network.clock import Clock, critical_path, queue
 from dpfl_mpi.network.profiles import NS, PROFILES, Speeds, speeds_of
@@ -113,13 +116,6 @@ def test_clocks_change_no_model_and_add_up(method, tmp_path):
             assert sent.tolist() == result["traffic/models_received"].sum(1).tolist()
 
 
-def test_clocks_are_the_same_on_any_ranks_and_after_a_checkpoint(tmp_path):
-    fields = SMALL | {"network": "hospitals", "participation": 0.7}
-    one = run_here(tmp_path / "one.h5", fields)
-    three = run_many(3, tmp_path, {"three": fields})["three"]
-    assert differences(one, three) == []
-
-
 def test_speeds_are_drawn_once_by_the_seed():
     drawn = [speeds_of(Run(**SMALL, network="phones", seed=seed).resolve()) for seed in (1, 1, 2)]
     assert drawn[0].step.tolist() == drawn[1].step.tolist() != drawn[2].step.tolist()
@@ -129,28 +125,54 @@ def test_speeds_are_drawn_once_by_the_seed():
     assert np.log(many.step).std() == pytest.approx(0.7, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("1 1 1 1 0\n" * 5, "must hold 6 lines .clients. of 5 numbers: step, image, up, down, latency"),
-        ("1 1 1 1 0\n" * 5 + "1 1 1\n", "must hold 6 lines"),
-        ("1 1 1 one 0\n" * 6, "must hold 6 lines"),
-        ("0,1,1,1,0\n" * 6, "the step of client 0 is 0, allowed is a number from 1e-09 to 1000"),
-        ("1,1,1,1,0\n" * 5 + "1,1,1,-1,0\n", "the down of client 5 is -1"),
-        ("1,1,nan,1,0\n" * 6, "the up of client 0 is nan"),
-        ("1,1,1,1,-0.1\n" * 6, "the latency of client 0 is -0.1"),
-    ],
-)
-def test_bad_networks_are_sentences(text, sentence, tmp_path):
-    (tmp_path / "net.csv").write_text(text)
-    with pytest.raises(UserError, match=sentence):
-        Run(**SMALL, network=str(tmp_path / "net.csv")).resolve()
-    with pytest.raises(UserError, match="--network is lan; allowed are phones, hospitals, campus, or a file"):
-        Run(network="lan").resolve()
-
-
 def test_a_file_of_speeds(tmp_path):
     (tmp_path / "net.csv").write_text("step,image,up,down,latency\n" + "0.1,0,inf,inf,0\n" * 6)
     run = Run(**SMALL, network=str(tmp_path / "net.csv")).resolve()
     assert speeds_of(run).up.tolist() == [np.inf] * 6
     assert run.key()["network"] == run.network.sha256
+
+
+class Made(dict):
+    """What a result with clocks of three clients has: two rounds, of which client 2 ends the last, waited for by client 0."""
+
+    path, last_round, benign = "made.h5", 1, np.array([True, True, False])
+
+    def __init__(self):
+        of = "round/best_test_acc", "network/end", "network/wait", "network/waited_for", "traffic/bytes_sent"
+        best, end, wait = [[0.5, 0.7, 0], [0.8, 0.9, 0]], [[36, 72, 36], [108, 72, 360]], [[0, 0, 0], [36, 0, 72]]
+        whom, sent = [[-1, -1, -1], [2, -1, 1]], [[1e9, 0, 0], [1e9, 5e8, 5e8]]
+        super().__init__((name, np.array(value)) for name, value in zip(of, (best, end, wait, whom, sent), strict=True))
+        self |= {"network/train": np.full((2, 3), 36.0), "network/choose": np.full((2, 3), 6.0)}
+
+
+def test_hours_and_gigabytes_by_hand():
+    hours = pytest.importorskip("dpfl_mpi.figures.hours")
+    lines = hours.measure(Made())
+    assert lines["accuracy"].tolist() == pytest.approx([60, 85])
+    assert lines["hours"].tolist() == pytest.approx([0.02, 0.1])
+    assert lines["gigabytes"].tolist() == pytest.approx([1, 3])
+    assert hours.waits(Made()).tolist() == pytest.approx([0, 0.02, 0.01])
+    row = hours.row_of(Made(), lines, 80)
+    # 252 s of work and 108 of waiting; 72 of 108 for client 1; the last way is client 2, who waited for client 1, from round 0 on
+    expected = {"accuracy": 85, "hours": 0.1, "gigabytes": 3, "hours to 80 %": 0.1, "gigabytes to 80 %": 3}
+    assert row == pytest.approx(expected | {"waiting, %": 30, "longest": 200 / 3, "critical": 100})
+    assert np.isnan(hours.row_of(Made(), lines, 90)["hours to 90 %"])
+    with pytest.raises(UserError, match="no simulated time; compute it with --network"):
+        hours.measure(type("Plain", (dict,), {"path": "x"})())
+
+
+@pytest.mark.parametrize(
+    ("method", "low", "high"), [("local", 1, 1), ("fedavg", 1, 1), ("random_graph", 0.9, 1.1), ("dpfl", 0.98, 1.5)]
+)
+def test_what_is_said_before_is_what_the_clocks_say(method, low, high, tmp_path, capsys):
+    """Alone and with a server to the second; along a graph, whose edges are not known, about; of a search rather more."""
+    fields = {"clients": 6, "rounds": 3, "tau_train": 1, "method": method, "network": "phones", "budget": 3}
+    flags = [f"--{name}={value}" for name, value in fields.items()]
+    assert describe.main([*flags, "--no-measure"]) == 0
+    said = re.search(r"simulated +about ([\d.]+) s before round 1, ([\d.]+) (s|min) in all", capsys.readouterr().out)
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        end = result["network/end"].max(1)
+    assert said
+    for seconds, unit, took in ((said[1], "s", end[0]), (said[2], said[3], end[-1])):
+        off, about = 31 * (unit == "min") + 0.1, float(seconds) * (60 if unit == "min" else 1)
+        assert low * took - off <= about <= high * took + off

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import starts
 import torch
-from launch import differences, federation, run_here, run_many, run_mpi
+from launch import differences, federation, run_here, run_many
 
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
@@ -15,7 +14,6 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 
 SMALL = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3}
-LATE = {"network": "phones", "staleness": 2}
 ALONE = ("/", "network/", "traffic/bytes_sent")  # what a network adds to a result
 
 
@@ -228,31 +226,6 @@ def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
         assert (result["network/waited_for"][3:, 1:] == 0).all()
 
 
-def test_stale_models_are_the_same_on_any_ranks(tmp_path):
-    (tmp_path / "net.csv").write_text("".join(f"0.{k},0.001,{k},{2 * k},0.01\n" for k in range(1, 7)))
-    fields = SMALL | LATE | {"codec": "topk:0.2", "participation": 0.8, "network": str(tmp_path / "net.csv")}
-    one = run_here(tmp_path / "one.h5", fields)
-    assert differences(one, run_mpi(3, tmp_path / "three.h5", fields)) == []
-    with Result(one) as result:
-        assert result["network/age"].sum() > 0
-
-
-def test_a_search_by_loss_takes_old_models_too(tmp_path):
-    (tmp_path / "net.csv").write_text("1,0.001,5,5,0.1\n" + "0.1,0.001,5,5,0.1\n" * 5)
-    fields = SMALL | {"method": "dpfl_choice", "options": {"order": "loss"}, "staleness": 2}
-    fields |= {"network": str(tmp_path / "net.csv")}
-    one = run_here(tmp_path / "one.h5", fields)
-    assert differences(one, run_mpi(3, tmp_path / "three.h5", fields)) == []
-    with Result(one) as result:
-        assert result["network/age"].sum() > 0
-
-
-def test_a_cut_run_goes_on_with_its_clocks_and_what_is_on_the_wire(tmp_path, monkeypatch):
-    fields = starts.small(**LATE, codec="topk:0.2", participation=0.8)
-    starts.cut_after(monkeypatch, 3, tmp_path / "run.h5", fields)
-    assert starts.same(starts.here(tmp_path / "run.h5", fields), starts.here(tmp_path / "whole.h5", fields))
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -265,6 +238,8 @@ def test_a_cut_run_goes_on_with_its_clocks_and_what_is_on_the_wire(tmp_path, mon
         ({"send": "body"}, "--send is body; allowed are all, layers=body"),
         ({"send": "layers=body", "method": "pairwise"}, "pairwise scores models as they come"),
         ({"codec": "int8", "averaging": "serial"}, "--averaging is serial"),
+        ({"network": "lan"}, "--network is lan; allowed are phones, hospitals, campus, or a file"),
+        *(({"churn": text}, f"--churn is {text}; allowed are LEAVE:JOIN") for text in ("0:0.5", "0.5", "2:1")),
     ],
 )
 def test_bad_settings_are_sentences(fields, sentence):
