@@ -105,16 +105,30 @@ class Twin:
             w = self.step(k, name, w, self.gradient(w, batch, extra), columns)
         return w
 
+    def loss(self, k, w):
+        """The mean loss of row w on client k's training samples."""
+        return cross_entropy(self.model(w)(self.data[k][0]), self.data[k][1]).item()
+
     def mean(self, rows):
         return sum(float(p) * w.double() for p, w in zip(self.p, rows, strict=True)).float()
 
+    def over(self, members, w, a=None):
+        """The mean of the members' rows, weighted by `a`, or p."""
+        a = self.p if a is None else a
+        return (sum(float(a[j]) * w[j].double() for j in members) / sum(a[j] for j in members)).float()
+
+    def peers(self, mix):
+        """The rounds of a method in which all train and then make new rows of all rows, `mix(w, t)`."""
+        w = [self.start] * N
+        yield w
+        for t in range(1, ROUNDS + 1):
+            w = [self.local(k, w[k], (t - 1) * TAU) for k in range(N)]
+            yield w
+            w = mix(w, t)
+
 
 def twin_local(tw, o):
-    w = [tw.start] * N
-    yield w
-    for t in range(ROUNDS):
-        w = [tw.local(k, w[k], t * TAU) for k in range(N)]
-        yield w
+    return tw.peers(lambda w, t: w)
 
 
 def twin_fedavg(tw, o, extra=lambda w: None):
@@ -293,62 +307,47 @@ def twin_fedala(tw, o):
 
 
 def twin_pens(tw, o):
-    w, taken = [tw.start] * N, np.zeros((N, N))
-    most = tw.run.most_senders
-    first = round(o["first_step"] * ROUNDS)
-    yield w
-    for t in range(1, ROUNDS + 1):
-        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
-        yield w
-        new = []
-        for k in range(N):
-            draw = keyed(tw.run.seed, 4, k, t * 1000).permutation
-            everyone = np.array([j for j in range(N) if j != k])
-            if t <= first:
-                x, y = tw.data[k]
-                of = {j: cross_entropy(tw.model(w[j])(x), y).item() for j in draw(everyone)[:most].tolist()}
-                chosen = sorted(of, key=of.get)[: o["m"]]
-                taken[k, chosen] += 1
-            else:
-                liked = [j for j in everyone if taken[k, j] > first * o["m"] / (N - 1)]
-                chosen = draw(np.array(liked or everyone))[:most]
-            members = [k, *chosen]
-            new.append((sum(tw.p[j] * w[j].double() for j in members) / sum(tw.p[j] for j in members)).float())
-        w = new
+    taken, most, first = np.zeros((N, N)), tw.run.most_senders, round(o["first_step"] * ROUNDS)
+
+    def of(k, w, t):
+        draw = keyed(tw.run.seed, 4, k, t * 1000).permutation
+        everyone = np.array([j for j in range(N) if j != k])
+        if t <= first:
+            chosen = sorted(draw(everyone)[:most].tolist(), key=lambda j: tw.loss(k, w[j]))[: o["m"]]
+            taken[k, chosen] += 1
+            return chosen
+        liked = [j for j in everyone if taken[k, j] > first * o["m"] / (N - 1)]
+        return draw(np.array(liked or everyone))[:most]
+
+    return tw.peers(lambda w, t: [tw.over([k, *of(k, w, t)], w) for k in range(N)])
 
 
 def twin_dac(tw, o, weighted=False):
-    w, s, met, most = [tw.start] * N, np.zeros((N, N)), np.zeros((N, N), bool), tw.run.most_senders
-    x0 = tw.start.double()
+    s, met, most = np.zeros((N, N)), np.zeros((N, N), bool), tw.run.most_senders
 
-    def similarity(i, row):
-        loss = cross_entropy(tw.model(row)(tw.data[i][0]), tw.data[i][1]).item()
-        a, b = w[i].double(), row.double()
+    def similarity(i, own, row):
+        a, b, x0 = own.double(), row.double(), tw.start.double()
         cosine = torch.nn.functional.cosine_similarity
-        l2 = 1 / max(float((a - b).norm()), 1e-12)
-        return {"loss": 1 / loss, "l2": l2, "cosine": cosine(a, b, 0), "update": cosine(a - x0, b - x0, 0)}[
-            o["similarity"]
-        ]
+        of = {"loss": 1 / tw.loss(i, row), "l2": 1 / max(float((a - b).norm()), 1e-12), "cosine": cosine(a, b, 0)}
+        return (of | {"update": cosine(a - x0, b - x0, 0)})[o["similarity"]]
 
-    yield w
-    for t in range(1, ROUNDS + 1):
-        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
-        yield w
+    def mix(w, t):
         old, new = s.copy(), []
         tau = 2 * o["tau"] / (1 + np.exp(-0.2 * (t - 2))) - o["tau"] + 1
         for i in range(N):
             noise = keyed(tw.run.seed, 15, i, t).gumbel(size=N) + (tau * s[i] if t > 1 else 0)
             chosen = sorted((j for j in range(N) if j != i), key=lambda j: -noise[j])[:most]
-            s[i, chosen] = [similarity(i, w[j]) for j in chosen]
+            s[i, chosen] = [similarity(i, w[i], w[j]) for j in chosen]
             met[i, chosen] = True
             for j in set(range(N)) - {i, *chosen}:
                 knows = [k for k in chosen if old[k, j] > 0]
                 if knows and not met[i, j]:
                     s[i, j] = old[max(knows, key=lambda k: s[i, k]), j]
-            a = {j: max(s[i, j], 0) if weighted else tw.p[j] for j in chosen}
-            a[i] = similarity(i, w[i]) if weighted else tw.p[i]
-            new.append((sum(a[j] * w[j].double() for j in a) / sum(a.values())).float())
-        w = new
+            a = {j: max(s[i, j], 0) for j in chosen} | {i: similarity(i, w[i], w[i])} if weighted else None
+            new.append(tw.over([*chosen, i], w, a))
+        return new
+
+    return tw.peers(mix)
 
 
 def twin_fedsim(tw, o):
@@ -362,20 +361,16 @@ def random_senders(tw, t):
 
 def twin_pfedsv(tw, o):
     """By the formula over subsets: a coalition S without j counts |S|! (m - 1 - |S|)! / m!."""
-    w, r = [tw.start] * N, np.zeros((N, N))
-    yield w
-    for t in range(1, ROUNDS + 1):
-        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
-        yield w
+    r = np.zeros((N, N))
+
+    def mix(w, t):
         new = []
         for k in range(N):
             near = keyed(tw.run.seed, 4, k, t * 1000).permutation([j for j in range(N) if j != k])
             members = [k, *sorted(near, key=lambda j: -r[k, j])[: tw.run.most_senders]]
-            x, y = tw.data[k]
 
-            def v(s, x=x, y=y, w=w):
-                mean = (sum(w[j].double() for j in s) / len(s)).float() if s else None
-                return -cross_entropy(tw.model(mean)(x), y).item() if s else -np.log(10)
+            def v(s, k=k):
+                return -tw.loss(k, tw.over(s, w, np.ones(N))) if s else -np.log(10)
 
             m, phi = len(members), {}
             for j in members:
@@ -385,9 +380,10 @@ def twin_pfedsv(tw, o):
                 phi[j] = sum(a * (v((*s, j)) - v(s)) for a, s in zip(share, sets, strict=True))
                 r[k, j] = 0.2 * r[k, j] + 0.8 * phi[j]
             a = {j: max(phi[j], 0) for j in members}
-            mean = sum(a[j] * w[j].double() for j in members) / (sum(a.values()) or 1)
-            new.append(mean.float() if sum(a.values()) else w[k])
-        w = new
+            new.append(tw.over(members, w, a) if sum(a.values()) else w[k])
+        return new
+
+    return tw.peers(mix)
 
 
 def twin_dfedpgp(tw, o):
@@ -419,8 +415,7 @@ def twin_facade(tw, o):
         cluster = []
         for k in range(N):
             models = [w[k].masked_scatter(head, h) for h in heads[k]]
-            loss = [cross_entropy(tw.model(m)(tw.data[k][0]), tw.data[k][1]).item() for m in models]
-            cluster.append(int(np.argmin(loss)))
+            cluster.append(int(np.argmin([tw.loss(k, m) for m in models])))
             w[k] = tw.local(k, models[cluster[k]], (t - 1) * TAU)
             heads[k][cluster[k]] = w[k][head]
         yield list(w)
@@ -435,22 +430,18 @@ def twin_facade(tw, o):
 
 
 def twin_sketch(tw, o):
-    w = [tw.start] * N
-    yield w
-    for t in range(1, ROUNDS + 1):
-        w = [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
-        yield w
-        signature = []
+    def mix(w, t):
+        signature, new = [], []
         for row in w:
             moved = (row - tw.start).numpy().astype(float)
             moved[np.argsort(-abs(moved), kind="stable")[o["entries"] :]] = 0
             signature.append(moved / np.linalg.norm(moved))
-        new = []
         for k in range(N):
             others = sorted((j for j in range(N) if j != k), key=lambda j, k=k: -(signature[k] @ signature[j]))
-            s = [k, *others[: tw.run.most_senders]]
-            new.append((sum(tw.p[j] * w[j].double() for j in s) / sum(tw.p[j] for j in s)).float())
-        w = new
+            new.append(tw.over([k, *others[: tw.run.most_senders]], w))
+        return new
+
+    return tw.peers(mix)
 
 
 def twin_cobo(tw, o):
