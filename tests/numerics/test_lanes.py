@@ -37,23 +37,31 @@ BORDER = 4
 
 
 class Setting:
-    """A net with random weights in the three ways that a test compares, and images with a border."""
+    """A net with random weights in the three ways that a test compares, and its samples; images of bytes have a border."""
 
-    def __init__(self, module, shape, classes, seed=0, form="", m=40, path=native.LIBRARY):
-        self.ensemble = Ensemble(module, (0.4,) * shape[2], (0.25,) * shape[2], torch.device("cpu"))
+    def __init__(self, module, shape, classes, seed=0, form="", m=40, path=native.LIBRARY, dtype="uint8"):
+        moments = (0.4, 0.25) if dtype == "uint8" else (0.1, 1.5)
+        mean, std = ((moment,) * shape[-1] for moment in moments)
+        self.ensemble = Ensemble(module, mean, std, torch.device("cpu"), dtype=dtype)
         rng = np.random.default_rng(seed)
         self.row = self.ensemble.initial_row("kaiming", rng).clone()
         for name, layer in self.ensemble.layers(self.row[None]).items():
-            if name.endswith("bias"):
-                layer[0] = torch.from_numpy(rng.uniform(-0.2, 0.2, layer.shape[1:]).astype(np.float32))
-        self.module, self.shape, self.classes, self.m = module, shape, classes, m
+            if name.endswith("bias") or layer.dim() == 2:  # a norm's scale
+                layer[0] += torch.from_numpy(rng.uniform(-0.2, 0.2, layer.shape[1:]).astype(np.float32))
+        self.module, self.shape, self.classes, self.m, self.dtype = module, shape, classes, m, dtype
         nn.utils.vector_to_parameters(self.row[: self.ensemble.size], module.parameters())
-        self.native = Native(module, shape, self.ensemble.scale, self.ensemble.shift, form, path)
-        self.pixels = rng.integers(0, 256, (m, *shape), dtype=np.uint8)
-        padded = np.pad(self.pixels, ((0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)))
+        self.native = self.in_form(form, path)
+        draw = {"uint8": (rng.integers, 0, 256), "float32": (rng.normal, 0, 1), "int32": (rng.integers, 0, 17)}[dtype]
+        self.pixels = draw[0](*draw[1:], (m, *shape)).astype(dtype)
+        border = (0, 0), *[(BORDER, BORDER)] * 2, (0, 0)
+        padded = np.pad(self.pixels, border) if dtype == "uint8" else self.pixels
         self.labels = rng.integers(0, classes, m)
         self.images = self.native.images(padded, self.labels)
         self.rng = rng
+
+    def in_form(self, form, path=native.LIBRARY):
+        scale, shift = self.ensemble.scale, self.ensemble.shift
+        return Native(self.module, self.shape, scale, shift, form, path, dtype=self.dtype)
 
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
@@ -63,15 +71,17 @@ class Setting:
         return loss, g
 
     def autograd(self, order, dtype=torch.float64, crop=None):
-        """The loss and gradient of an nn.Module."""
-        module = copy.deepcopy(self.module).to(dtype)
-        pixels = self.pixels[order]
+        """The loss, the gradient and the logits of an nn.Module."""
+        module, x = copy.deepcopy(self.module).to(dtype), self.pixels[order]
         if crop is not None:
-            pixels = np.stack([crop_and_flip(x, *c) for x, c in zip(pixels, crop.T.tolist(), strict=True)])
-        x = torch.from_numpy(pixels).to(dtype) * self.ensemble.scale.to(dtype) + self.ensemble.shift.to(dtype)
-        loss = nn.functional.cross_entropy(module(x.permute(0, 3, 1, 2)), torch.from_numpy(self.labels[order]))
+            x = np.stack([crop_and_flip(image, *c) for image, c in zip(x, crop.T.tolist(), strict=True)])
+        x = torch.from_numpy(x)
+        if self.dtype != "int32":
+            x = x.to(dtype) * self.ensemble.scale.to(dtype) + self.ensemble.shift.to(dtype)
+        logits = module(x.movedim(-1, 1) if x.dim() == 4 else x)
+        loss = nn.functional.cross_entropy(logits, torch.from_numpy(self.labels[order]))
         loss.backward()
-        return loss.item(), row_from_grads(module, self.ensemble.width)
+        return loss.item(), row_from_grads(module, self.ensemble.width), logits.detach()
 
 
 def numbers(order):
@@ -94,7 +104,7 @@ def test_gradient_is_autograds(kind, size):
     net = make(kind)
     order = net.rng.permutation(net.m)[:size]
     loss, g = net.gradient(order)
-    want_loss, want = net.autograd(order, torch.float32)
+    want_loss, want, _ = net.autograd(order, torch.float32)
     assert loss == pytest.approx(want_loss, rel=5e-6)
     assert float((g - want).abs().max()) <= 1e-5 * max(1.0, float(want.abs().max()))
     assert float(want.abs().max()) > 1e-2
@@ -111,7 +121,7 @@ def test_gradient_is_closer_to_float64_than_torchs(kind):
         net = make(kind, seed)
         for size in (1, 5, 16, 17, 32) * 2:
             order = net.rng.permutation(net.m)[:size]
-            (loss, g), (want_loss, exact) = net.gradient(order), net.autograd(order)
+            (loss, g), (want_loss, exact, _) = net.gradient(order), net.autograd(order)
             assert loss == pytest.approx(want_loss, rel=5e-6, abs=5e-7)
             ratios.append(distance(g, exact) / distance(net.autograd(order, torch.float32)[1], exact))
     assert np.median(ratios) < (1 if torch.backends.mkldnn.enabled else 1.1)
@@ -130,7 +140,7 @@ def test_gradient_of_any_size(shape, channels, units, classes, size, form):
     net = Setting(cnn.CNN(shape, classes, channels, units), shape, classes, form=form if form in FORMS else "")
     order = net.rng.permutation(net.m)[:size]
     loss, g = net.gradient(order)
-    want_loss, want = net.autograd(order)
+    want_loss, want, _ = net.autograd(order)
     assert loss == pytest.approx(want_loss, rel=2e-6, abs=1e-7)
     assert distance(g, want) < 2e-5
 
@@ -150,7 +160,7 @@ def test_crops_and_flips_at_the_borders(kind):
     crop = np.array([(y, x, f) for y in (0, 3, 8) for x in (0, 4, 8) for f in (0, 1)], np.uint8).T
     order = net.rng.permutation(net.m)[: crop.shape[1]]
     loss, g = net.gradient(order, np.ascontiguousarray(crop))
-    want_loss, want = net.autograd(order, crop=crop)
+    want_loss, want, _ = net.autograd(order, crop=crop)
     assert loss == pytest.approx(want_loss, rel=1e-6)
     assert distance(g, want) < 2e-6
     assert distance(net.gradient(order)[1], want) > 1e-2

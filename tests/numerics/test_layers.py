@@ -1,24 +1,20 @@
 """Each kind of layer in C against PyTorch's gradient in float64, alone and in random networks, and to the bit in every form."""
 
-import copy
 import random
-import shutil
 
 import numpy as np
 import pytest
 import torch
+from test_lanes import Setting, distance, numbers
 from torch import nn
 from torch.nn import functional
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import resnet, text
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.native import Native
+from dpfl_mpi.numerics.ensemble import Block
 
-if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
-    pytest.skip("no C compiler built the kernels", allow_module_level=True)
-CLASSES, M = 5, 24
+CLASSES = 5
 IMAGE, LINES, VECTOR, TOKENS = ((9, 10, 3), "uint8"), ((1, 33, 4), "float32"), ((22,), "float32"), ((7,), "int32")
 
 
@@ -188,69 +184,32 @@ NETS = {
 }  # fmt: skip
 
 
-class Trial:
-    """A module with random weights, its ensemble and its samples."""
-
-    def __init__(self, build, kind, seed=0):
-        torch.manual_seed(seed)
-        self.shape, self.dtype = kind
-        self.module, rng = build(self.shape), np.random.default_rng(seed)
-        with torch.no_grad():
-            for p in self.module.parameters():
-                p.add_(torch.randn_like(p) * 0.1)
-        mean, std = (0.4, 0.25) if self.dtype == "uint8" else (0.1, 1.5)
-        axes = self.shape[-1]
-        self.ensemble = Ensemble(self.module, (mean,) * axes, (std,) * axes, torch.device("cpu"), dtype=self.dtype)
-        self.row = self.ensemble.zeros(1)[0]
-        self.row[: self.ensemble.size] = nn.utils.parameters_to_vector(self.module.parameters()).detach()
-        size = (M, *self.shape)
-        self.x = {
-            "uint8": lambda: rng.integers(0, 256, size, dtype=np.uint8),
-            "float32": lambda: rng.normal(size=size).astype(np.float32),
-            "int32": lambda: rng.integers(0, 17, size).astype(np.int32),
-        }[self.dtype]()
-        self.y, self.order = rng.integers(0, CLASSES, M), rng.permutation(M)[:19].astype(np.int32)
-
-    def native(self, form):
-        return Native(self.module, self.shape, self.ensemble.scale, self.ensemble.shift, form, dtype=self.dtype)
-
-    def autograd(self, dtype):
-        """Loss, gradient and logits of the module."""
-        module = copy.deepcopy(self.module).to(dtype)
-        x = self.ensemble.module_input(self.ensemble.normalise(torch.from_numpy(self.x[self.order])[None]))[0]
-        logits = module(x if self.dtype == "int32" else x.to(dtype))
-        loss = functional.cross_entropy(logits, torch.from_numpy(self.y[self.order]))
-        gradients = torch.autograd.grad(loss, list(module.parameters()))
-        return loss.item(), torch.cat([g.reshape(-1) for g in gradients]).double(), logits.detach().double()
-
-    def kernels(self, form):
-        """The same of the kernels, from a work space that other numbers were computed in."""
-        kernels = self.native(form)
-        images, g = kernels.images(self.x, self.y), torch.full_like(self.row, 7.0)
-        kernels.gradient(self.row * -2, g, images, self.order[::-1].copy())
-        loss = kernels.gradient(self.row, g, images, self.order)
-        scores = kernels.score(torch.stack([self.row, self.row * 0.9]), images, self.order, logits=True)
-        return loss, g, torch.from_numpy(scores.logits)
+def trial(build, kind, seed=0):
+    """A net with random weights and 24 samples."""
+    torch.manual_seed(seed)
+    return Setting(build(kind[0]), kind[0], CLASSES, seed, m=24, dtype=kind[1])
 
 
-def compare(trial):
+def compare(net):
     """Assert that the kernels' gradient is as close to float64's as PyTorch's, and the same in every form."""
-    (loss, exact, logits), (_, single, _) = trial.autograd(torch.float64), trial.autograd(torch.float32)
-    first = trial.kernels("")
-    for form in native.forms()[1:]:
-        own = trial.kernels(form)
-        assert own[0] == first[0] and torch.equal(own[1], first[1]) and torch.equal(own[2], first[2]), form
-    size = len(exact)
-    error = float((first[1][:size].double() - exact).norm() / exact.norm())
-    assert error < max(1e-6, 3 * float((single - exact).norm() / exact.norm()))
-    assert first[0] == pytest.approx(loss, rel=2e-6, abs=1e-6)
-    torch.testing.assert_close(first[2][0].double(), logits, rtol=1e-5, atol=1e-5)
-    assert not first[1][size:].any() and float(exact.norm()) > 1e-3
+    order = numbers(net.rng.permutation(net.m)[:19])
+    (loss, exact, logits), (_, single, _) = net.autograd(order), net.autograd(order, torch.float32)
+    found = []
+    for form in native.forms():
+        net.native = net.in_form(form)
+        net.gradient(order[::-1].copy(), row=net.row * -2)  # a work space that other numbers were computed in
+        scores = net.native.score(torch.stack([net.row, net.row * 0.9]), net.images, order, logits=True)
+        found.append((*net.gradient(order), torch.from_numpy(scores.logits)))
+        assert found[-1][0] == found[0][0] and all(map(torch.equal, found[-1][1:], found[0][1:])), form
+    assert distance(found[0][1], exact) < max(1e-6, 3 * distance(single, exact))
+    assert found[0][0] == pytest.approx(loss, rel=2e-6, abs=1e-6)
+    torch.testing.assert_close(found[0][2][0].double(), logits, rtol=1e-5, atol=1e-5)
+    assert float(exact.norm()) > 1e-3
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_gradient_of_each_layer(name):
-    compare(Trial(*NETS[name]))
+    compare(trial(*NETS[name]))
 
 
 def drawn(seed):
@@ -273,26 +232,25 @@ def drawn(seed):
 @pytest.mark.parametrize("seed", range(24))
 def test_gradient_of_random_networks(seed):
     side = random.Random(seed + 1000)
-    compare(Trial(drawn(seed), ((side.randint(7, 12), side.randint(7, 12), 3), "uint8"), seed))
+    compare(trial(drawn(seed), ((side.randint(7, 12), side.randint(7, 12), 3), "uint8"), seed))
 
 
 @pytest.mark.parametrize("form", native.forms())
 def test_dropout_draws_as_keyed(form):
     """Masks by key, step and layer: the gradient is `Ensemble.gradient`'s with the same key; scoring drops nothing."""
     body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
-    trial = Trial(head(*body, pooled=False), IMAGE)
-    kernels, key = trial.native(form), np.array([2**62 + 12345])
-    images, g = kernels.images(trial.x, trial.y), torch.zeros_like(trial.row)
-    block = Block(trial.ensemble, trial.row[None].clone())
-    x = trial.ensemble.normalise(torch.from_numpy(trial.x[trial.order])[None])
-    y, weight = torch.from_numpy(trial.y[trial.order])[None], torch.full((1, 19), 1 / 19)
+    net = trial(head(*body, pooled=False), IMAGE)
+    net.native, key, g = net.in_form(form), np.array([2**62 + 12345]), torch.zeros_like(net.row)
+    order, block = numbers(net.rng.permutation(net.m)[:19]), Block(net.ensemble, net.row[None].clone())
+    x = net.ensemble.normalise(torch.from_numpy(net.pixels[order])[None])
+    y, weight = torch.from_numpy(net.labels[order])[None], torch.full((1, 19), 1 / 19)
     with torch.no_grad():
-        want = float(trial.ensemble.gradient(block, x, y, weight, torch.from_numpy(key)))
-    assert kernels.gradient(trial.row, g, images, trial.order, keys=key) == pytest.approx(want, rel=1e-5)
+        want = float(net.ensemble.gradient(block, x, y, weight, torch.from_numpy(key)))
+    assert net.native.gradient(net.row, g, net.images, order, keys=key) == pytest.approx(want, rel=1e-5)
     torch.testing.assert_close(g, block.g[0], rtol=1e-4, atol=1e-6)
-    assert kernels.gradient(trial.row, g, images, trial.order) != pytest.approx(want, rel=1e-3)
-    scores = kernels.score(trial.row[None], images, trial.order, logits=True).logits[0]
-    torch.testing.assert_close(torch.from_numpy(scores), trial.autograd(torch.float32)[2].float(), rtol=1e-4, atol=1e-5)
+    assert net.gradient(order)[0] != pytest.approx(want, rel=1e-3)
+    scores = net.native.score(net.row[None], net.images, order, logits=True).logits[0]
+    torch.testing.assert_close(torch.from_numpy(scores), net.autograd(order, torch.float32)[2], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
