@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, run_here, run_mpi
+from launch import differences, federation, run_here, run_many
 
 from dpfl_mpi.engine import after
 from dpfl_mpi.methods import dpfl, fedprox
@@ -18,15 +18,21 @@ LOCAL = SMALL | {"method": "local"}
 TUNED = LOCAL | {"finetune_epochs": 1}
 
 
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """Of two methods the base Run, and the tuned one on two ranks from its models."""
+    at = tmp_path_factory.mktemp("tuned")
+    fields = {name: SMALL | {"method": name, "participation": 0.7} for name in ("fedprox", "dpfl")}
+    base = {n: run_here(Run(**f).resolve().path(at), f, save_models=True) for n, f in fields.items()}
+    more = {n: f | {"finetune_epochs": 3} for n, f in fields.items()}
+    out = run_many(2, at, more, **{n: {"results": str(at)} for n in more})
+    return {n: (more[n], base[n], out[n]) for n in more}
+
+
 @pytest.mark.parametrize("method", ["fedprox", "dpfl"])
-def test_finetuning_from_the_base_run_is_finetuning(method, tmp_path):
-    fields = SMALL | {"method": method, "participation": 0.7}
-    tuned = Run(**fields, finetune_epochs=3).resolve()
-    base = run_here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
-    more = fields | {"finetune_epochs": 3}
-    again = run_here(tmp_path / "again" / "run.h5", more, results=str(tmp_path / "elsewhere"))
-    path = run_mpi(2, tuned.path(tmp_path), more, results=tmp_path)
-    assert differences(path, again) == []
+def test_finetuning_from_the_base_run_is_finetuning(method, tuned, tmp_path):
+    fields, base, path = tuned[method]
+    assert differences(path, run_here(tmp_path / "run.h5", fields, results=str(tmp_path))) == []
     with Result(path) as result, Result(base) as before:
         assert np.array_equal(result["round/test_acc"], before["round/test_acc"], equal_nan=True)
         assert result["finetune/test_acc"].shape == (4, N)

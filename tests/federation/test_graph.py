@@ -18,6 +18,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.models import mlp
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.settings.search import Rule
 
 N = 7
@@ -283,7 +284,7 @@ FIELDS = {"clients": 5, "rounds": 2, "budget": 4, "tau_train": 1}
 METHOD = """
 import torch
 from dpfl_mpi.methods import Method
-METHOD = Method(searches=False)
+METHOD = Method(searches=False, topology="TOPOLOGY", every_row=EVERY)
 
 def init(fed):
     w = fed.common_row()
@@ -292,7 +293,7 @@ def init(fed):
 
 def round(fed, state, t):
     w = fed.local_opt(state["client"]["w"], 1)
-    chosen = fed.collect([[(k + i) % fed.n for i in (1, 2, 3)] for k in fed.ids])
+    chosen = fed.collect([sorted({(k + i) % fed.n for i in (1, 2, 3)} - {k}) for k in fed.ids])
     DO
     fed.evaluate(w)
     return {"client": {"w": w}, "shared": {"chosen": chosen}}
@@ -312,24 +313,40 @@ GONE = {
 }
 
 
-@pytest.fixture
-def method(tmp_path):
-    def write(do):
-        (tmp_path / "mine.py").write_text(METHOD.replace("DO", do))
-        return str(tmp_path / "mine.py")
-
-    return write
+SQUARE = """import numpy as np
+    a = np.random.default_rng(t).random((fed.n, fed.n))[fed.ids] * (np.arange(fed.n) != 2)
+    w = fed.average(w, chosen, weights=a)"""
+SEVEN = {"clients": 7, "rounds": 2, "tau_train": 1}
 
 
-def test_rows_may_be_trained_on_before_they_are_averaged(method, tmp_path):
-    fields = FIELDS | {"method": method(TRAINED_ON)}
-    few, narrow = {"ranks": 2}, {"ranks": 2, "window_gb": 3.7e-5}
-    out = run_many(6, tmp_path, dict.fromkeys(["few", "narrow", "six"], fields), few=few, narrow=narrow)
-    alone = run_here(tmp_path / "alone.h5", fields)
-    assert [differences(alone, path) for path in out.values()] == [[], [], []]
+def written(at, do, topology="graph", every_row=0):
+    """Write a method whose rounds do this; return its file."""
+    text = METHOD.replace("DO", do).replace("TOPOLOGY", topology).replace("EVERY", str(every_row))
+    if topology == "server":
+        text = text.replace(', "chosen": chosen', "").replace("w, chosen, weights", "w, weights")
+    path = at / f"{topology}{len(list(at.iterdir()))}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def squares(at, topology):
+    return SEVEN | {"method": written(at, SQUARE, topology)} | ({"budget": 4} if topology == "graph" else {})
+
+
+def test_what_is_averaged_has_the_same_bits_on_any_ranks(tmp_path):
+    """Rows that are trained on before they are averaged, also through a narrow window and where a rank has no client; a matrix times the rows."""
+    trained = FIELDS | {"method": written(tmp_path, TRAINED_ON)}
+    runs = {"few": trained, "narrow": trained, "three": trained, "empty": trained | {"clients": 2}}
+    for topology in ("graph", "server"):
+        runs |= dict.fromkeys((f"{topology} on 2", topology), squares(tmp_path, topology))
+    two = {name: {"ranks": 2} for name in ("few", "narrow", "graph on 2", "server on 2")}
+    two["narrow"]["window_gb"] = 3.7e-5
+    out = run_many(3, tmp_path, runs, **two)
     bytes_put = {name: int(Result(path)["traffic/bytes_rma"].sum()) for name, path in out.items()}
     # a sender that two clients of a rank want is sent to it in more than one pass
     assert bytes_put["narrow"] > bytes_put["few"]
+    for name, fields in runs.items():
+        assert differences(run_here(tmp_path / f"{name}, alone.h5", fields), out[name]) == [], name
 
 
 @pytest.mark.parametrize("block", [1, 3])
@@ -351,15 +368,15 @@ def test_what_is_averaged_is_what_was_sent(block):
 
 
 @pytest.mark.parametrize("what", GONE)
-def test_what_is_no_longer_here_is_refused(method, tmp_path, what):
-    fields = FIELDS | {"method": method(GONE[what])}
+def test_what_is_no_longer_here_is_refused(tmp_path, what):
+    fields = FIELDS | {"method": written(tmp_path, GONE[what])}
     with pytest.raises(UserError, match=r"^models that fed.exchange or fed.every_row received are used after"):
         run_here(tmp_path / "run.h5", fields)
 
 
-def test_all_ranks_end_where_it_is_no_longer_here(method, tmp_path):
-    flags = [f"--{name}={value}" for name, value in (FIELDS | {"method": method(GONE["every_row"])}).items()]
-    done = mpirun(6, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
+def test_all_ranks_end_where_it_is_no_longer_here(tmp_path):
+    flags = to_flags(FIELDS | {"clients": 2, "method": written(tmp_path, GONE["every_row"])})
+    done = mpirun(3, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "only those of the last sending are here" in lines[0]
@@ -388,10 +405,10 @@ mail.MailRoom.__init__ = separate
 @pytest.mark.parametrize(
     ("ranks", "most", "more", "slots"), [(3, 2, "", ["2 2 3 "] * 3), (2, 256, AS_ON_A_GPU, ["3 3 2 ", "4 4 3 "])]
 )
-def test_every_row_comes_in_passes_of_one_window(method, ranks, most, more, slots, tmp_path):
+def test_every_row_comes_in_passes_of_one_window(ranks, most, more, slots, tmp_path):
     """At most MOST_ROWS rows at a time, through a window that each run makes once, also where what is sent is a tensor of its own."""
-    runs = {name: {"clients": 7, "rounds": 2, "tau_train": 1, "method": name} for name in ("pfedgraph", "cobo")}
-    runs["mine"] = FIELDS | {"method": method(TRAINED_ON)}
+    runs = {name: SEVEN | {"method": name} for name in ("pfedgraph", "cobo")}
+    runs["mine"] = FIELDS | {"method": written(tmp_path, TRAINED_ON)}
     out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most) + more)
     assert sorted(path.read_text() for path in tmp_path.glob("*.slots")) == slots
     for name, fields in runs.items():
@@ -407,21 +424,11 @@ def test_kept_rows_are_copies():
         assert torch.equal(torch.stack(kept), before)
 
 
-SQUARE = """a = np.random.default_rng(t).random((fed.n, fed.n))[fed.ids] * (np.arange(fed.n) != 2)
-    w = fed.average(w, CHOSENweights=a)"""
-
-
 @pytest.mark.parametrize("topology", ["graph", "server"])
-def test_a_matrix_times_the_rows_has_the_same_bits_on_any_ranks(method, topology, tmp_path):
+def test_a_matrix_times_the_rows(topology, tmp_path):
     """Weights of all rows at a server, and of the senders along a graph; of client 2 nobody takes anything."""
-    along = topology == "graph"
-    path = method("import numpy as np\n    " + SQUARE.replace("CHOSEN", "chosen, " * along))
-    text = (tmp_path / "mine.py").read_text().replace("searches=False", f"searches=False, topology={topology!r}")
-    (tmp_path / "mine.py").write_text(text if along else text.replace(', "chosen": chosen', ""))
-    fields = {"clients": 7, "rounds": 2, "tau_train": 1, "method": path} | ({"budget": 4} if along else {})
-    out = run_many(3, tmp_path, {"two": fields, "three": fields}, two={"ranks": 2})
+    fields, along = squares(tmp_path, topology), topology == "graph"
     alone = run_here(tmp_path / "alone.h5", fields)
-    assert [differences(alone, path) for path in out.values()] == [[], []]
     assert Result(alone)["traffic/models_received"][1:].tolist() == [[3 if along else 2] * 7] * 2
     with federation(fields) as fed:
         w = fed.local_opt(fed.common_row(), 1)
@@ -437,16 +444,13 @@ def test_a_matrix_times_the_rows_has_the_same_bits_on_any_ranks(method, topology
 
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
-def test_models_that_came_by_every_row_are_not_counted_again(method, when, tmp_path):
+def test_models_that_came_by_every_row_are_not_counted_again(when, tmp_path):
     """Of 5 clients 4 rows come to each, of which 3 are averaged; rows that were trained on since come anew; `describe` knows of both."""
     note = "fed.note_received(4); "
     one = (
         "any(0 for _ in fed.every_row(w)); {}w = fed.average(w, chosen); {}w = fed.average(fed.local_opt(w, 1), chosen)"
     )
     do = one.format(note * (when == "before"), note * (when == "after"))
-    path = method(do)
-    text = (tmp_path / "mine.py").read_text().replace("searches=False", "searches=False, every_row=1")
-    (tmp_path / "mine.py").write_text(text)
-    fields = FIELDS | {"method": path}
+    fields = FIELDS | {"method": written(tmp_path, do, every_row=1)}
     counted = Result(run_here(tmp_path / "r.h5", fields))["traffic/models_received"][1].tolist()
     assert counted == [(0 if when == "never" else 1) + 3 + 3] * 5

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from launch import federation, run_here, run_mpi
+from launch import federation, run_here, run_many
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
@@ -139,26 +139,24 @@ def test_window_of_a_rank():
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
 
 
-@pytest.mark.parametrize("method", ["pfedgraph", "cobo"])
-def test_all_rows_to_all_ranks_are_planned(method, tmp_path, monkeypatch):
+def test_all_rows_to_all_ranks_are_planned(tmp_path, monkeypatch):
     """The window and the bytes of methods whose server compares all models: as a run has them, exactly for pfedgraph."""
-    fields = {"rounds": 2, "clients": 7, "tau_train": 1, "method": method}
-    plan = planned(fields, 3)
-    assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
-    with Result(run_mpi(3, tmp_path / "r.h5", fields)) as result:
-        put = result["traffic/bytes_rma"]
-    assert put[0] == 0 and (put[1:] <= plan.wire[1]).all()
-    once = (3 * 7 - 7) * plan.row  # every row to the two other ranks
-    if method == "pfedgraph":
-        assert put[1:].tolist() == [2 * once] * 2
-    sums = 2 * 3 * 2 * plan.row  # of a mean, which other server methods ask for
-    assert plan.wire == (0, find("method", method).every_row * once + sums)
-    more = planned(fields, 9)
-    assert more.window[more.clients == 0].tolist() == [0, 0] and more.window[more.clients > 0].all()
-    narrow = planned(fields, 3, window_gb=3.01 * plan.row / 2**30)
-    assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.wire == plan.wire and narrow.passes == 1
-    monkeypatch.setattr(needs, "MOST_ROWS", 2)
-    assert planned(fields, 3).window.tolist() == [2 * plan.row] * 3
+    runs = {name: {"rounds": 2, "clients": 7, "tau_train": 1, "method": name} for name in ("pfedgraph", "cobo")}
+    for name, path in run_many(3, tmp_path, runs).items():
+        plan, put = planned(runs[name], 3), Result(path)["traffic/bytes_rma"]
+        assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
+        once = (3 * 7 - 7) * plan.row  # every row to the two other ranks
+        assert put[0] == 0 and (put[1:] <= plan.wire[1]).all()
+        assert name == "cobo" or put[1:].tolist() == [2 * once] * 2
+        sums = 2 * 3 * 2 * plan.row  # of a mean, which other server methods ask for
+        assert plan.wire == (0, find("method", name).every_row * once + sums)
+        more = planned(runs[name], 9)
+        assert more.window[more.clients == 0].tolist() == [0, 0] and more.window[more.clients > 0].all()
+        narrow = planned(runs[name], 3, window_gb=3.01 * plan.row / 2**30)
+        assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.wire == plan.wire and narrow.passes == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(needs, "MOST_ROWS", 2)
+            assert planned(runs[name], 3).window.tolist() == [2 * plan.row] * 3
 
 
 def test_a_plan_counts_confusion_matrices():
