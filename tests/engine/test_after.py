@@ -8,7 +8,7 @@ from launch import differences, federation, run_here, run_many
 from dpfl_mpi.engine import after
 from dpfl_mpi.methods import dpfl, fedprox
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import find, names
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -182,21 +182,3 @@ def test_newcomers_remember_what_the_model_is_that_is_scored(tmp_path):
     fields = {"method": "knnper", "clients": 8, "rounds": 1, "newcomers": 0.25}
     by_block = [run_here(tmp_path / f"{b}.h5", fields, kernels="torch", block=b) for b in (2, 8)]
     np.testing.assert_allclose(*(Result(path)["newcomers/test_acc"] for path in by_block))
-
-
-@pytest.mark.parametrize("method", [m for m in names("method") if m != "replay"])
-def test_every_method_takes_newcomers_and_absent_clients(tmp_path, method):
-    fields = SEVEN | {"method": method, "newcomers": 0.3, "rounds": 2, "participation": 0.6}
-    if method == "fedrep":  # an epoch for the head and one for the base
-        fields |= {"tau_train": 2}
-    if method == "fedbn":  # needs normalisation layers
-        fields |= {"model": "resnet", "model_options": {"widths": "4,8", "groups": 2}, "augment": False}
-    with Result(run_here(tmp_path / "a.h5", fields)) as result:
-        new, scored = result["client/newcomers"], np.isfinite(result["round/val_acc"])
-        assert new.sum() == 2 and scored[0, ~new].all() and not scored[:, new].any()
-        assert (scored[1:, ~new].sum(1) == 3).all()
-        later = np.isfinite(result["newcomers/test_acc"])
-        assert later[:, new].all() and not later[:, ~new].any()
-        best = np.isfinite(result["best/test_acc"])
-        assert best[~new].all() and not best[new].any() and np.isfinite(result.test_acc)
-        assert all(len(result.chosen(t).of(k)) == 0 for t in range(3) for k in np.flatnonzero(new))

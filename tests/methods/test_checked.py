@@ -13,6 +13,7 @@ from dpfl_mpi.testing import Check, Suite, made_of
 SEVEN = {"clients": 7, "budget": 3}
 RESNET = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}
 METHODS = {name: SEVEN | (RESNET if name == "fedbn" else {}) for name in names("method") if name != "replay"}
+OFTEN = {"newcomers": 0.3, "participation": 0.6}
 WHOLE = dict.fromkeys(("dpfl", "fedavg", "pens", "scaffold"), 3)  # also with clients away, and with one that diverges
 PAGES = {"gossip": ("method", "own-method.md"), "net": ("model", "own-model.md"), "topics": ("dataset", "own-data.md")}
 AVERAGE, END = "    mean = fed.average(w, chosen)\n", '    return {"client": {"w": w}, "shared": {"chosen"'
@@ -53,9 +54,10 @@ BROKEN = {
 def suite(tmp_path_factory):
     """All checks by (code, name), computed together; the last but one ends all ranks."""
     at = tmp_path_factory.mktemp("checked")
-    made = [
-        check for name, fields in METHODS.items() for check in made_of("method", name, fields)[: WHOLE.get(name, 1)]
-    ]
+    made = []
+    for name, fields in METHODS.items():
+        made += made_of("method", name, fields | OFTEN)[:1]
+        made += made_of("method", name, fields)[1 : WHOLE.get(name, 1)]
     made += made_of("method", "pfedgraph", {"clients": 2, "window_gb": 2e-5})[:1]  # five rows: several passes
     for name, (kind, page) in PAGES.items():
         text = own.example(page)
@@ -85,16 +87,22 @@ def test_what_is_shipped_passes(suite, code):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_method_counts(suite, method):
-    """Of seven clients: epochs, models received; where one's samples are too large, it diverges."""
+    """Of seven clients two come after the rounds, and of five three take part in each; where one's samples are too large, it diverges."""
     checks = [check for check in suite.values() if str(check).startswith(f"{method}, 7 clients")]
     with Result(checks[0].file(testing.ONE)) as a, Result(checks[-1].file(testing.ONE)) as wild:
+        new, scored = a["client/newcomers"], np.isfinite(a["round/val_acc"])
+        assert new.sum() == 2 and scored[0].tolist() == (~new).tolist()
+        assert (scored[1:].sum(1) == 3).all() and not scored[:, new].any()
+        for name, who in (("newcomers/test_acc", new), ("best/test_acc", ~new)):
+            assert (np.isfinite(a[name]) == who).all()
+        assert np.isfinite(a.test_acc) and not any(new[a.chosen(t).receivers()].any() for t in range(4))
         assert a["round/gradient_steps"][-1] > 0
         assert a["round/epochs"].tolist() == ([1, 3, 5, 7] if find("method", method).preprocesses else [0, 2, 4, 6])
         expected = {"local": 0, "scaffold": 4}.get(method, 2)  # x and c
         received = a["traffic/models_received"][1:]
         searching = {"cobo": (2, np.inf), "dpfl": (0, np.inf), "dpfl_choice": (0, 2)}  # cobo: and pairs' midpoints
         low, high = searching.get(method, (expected, expected))
-        assert ((low <= received) & (received <= high)).all()
+        assert ((low <= received) & (received <= high))[scored[1:]].all() and not received[~scored[1:]].any()
         assert np.flatnonzero(wild["client/diverged_round"] >= 0).tolist() == [testing.WILD] * (method in WHOLE)
 
 

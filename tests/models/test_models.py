@@ -2,7 +2,6 @@
 
 import math
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from dpfl_mpi import prepare, streams
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import in_memory
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.models import load, make, mlp, resnet, text
+from dpfl_mpi.models import make, mlp, resnet, text
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
@@ -275,19 +274,6 @@ def test_modules_that_are_right_pass_and_train_in_blocks(module):
             loss = ensemble.gradient(one, x[now], y[now], weight[now], key[now] if ensemble.draws.layers else None)
             torch.testing.assert_close(losses[now], loss, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(both.g[now], one.g, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ({}, "the model mine has no function build; it must define build"),
-        ({"build": print, "HEAD": 3}, "HEAD of the model mine is 3"),
-        ({"build": print, "Options": dict}, "Options of the model mine must be a dataclass"),
-    ],
-)
-def test_files_that_break_the_contract(content, sentence):
-    with pytest.raises(UserError, match=sentence):
-        load("mine", SimpleNamespace(**content))
 
 
 FAILED = r"--model mlp: build failed for samples of 8x8x1: IndexError: .* \(test_models.py, line \d+\)"

@@ -74,17 +74,7 @@ def bits(kind, form, path=native.LIBRARY):
     adamw = Sgd(0.01, 0.0, 1e-3, 20.0, adam=Adam(13, 0.0, 0.0, 0.0, decoupled=True))
     losses = net.native.mix((w, m_w), (v, m_v), 0.3, Epochs(net.images, order[:2], crop[:, :2].copy(), 13, adamw))
     assert np.isfinite(loss)
-    parts = (
-        loss,
-        losses,
-        v.numpy(),
-        m_v.numpy(),
-        w.numpy(),
-        m.numpy(),
-        *scores,
-        *(s.numpy() for s in sums),
-        pair.numpy(),
-    )
+    parts = (loss, losses, v, m_v, w, m, *scores, *sums, pair)
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 
@@ -96,14 +86,15 @@ def test_every_form_gives_the_same_bits(kind):
         assert bits(kind, form) == first, form
 
 
-@pytest.mark.parametrize("name", ["gcc", "clang", "zig"])
-def test_every_compiler_gives_the_same_bits(name, tmp_path):
+@pytest.mark.parametrize(("name", "extra"), [("gcc", ["-O1"]), ("clang", []), ("zig", [])])
+def test_every_compiler_gives_the_same_bits(name, extra, tmp_path):
+    """The library here is mostly gcc's: it has the bits of one that gcc optimises less, which is compiled in half the time."""
     zig = importlib.util.find_spec("ziglang") is not None
     if not (zig if name == "zig" else shutil.which(name)):
         pytest.skip(f"{name} is not here")
     build = setup_py()
     compiler = build.compilers()[-1] if name == "zig" else [name]
-    build.compile_lanes(compiler, SOURCE, tmp_path / "_lanes.so")
+    build.compile_lanes(compiler, SOURCE, tmp_path / "_lanes.so", extra)
     for form in FORMS:
         assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
 
@@ -228,12 +219,7 @@ def test_sanitizers(tmp_path, monkeypatch):
     """Every entry in every form: no access beyond an array, also of the work space, where poisoned gaps lie between its parts."""
     monkeypatch.setattr(Arena, "gap", 1)
     nets = described(tmp_path)
-    flags = [
-        "-std=gnu11",
-        "-O0",
-        "-g",
-        "-ffp-contract=off",
-    ]  # every access stays, and it compiles in a third of the time
+    flags = ["-std=gnu11", "-O0", "-ffp-contract=off"]  # every access stays, and it compiles in a third of the time
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     said = []
     for form in FORMS:

@@ -200,12 +200,8 @@ def test_plot(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--clients", "1000"], "--clients is 1000; 1437 training samples allow at most 718"),
-        (["--min_per_class", "60"], "--min_per_class is 60; class"),
         (["--window_gb", "0.00001", "--ranks", "2"], "--window_gb is 1e-05; a pass needs one row"),
         (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
-        (["--partition", "natural"], "needs a data set with clients of its own"),
-        (["--model", "cnn"], "--model cnn needs images of at least 16x16"),
         (["--dataset", "cinic10", "--data", "nowhere.h5"], "make it with `python -m dpfl_mpi.prepare cinic10"),
     ],
 )
