@@ -14,6 +14,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 
 SMALL = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3}
+LATE = {"network": "phones", "staleness": 2}
 ALONE = ("/", "network/", "traffic/bytes_sent")  # what a network adds to a result
 
 
