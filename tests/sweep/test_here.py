@@ -63,7 +63,7 @@ def mpirun(fakes) -> Path:
 def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
     """FedAvg and FedAvg+FT: the rounds are computed once, and the tuned Run copies them, seconds included."""
     fields = starts.small(method="fedavg", rounds=2)
-    words = [base_and_tuned(tmp_path / "table.py", **fields), "--max_parallel=2", "--ranks=2", "--no-save_models"]
+    words = [base_and_tuned(tmp_path / "table.py", **fields), "--max_parallel=2", "--no-save_models"]
     done = swept(*words, rounds=2)
     assert done.code == 0 and "2 finished of 2" in done.out
     tuned, base = (Run(**fields, finetune_epochs=e).resolve().path(tmp_path) for e in (1, 0))
@@ -173,10 +173,10 @@ def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
             yield part
 
     monkeypatch.setattr(known, "replacing", replacing)
-    done = swept("--seeds", "1,2", "--max_parallel", "2")
+    done = swept("--seeds", "1,2", "--max_parallel", "2", "--ranks", "3")
     assert done.code == 2 and len(set(lines(mpirun / "left"))) == 2
     # Open MPI would put one or two ranks of every mpirun on the same core
-    assert lines(mpirun / "up")[0].startswith(f"mpirun --bind-to none -n 1 {sys.executable} -m dpfl_mpi ")
+    assert lines(mpirun / "up")[0].startswith(f"mpirun --bind-to none -n 3 {sys.executable} -m dpfl_mpi ")
     assert done.err.startswith("error: ") and done.err.count("\n") == 1
     assert done.err.endswith("jobs.json, the list of jobs of this sweep, cannot be written: No space left on device\n")
 
