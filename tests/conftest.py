@@ -86,6 +86,14 @@ def result_of(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The small run of `starts`, computed without a stop."""
+    import starts
+
+    return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5")
+
+
+@pytest.fixture(scope="session")
 def digits_file(tmp_path_factory):
     """The embedded digits as a prepared file: an own data set of 8x8 grey images."""
     from dpfl_mpi import prepare

@@ -116,13 +116,6 @@ def test_a_bad_command_line(capfd, arguments, words):
     assert refused(capfd, *arguments.split()).startswith(f"error: {words}")
 
 
-def test_a_bad_config_file(capfd, tmp_path):
-    path = tmp_path / "run.yaml"
-    for text, word in (("clients: 8\nclints: 9\n", "clints"), ("clients: [1\n", "not YAML"), ("rounds: ten\n", "ten")):
-        path.write_text(text)
-        assert word in refused(capfd, "--config", path)
-
-
 def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file):
     """A missing, foreign or truncated data file, another partition than it has, no GPU, a place for results that cannot be made."""
     import h5py

@@ -194,18 +194,6 @@ def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentenc
 
 
 # the key ------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("what", ["mine", "nets/net", "trees"])
-def test_a_file_that_code_lists_joins_its_key(what, tmp_path):
-    """Of a method, a model and a data set: other bytes are another Run, the same ones elsewhere are not."""
-    texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
-    slugs = []
-    for place, held in (("a", b"1"), ("b", b"1"), ("c", b"2")):
-        at = own.folder(tmp_path / place, **{what: texts[what] + 'FILES = ["base.pt"]\n'})
-        (at / what).with_name("base.pt").write_bytes(held)
-        slugs.append(run_of(at, dataset=str(at / "trees.py"), model=str(at / "nets" / "net.py")).slug())
-    assert slugs[0] == slugs[1] != slugs[2]
-
-
 @pytest.mark.parametrize("files, sentence", [
     ('["none.pt"]', ", whose FILES name none.pt; there is no such file"),
     ("sorted([])", '; FILES must be a list of names as it stands, such as ["base.pt"]'),
@@ -217,8 +205,13 @@ def test_files_that_are_none(files, sentence, tmp_path):
 
 
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
-    """Of the file, and of what it imports: of a method, a model and a data set."""
-    a, b = own.folder(tmp_path / "a"), own.folder(tmp_path / "b")
+    """Of the file, of what it imports, and of its FILES: of a method, a model and a data set."""
+    texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
+    files = {name: f'{text}FILES = ["{name.removeprefix("nets/")}.pt"]\n' for name, text in texts.items()}
+    a, b = (own.folder(tmp_path / place, **files) for place in "ab")
+    for at in (a, b):
+        for name in texts:
+            (at / f"{name}.pt").write_text("1")
 
     def run(at):
         return run_of(at, dataset=str(at / "trees.py"), model=str(at / "nets" / "net.py"))
@@ -227,11 +220,20 @@ def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     assert first.slug().startswith("trees-pathological-mine-s42-") and run(b).slug() == first.slug()
     assert first.key()["method"] == admit("method", str(a / "mine.py")) != str(a / "mine.py")
     slugs = [first.slug()]
-    for name in ("helper", "mine", "nets/parts", "nets/net", "trees"):
-        with (a / f"{name}.py").open("a") as file:
+    for name in (
+        "helper.py",
+        "mine.py",
+        "mine.pt",
+        "nets/parts.py",
+        "nets/net.py",
+        "nets/net.pt",
+        "trees.py",
+        "trees.pt",
+    ):
+        with (a / name).open("a") as file:
             file.write("# edited\n")
         slugs.append(run(a).slug())
-    assert len(set(slugs)) == 6
+    assert len(set(slugs)) == 9
 
 
 def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_path):

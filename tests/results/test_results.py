@@ -191,13 +191,14 @@ def test_a_running_file(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "CHEAP", 60.0)  # so that a slow disk is written to each round, too
     run = Run(clients=3, rounds=2).resolve()
     recorder = Recorder(tmp_path / "a" / "run.h5", run, {"parameters": 5}, {"ranks": 2})
-    held = Lock(tmp_path / "seen.h5")
+    held, early = Lock(tmp_path / "seen.h5"), None
     graphs = [CollaborationGraph.from_lists(x) for x in ([[1, 2], [], [0]], [[], [], []], [[2], [0], []])]
     for t, graph in enumerate(graphs):
         recorder.append({"round/number": np.int64(t), "round/val_acc": np.full(3, t / 4)})
         recorder.append_graph(graph)
         recorder.flush(t, t / 10)
         shutil.copy(tmp_path / "a" / "run.h5", tmp_path / "seen.h5")  # the bytes on disk now
+        early = early or Result(tmp_path / "a" / "run.h5")
         with Result(tmp_path / "seen.h5") as seen:
             assert seen.state == f"stopped after round {t}" and not seen.finished  # nobody holds its lock
             held.acquire()
@@ -210,6 +211,7 @@ def test_a_running_file(tmp_path, monkeypatch):
     recorder.close("finished")
     with Result(tmp_path / "a" / "run.h5") as done:
         assert done.state == "finished" and done.finished and done.run == run
+    assert early.last_round == 0 and early["round/val_acc"].shape == (1, 3)  # who has an old file open reads on
     recorder = Recorder(tmp_path / "run.h5", run, {}, {})
     recorder.flush(1, 0.5)
     recorder.close("stopped")

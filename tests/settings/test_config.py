@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import re
 
 import pytest
@@ -13,7 +14,6 @@ from launch import refused
 
 from dpfl_mpi import plugins
 from dpfl_mpi.__main__ import main, parse
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config
@@ -180,8 +180,8 @@ def test_a_later_field_orphans_nothing(monkeypatch):
     field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
     later = dataclasses.make_dataclass("Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True)
     run = Run(dataset="cifar10", budget=20, weight_decay=0.0).resolve()
-    with pytest.raises(UserError, match="later version of dpfl_mpi: it does not know sparsity"):
-        Run.from_json(json.dumps(json.loads(run.to_json()) | {"sparsity": 0.5}))
+    newer = json.dumps(json.loads(run.to_json()) | {"sparsity": 0.5})
+    refused("later version of dpfl_mpi: it does not know sparsity", Run.from_json, newer)
     assert later(**vars(run)).slug() == run.slug()
     assert later(**vars(run), sparsity=0.5).slug() != (before := run.slug())
     monkeypatch.setattr(config, "NUMERICS", config.NUMERICS + 1)
@@ -189,14 +189,6 @@ def test_a_later_field_orphans_nothing(monkeypatch):
 
 
 # the command line ------------------------------------------------------------------------------------------------------
-def shown(capsys, *arguments):
-    """What --print_config prints."""
-    with pytest.raises(SystemExit) as end:
-        parse([*arguments, "--print_config"])
-    assert end.value.code == 0
-    return capsys.readouterr().out
-
-
 def test_flags_become_fields():
     words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2 --partition dirichlet --min_samples 30
         --save_models --out x.h5 --block 4"""
@@ -204,12 +196,12 @@ def test_flags_become_fields():
     assert parse(words.split()) == (Run("cifar10", **fields).resolve(), Job(save_models=True, out="x.h5", block=4))
 
 
-def test_print_config_and_config_are_inverse(capsys, tmp_path):
+def test_print_config_and_config_are_inverse(said, tmp_path):
     flags = ["--dataset=cifar10", "--budget=inf", "--no-augment", "--seed=7", "--weight_decay=1e-4", "--quiet"]
-    text = shown(capsys, *flags)
+    text = said(parse, *flags, "--print_config")
     (tmp_path / "run.yaml").write_text(text)
     assert parse(["--config", str(tmp_path / "run.yaml")]) == parse(flags)
-    assert shown(capsys, "--config", str(tmp_path / "run.yaml")) == text
+    assert said(parse, "--config", tmp_path / "run.yaml", "--print_config") == text
     values = yaml.safe_load(text)
     assert list(values) == [f.name for settings in (Run, Job) for f in dataclasses.fields(settings)]
     assert values["rounds"] == 98 and values["budget"] == "inf"  # resolved, not null
@@ -217,49 +209,40 @@ def test_print_config_and_config_are_inverse(capsys, tmp_path):
     assert (run.dataset, str(run.budget), run.seed) == ("cifar10", "inf", 4)
 
 
-def test_a_wrong_name_in_a_config_is_told_with_its_line(tmp_path, capsys):
-    path = tmp_path / "run.yaml"
-    path.write_text("rounds: 3\nrounds: 4\nlearning_rate: 3\n")
-    with pytest.raises(SystemExit):
-        parse([f"--config={path}"])
-    said = f"error: --config is {path}, line 3: there is no setting learning_rate; did you mean lr?\n"
-    assert capsys.readouterr().err == said
+PAIRS = zip("abcdefgh", "bcdefghi", strict=True)
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in PAIRS)
 
 
-@pytest.mark.parametrize(("line", "words", "said"), [
-    ("clients: many", [], "--clients is many; allowed is a whole number of at least 1"),
-    ("lr: [1, 2]", [], "--lr is [1, 2]; allowed is a number above 0"),
-    ("budget: half", [], "--budget is half; allowed"),
-    ("options: {lam: -1}", ["--method=ditto"], "--options.lam is -1.0; allowed"),
-    ("clients: 8", ["--clients=0"], ""),
+@pytest.mark.parametrize(("text", "words", "sentence"), [
+    ("rounds: 3\nrounds: 4\nlearning_rate: 3\n", [], "--config is {}, line 3: there is no setting learning_rate; did you mean lr?\n"),
+    ("rounds: 3\nclients: many", [], "--config is {}, line 2: --clients is many; allowed is a whole number of at least 1"),
+    ("rounds: 3\nlr: [1, 2]", [], "--config is {}, line 2: --lr is [1, 2]; allowed is a number above 0"),
+    ("rounds: 3\nbudget: half", [], "--config is {}, line 2: --budget is half; allowed"),
+    ("rounds: 3\noptions: {lam: -1}", ["--method=ditto"], "--config is {}, line 2: --options.lam is -1.0; allowed"),
+    ("rounds: 3\nclients: 8", ["--clients=0"], "--clients is 0; allowed"),  # a flag after the file is a mistake of its own
+    ("clients: [1\n", [], "--config is {}: it is not YAML"),
+    ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
+    ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
+    (BOMB, [], "--config is {}: it has anchors (& or *)"),
+    (None, [], "--config is {}: {} is not a regular file"),
 ])  # fmt: skip
-def test_a_wrong_value_of_a_config_is_told_with_its_line(line, words, said, tmp_path, capsys):
-    """A flag after the file is a mistake of its own."""
+def test_a_mistake_in_a_config_is_told_with_its_line(text, words, sentence, tmp_path, said):
     path = tmp_path / "run.yaml"
-    path.write_text(f"rounds: 3\n{line}\n")
-    with pytest.raises(SystemExit):
-        parse([f"--config={path}", *words])
-    where = f"--config is {path}, line 2: {said}" if said else "--clients is 0; allowed"
-    assert capsys.readouterr().err.startswith(f"error: {where}")
+    path.write_text(text) if text else os.mkfifo(path)
+    told = said(parse, f"--config={path}", *words, code=2)
+    assert told.startswith(f"error: {sentence.format(path, path)}") and told.count("\n") == 1
 
 
-def test_help_lists_the_options_of_a_method_and_a_model(capsys):
-    with pytest.raises(SystemExit) as end:
-        parse(["--help", "--method=fedprox", "--model", "resnet"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert (
-        end.value.code == 0 and "--options.mu X weight of the proximal term (the paper's lambda): a number of" in text
-    )
+def test_help_lists_the_options_of_a_method_and_a_model(said):
+    text = " ".join(said(parse, "--help", "--method=fedprox", "--model=resnet").split())
+    assert "--options.mu X weight of the proximal term (the paper's lambda): a number of" in text
     assert "--model_options.blocks X residual blocks of a stage: a whole number from 1 to 100 [2]" in text
 
 
-def test_help_fits_a_terminal(capsys, monkeypatch):
+def test_help_fits_a_terminal(said, monkeypatch):
     """At 80 columns: every field of Run and Job once, with its first words and its group, no line wider."""
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    text = capsys.readouterr().out
+    text = said(main, "--help")
     assert max(map(len, text.splitlines())) <= 80
     for settings in (Run, Job):
         for f in dataclasses.fields(settings):
@@ -271,11 +254,9 @@ def test_help_fits_a_terminal(capsys, monkeypatch):
         assert symbol in text, symbol
 
 
-def test_print_config_is_for_one_rank_and_refuses_what_a_run_would(capsys, monkeypatch):
+def test_print_config_is_for_one_rank_and_refuses_what_a_run_would(said, monkeypatch):
     monkeypatch.setenv("PMI_RANK", "1")
-    assert shown(capsys) == ""
+    assert said(parse, "--print_config") == ""
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(SystemExit) as end:
-        parse(["--print_config", "--budget=0"])
-    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: --budget is 0; allowed")
-    assert yaml.safe_load(shown(capsys, "--method=local"))["rounds"] == 22
+    assert said(parse, "--print_config", "--budget=0", code=2).startswith("error: --budget is 0; allowed")
+    assert yaml.safe_load(said(parse, "--print_config", "--method=local"))["rounds"] == 22

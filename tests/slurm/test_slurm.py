@@ -1,4 +1,4 @@
-"""The sbatch files on a real Slurm of two nodes, started for these tests on this machine (`up.sh`), or skipped with the reason."""
+"""The sbatch files on a real Slurm of two nodes, started for these tests on this machine (`up.sh`), or skipped with the reason; and two hosts over TCP."""
 
 import contextlib
 import json
@@ -118,6 +118,15 @@ def kept(out: Path, t: int) -> bool:
     return max(starts.checkpoint_rounds(out), default=0) >= t
 
 
+@pytest.fixture
+def begun(jobs: Jobs, tmp_path: Path, long: dict[str, Any]) -> tuple[Path, str]:
+    """The results file and the number of a job that has kept round 2."""
+    out = tmp_path / "run.h5"
+    job = jobs.submit(out, long, checkpoint_every=1)
+    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+    return out, job
+
+
 def test_two_nodes_make_one_world(jobs, tmp_path):
     out = tmp_path / "run.h5"
     job = jobs.submit(out, script="train", per_node=2)
@@ -127,10 +136,8 @@ def test_two_nodes_make_one_world(jobs, tmp_path):
         assert [s["ranks"] for s in result.starts()] == [4]
 
 
-def test_a_signal_leads_to_a_checkpoint_a_requeue_and_the_same_numbers(jobs, tmp_path, long, undisturbed):
-    out = tmp_path / "run.h5"
-    job = jobs.submit(out, long, checkpoint_every=1)
-    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+def test_a_signal_leads_to_a_checkpoint_a_requeue_and_the_same_numbers(jobs, begun, undisturbed):
+    out, job = begun
     jobs.ask("scancel", "--batch", "--signal=USR1", job)
     starts.wait_for(lambda: jobs.field(job, "Restarts") == "1", timeout=SECONDS)
     jobs.until(job, "COMPLETED")
@@ -139,13 +146,10 @@ def test_a_signal_leads_to_a_checkpoint_a_requeue_and_the_same_numbers(jobs, tmp
     assert "stopped after round" in jobs.log(job)
 
 
-def test_a_preempted_job_goes_on(jobs, tmp_path, long, undisturbed):
-    out = tmp_path / "run.h5"
-    job = jobs.submit(out, long, checkpoint_every=1)
-    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
-    urgent = jobs.ask(
-        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", f"-o{tmp_path}/urgent", "--wrap", "sleep 1"
-    )
+def test_a_preempted_job_goes_on(jobs, begun, tmp_path, undisturbed):
+    out, job = begun
+    all_nodes = ["-p", "urgent", "-N2", "--exclusive", f"-o{tmp_path}/urgent"]
+    urgent = jobs.ask("sbatch", "--parsable", *all_nodes, "--wrap", "sleep 1")
     jobs.until(urgent, "COMPLETED")
     jobs.until(job, "COMPLETED")
     assert starts.same(out, undisturbed)
@@ -153,10 +157,8 @@ def test_a_preempted_job_goes_on(jobs, tmp_path, long, undisturbed):
     assert starts.times_started(out) >= 2
 
 
-def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, tmp_path, long, undisturbed):
-    out = tmp_path / "run.h5"
-    job = jobs.submit(out, long, checkpoint_every=1)
-    starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
+def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, long, undisturbed):
+    out, job = begun
     jobs.ask("scancel", job)
     jobs.until(job, "CANCELLED")
     time.sleep(3)  # longer than Slurm takes to start a requeued job
@@ -263,3 +265,67 @@ def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs,
     said = next(tmp_path.glob(f"sweeps/*/{array}_1_0_log.err")).read_text()
     assert said.count("the same command replays it") == 2 and "Traceback" not in said
     jobs.ask("scancel", array)
+
+
+# over TCP, without Slurm ------------------------------------------------------------------------------------------------
+def ip(words: str) -> str:
+    return subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def hosts() -> Iterator[dict[str, str]]:
+    """Two network namespaces that share no memory by their address, joined by one cable."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("two network namespaces need root and the command ip")
+    one, two = f"dpfl{os.getpid()}a", f"dpfl{os.getpid()}b"
+    try:
+        try:
+            ip(f"netns add {one}")
+            ip(f"netns add {two}")
+            ip(f"-n {one} link add wire type veth peer name wire netns {two}")
+            for name, address in ((one, "10.91.0.1"), (two, "10.91.0.2")):
+                ip(f"-n {name} addr add {address}/24 dev wire")
+                ip(f"-n {name} link set lo up")
+                ip(f"-n {name} link set wire up")
+            for name in (one, two):
+                # the cable has a carrier a moment after it is up; MPI would see no network until then
+                deadline = time.monotonic() + 30
+                while "state UP" not in ip(f"-n {name} -o link show wire"):
+                    assert time.monotonic() < deadline, "the cable between the namespaces stays down"
+                    time.sleep(0.05)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        yield {"10.91.0.1": one, "10.91.0.2": two}
+    finally:
+        for name in (one, two):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip(f"netns del {name}")
+
+
+def test_the_same_numbers_between_hosts(hosts, tmp_path):
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    if "HYDRA" not in version:
+        pytest.skip("this test knows how to start MPICH only")
+    out = tmp_path / "run.h5"
+    first = next(iter(hosts.values()))
+    words = [
+        "ip",
+        "netns",
+        "exec",
+        first,
+        "mpirun",
+        "-launcher",
+        "ssh",
+        "-launcher-exec",
+        str(HERE / "rsh.sh"),
+        "-iface",
+        "wire",
+    ]
+    words += ["-hosts", ",".join(hosts), "-ppn", "2", "-n", "4", *starts.command(out)]
+    env = starts.environment(DPFL_HOSTS=" ".join(f"{address}={name}" for address, name in hosts.items()))
+    done = subprocess.run(words, cwd=starts.ROOT, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Result(out) as result:
+        assert len(result.starts()[0]["hosts"]) == 2
+        assert result["traffic/bytes_rma"].sum() > 0
+    assert starts.same(out, starts.here(tmp_path / "here.h5"))

@@ -88,27 +88,6 @@ def record(recorder: Recorder, t: int) -> None:
     recorder.flush(t, 0.5)
 
 
-def test_a_results_file_is_whole_whatever_moment_is_the_last(tmp_path, monkeypatch):
-    """A kill may come at any moment: every file that ever had the name opens, and who has an old one open reads on."""
-    monkeypatch.setattr(recorder, "CHEAP", 60.0)  # each round, however slow the disk is
-    replace, seen = os.replace, []
-
-    def noted(part, path):
-        replace(part, path)
-        with Result(path) as result:
-            seen.append((result.state.split()[0], result.last_round))
-
-    monkeypatch.setattr(os, "replace", noted)
-    writing = begin(tmp_path / "run.h5")
-    record(writing, 0)
-    with Result(tmp_path / "run.h5") as early:
-        for t in range(1, 40):
-            record(writing, t)
-        writing.close("finished")
-        assert early.last_round == 0 and early["round/val_acc"].shape == (1, 30)
-    assert seen == [("stopped", t) for t in range(-1, 40)] + [("finished", 39)]  # nobody holds its lock
-
-
 def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
     """At most a twentieth of the time goes into it; a checkpoint and the end always write."""
     now = [100.0]

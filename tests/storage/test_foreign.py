@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import starts
 import tiny_result
-from launch import federation
+from launch import federation, refused
 from making import folder, images, png, zipped
 from PIL import Image
 
@@ -25,18 +25,10 @@ from dpfl_mpi import __main__, describe, export, prepare
 from dpfl_mpi.data.source import in_file, open_source, verify
 from dpfl_mpi.datasets import _files, arrays, image_folder
 from dpfl_mpi.datasets._files import decode
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import foreign
 from dpfl_mpi.sweep.known import Known, recall
-
-
-def refused(words: str, call, *arguments, **named) -> None:
-    """Check that a call is refused by one sentence with these words."""
-    with pytest.raises(UserError) as error:
-        call(*arguments, **named)
-    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 # what is deleted and replaced -------------------------------------------------------------------------------------------
@@ -117,11 +109,11 @@ def test_images_that_8_bits_do_not_hold(data, words):
 
 # what never ends --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dataset", ["image_folder", "arrays", "cifar10", "femnist"])
-def test_a_source_without_an_end(tmp_path, dataset, capsys):
+def test_a_source_without_an_end(tmp_path, dataset, said):
     os.mkfifo(tmp_path / "pipe")
-    for source in (tmp_path / "pipe", Path("/dev/zero")):
-        assert prepare.main([dataset, "--source", str(source), "--out", str(tmp_path / "x.h5")]) == 2
-        assert capsys.readouterr().err.endswith("is not a regular file, but a folder, a pipe or a device\n")
+    for source in (tmp_path / "pipe", "/dev/zero"):
+        told = said(prepare.main, dataset, "--source", source, "--out", tmp_path / "x.h5", code=2)
+        assert told.endswith("is not a regular file, but a folder, a pipe or a device\n")
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -147,25 +139,6 @@ def limited():
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-PAIRS = zip("abcdefgh", "bcdefghi", strict=True)
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in PAIRS)
-
-
-@pytest.mark.parametrize("text, words", [
-    (BOMB, "it has anchors (& or *)"),
-    ("- " * 3000 + "x", "it is not YAML (maximum recursion depth exceeded"),
-    ("\0", "it is not YAML (unacceptable character"),
-    (None, "is not a regular file"),
-])  # fmt: skip
-def test_settings_that_explode(tmp_path, capsys, text, words):
-    path = tmp_path / "c.yaml"
-    path.write_text(text) if text else os.mkfifo(path)
-    with pytest.raises(SystemExit) as end:
-        __main__.parse(["--config", str(path)])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and words in error and error.count("\n") == 1
 
 
 def test_data_that_claim_terabytes(path, limited):
@@ -253,12 +226,10 @@ def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
 
 
 @pytest.mark.parametrize("out", ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"])
-def test_names_that_no_result_can_have(tmp_path, monkeypatch, capsys, out):
+def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        __main__.parse([f"--out={out}"])
-    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: --out is ")
-    assert prepare.main(["image_folder", "--source", str(tmp_path), f"--out={out}"]) == 2
+    assert said(__main__.parse, f"--out={out}", code=2).startswith("error: --out is ")
+    said(prepare.main, "image_folder", "--source", tmp_path, f"--out={out}", code=2)
 
 
 @pytest.mark.parametrize("field, value", [
@@ -295,11 +266,11 @@ def test_folders_that_are_not_in_utf8(tmp_path):
     refused("which is not text in UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {})
 
 
-def test_ctrl_c_while_preparing(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_while_preparing(tmp_path, monkeypatch, said):
     monkeypatch.setattr(image_folder, "read", Mock(side_effect=KeyboardInterrupt))
     (tmp_path / "i").mkdir()
-    assert prepare.main(["image_folder", "--source", str(tmp_path / "i"), "--out", str(tmp_path / "x.h5")]) == 130
-    assert capsys.readouterr().err == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
+    told = said(prepare.main, "image_folder", "--source", tmp_path / "i", "--out", tmp_path / "x.h5", code=130)
+    assert told == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
 

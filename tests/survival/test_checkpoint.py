@@ -342,9 +342,8 @@ def test_a_checkpoint_is_not_mixed_with_data_made_anew(shipped, monkeypatch):
     starts.cut_after(monkeypatch, 3, out, shipped)
     for again, different in (((2, 0), "content of the data"), ((1, 1), "content of the data, partition")):
         stage(*again)
-        with pytest.raises(UserError) as error:
-            starts.here(out, shipped)
-        assert f"a checkpoint of a run on other data (different: {different}); bring back the data" in str(error.value)
+        said = f"a checkpoint of a run on other data (different: {different}); bring back the data"
+        refused(said, starts.here, out, shipped)
     stage(1)
     starts.here(out, shipped)
     assert starts.same(out, whole)
@@ -356,8 +355,7 @@ def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
     stage(2)
     now = stated_sha256()
     said = f"other data: data/cifar10.h5 has the sha256 {now[:12]} now, and had {then[:12]} then; bring back those data"
-    with pytest.raises(UserError, match=said):
-        starts.here(out, shipped)
+    refused(said, starts.here, out, shipped)
     assert then != now and out.read_bytes() == before
     Path("data/cifar10.h5").unlink()
     starts.here(out, shipped, quiet=False)  # a result stands without its data
@@ -415,9 +413,8 @@ def test_a_full_disk_names_the_round_that_is_whole(tmp_path, monkeypatch):
     with begun(tmp_path / "run.h5", fresh=True) as (fed, state, recorder, store):
         store.save(fed, state, recorder)
         monkeypatch.setattr(recorder, "copy", full)
-        with pytest.raises(UserError) as error:
-            store.save(fed, state, recorder)
-    assert str(error.value) == (
+        said = refused("", store.save, fed, state, recorder)
+    assert said == (
         f"the checkpoint in {store.folder} cannot be written: No space left on device; "
         "the one of round 0 is whole, and the same command without --fresh goes on from there"
     )

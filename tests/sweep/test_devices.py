@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import starts
 import torch
+from launch import refused
 from starts import script
 
 from dpfl_mpi.engine import build
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 from dpfl_mpi.numerics.backend import SGD, Backend
@@ -89,8 +89,8 @@ def test_a_gpu_computes_with_recorded_steps():
         backend, _ = pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
-    with pytest.raises(UserError, match="--kernels is native; the native kernels compute in float32 on a CPU"):
-        pick_backend(Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+    why = "--kernels is native; the native kernels compute in float32 on a CPU"
+    refused(why, pick_backend, Job(kernels="native"), ALONE, ensemble, range(3), sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
@@ -109,8 +109,8 @@ def test_why_no_gpu_is_seen(smi, monkeypatch):
     for value, said in (("", "empty"), ("-1", "-1"), ("NoDevFiles", "NoDevFiles")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert why_hidden() == f"4 GPUs are installed, but CUDA_VISIBLE_DEVICES is {said}"
-    with pytest.raises(UserError, match="--device is cuda; PyTorch sees no GPU here: 4 GPUs are installed, but CUDA_V"):
-        pick_device("cuda", "float32", 0)
+    why = "--device is cuda; PyTorch sees no GPU here: 4 GPUs are installed, but CUDA_V"
+    refused(why, pick_device, "cuda", "float32", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert why_hidden() == "4 GPUs are installed, but this PyTorch is built without CUDA"
@@ -154,15 +154,14 @@ def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
     assert here.gpu_groups(args, Job(device="cpu")) == []
 
 
-def test_gpus_that_cannot_be(smi, tmp_path, capsys):
-    for text, words, said in (
+def test_gpus_that_cannot_be(smi, tmp_path, said):
+    for text, words, sentence in (
         ("", ["--gpus", "1"], "--gpus is 1; allowed is 1 up to the number of GPUs visible here, 0"),
         (FOUR, ["--gpus", "5"], "--gpus is 5; allowed is 1 up to the number of GPUs visible here, 4"),
         (FOUR, ["--gpus", "0"], "--gpus is 0; allowed is 1 up to"),
     ):
         smi(text)
-        assert sweep.main(["--methods", "local", *starts.of_sweep(tmp_path), *words]) == 2
-        assert said in capsys.readouterr().err
+        assert sentence in said(sweep.main, "--methods=local", *starts.of_sweep(tmp_path), *words, code=2)
     assert not list(tmp_path.glob("sweeps/*"))
 
 
