@@ -15,7 +15,6 @@ import pytest
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI
-from dpfl_mpi.settings.fields import to_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 # of a Job, for what a test starts in its own process: see `kernels` in test_methods.py
@@ -51,13 +50,6 @@ def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, time
     words = ["mpirun", "-n", str(ranks), sys.executable, "-W", "error", *map(str, command)]
     how = {"cwd": cwd, "env": environment(**(env or {})), "timeout": timeout}
     return subprocess.run(words, capture_output=True, text=True, **how)
-
-
-def run_mpi(ranks: int, out: Path, fields: dict[str, object], **job: object) -> Path:
-    """Run `fields` of a Run on several ranks and return the result file `out`."""
-    done = mpirun(ranks, "-m", "dpfl_mpi", *to_flags(fields | job | {"out": out, "quiet": True}))
-    assert (done.returncode, done.stderr) == (0, "")
-    return out
 
 
 def run_many(ranks: int, folder: Path, runs: dict[str, dict[str, object]], before: str = "", **jobs) -> dict[str, Path]:

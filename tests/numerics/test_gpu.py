@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, run_here, run_mpi
+from launch import differences, run_here, run_many
 
 from dpfl_mpi.results import Result
 
@@ -36,7 +36,7 @@ def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields,
     """Two ranks on one GPU: the same decisions; sums over clients are exact, so only the kernels' shapes differ."""
     short = fields | {"rounds": 2}
     eager = run_here(tmp_path / "eager.h5", short, device="cuda", cuda_graphs=False)
-    two = run_mpi(2, tmp_path / "two.h5", short, device="cuda")
+    two = run_many(2, tmp_path, {"two": short}, two={"device": "cuda"})["two"]
     with Result(gpu) as a, Result(eager) as b, Result(two) as c:
         assert np.array_equal(a.graph(0), c.graph(0))
         np.testing.assert_allclose(a["round/val_loss"][:2], b["round/val_loss"][:2], rtol=1e-3)
