@@ -153,7 +153,7 @@ def plan_text(run: Resolved, plan: Needs, size: int) -> str:
     passes = f", in {plan.passes} passes of the window" if plan.passes > 1 else ""
     budget = f", B_c = {run.said_budget}" if run.found("method").topology == "graph" else ""
     lines = [
-        f"plan       {ranks} ranks on {nodes} node(s), {short(run.method)}, {run.rounds} rounds, {plan.parameters} parameters per model{budget}",
+        f"plan       {ranks} ranks on {nodes} node(s), {short(run.method)}{budget}, {run.rounds} rounds, {plan.parameters} parameters per model",
         *(of_rank(plan, r) for r in range(ranks) if ranks <= 16 or r < 8 or r >= ranks - 4),
         f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each" if ranks > 16 else "",
         *(of_node(plan, node) for node in range(min(nodes, 4))),

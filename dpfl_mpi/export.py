@@ -1,4 +1,4 @@
-"""Results in other tools' formats: `python -m dpfl_mpi.export RESULT... --format csv|clients|pfllib`.
+"""Results for other tools: `python -m dpfl_mpi.export RESULT... --format FORMAT`.
 
 csv: a row per client, round and set: client_id,round,set,loss,accuracy
   Accuracy is from 0 to 1, empty where it is not recorded. Several results have

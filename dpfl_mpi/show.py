@@ -12,7 +12,7 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import KEPT, WIDTH, curves, folded, outcome, pieces, texts
+from dpfl_mpi.results.summary import KEPT, WIDTH, curves, folded, outcome, pieces, sent, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 
@@ -49,8 +49,6 @@ def rounds(result: Result, last: int) -> str:
     }
     if "hours" in over:
         shown["hours"] = [f"{hours:.3g}" for hours in over["hours"]]
-    if "bytes_sent" in over:
-        shown["sent, MB"] = [f"{sent / 1e6:.3g}" for sent in over["bytes_sent"]]
     rows = [(t, *values) for t, values in enumerate(zip(*shown.values(), strict=True))]
     return table(("round", *shown), rows[-last:])
 
@@ -128,6 +126,7 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
         f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
         *(["  nobody computes it now; the same command goes on"] if result.state.startswith("stopped") else []),
         *accuracy(result, head),
+        *sent(result),
         folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
         f"\nsettings\n{settings(run)}",
         f"\nlast rounds (means over clients)\n{rounds(result, last)}",

@@ -95,7 +95,7 @@ def summary(path: Path) -> str:
             *accuracy(result.scored(), 100 * over["test_acc"][0]),
             *([entry("edges", kept)] if chosen.any() else []),
             entry("models received", f"{each:.2f} per client and round{before}"),
-            *sent(result, over),
+            *sent(result),
             *controlled(result),
             entry("seconds (slowest)", phases),
             f"  results              {path}",
@@ -154,20 +154,22 @@ def accuracy(test: np.ndarray, before: float) -> list[str]:
     return [entry("test accuracy", mean), entry("spread over clients", spread)]
 
 
-def sent(result: Result, over: dict[str, np.ndarray]) -> list[str]:
+def sent(result: Result) -> list[str]:
     """Return lines about what a network would have carried, how old it was, and the simulated time; none without --network, --codec and --send."""
-    run, lines = result.run, []
+    run, over, lines = result.run, curves(result), []
     if "bytes_sent" in over:
-        first, later = over["bytes_sent"][0], over["bytes_sent"][1:]
+        first, *later = over["bytes_sent"] / 1e3
+        each = f"{sum(later) / max(len(later), 1):.4g} kB per client and round, {first:.4g} kB before"
         how = ", ".join(f"--{name} {value}" for name in ("codec", "send") if (value := getattr(run, name)))
-        text = f"{later.mean() / 1e6 if len(later) else 0:.3g} MB per client and round, {first / 1e6:.3g} MB before"
-        lines.append(entry("sent", text + f" ({how})" * bool(how)))
+        lines.append(entry("sent", each + f" ({how})" * bool(how)))
     if "hours" in over:
         late = ""
         if run.staleness:
             age = result["network/age"].sum() / max(result["traffic/models_received"][1:].sum(), 1)
             late = f"; models were {age:.2f} rounds old (--staleness {run.staleness})"
-        lines.append(entry("simulated time", f"{over['hours'][-1]:.3g} h (--network {run.network}){late}"))
+        hours = over["hours"][-1]
+        took = f"{hours:.3g} h" if hours >= 1 else f"{60 * hours:.3g} min"
+        lines.append(entry("simulated time", f"{took} (--network {run.network}){late}"))
     return lines
 
 
