@@ -10,7 +10,6 @@ and dotted that of all who are there in the same rounds.
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing, cifar10
@@ -95,7 +94,7 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     for axes, label in zip(panels[:2], PANELS.values(), strict=True):
         axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(best - REACH, min(101, best + 1)))
         axes.locator_params(axis="x", nbins=4)
-    panels[2].xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    panels[2].locator_params(axis="x", nbins=5, integer=True)
     panels[2].set(xlabel="clients, most waited for first", ylabel="share of all waiting, %", ylim=(0, 102))
     legend(figure, panels[0], "outside upper center")
     said = "Waiting: of the time of all clients; longest: of all waiting, for one client; critical: of the rounds, on the way of the last, one client."
