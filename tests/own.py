@@ -60,6 +60,24 @@ def load():
         parts += [np.clip(patterns[y] + rng.normal(0, 60, (m, 3, 3, 1)), 0, 255).astype(np.uint8), y]
     return Arrays(*parts, ("ash", "birch", "cedar", "elm"), (0.5,), (0.25,))
 """
+WAITING = """
+import os, time
+from dpfl_mpi.methods import Method
+from dpfl_mpi.survival.signals import Heard
+
+METHOD = Method(title="Waiting", topology="none", citation="@misc{{waiting, title = {{Waiting}}}}")
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {{"client": {{"w": w}}, "shared": {{}}}}
+
+def round(fed, state, t):
+    while t == 3 and {condition}:
+        time.sleep(0.02)
+    fed.evaluate(state["client"]["w"])
+    return state
+"""
 SMALL = {"clients": 4, "rounds": 1, "classes_per_client": 2}
 
 

@@ -71,7 +71,6 @@ def test_a_mistake_starts_nothing(monkeypatch, settings, sentence):
 
 
 def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
-    """A mistake is one sentence, which the call raises; a traceback is printed as it is, and the call raises."""
     said = refused("", dpfl_mpi.run, ranks=2, model="cnn", results=tmp_path, **FIELDS)
     assert said.startswith("--model cnn needs images of at least 16x16, these are 8x8")
     assert capfd.readouterr().err == ""

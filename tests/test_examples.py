@@ -85,9 +85,8 @@ def test_client_level_noise(folder, on_two_ranks, result_of):
         assert Result.same_numbers(one, two)
     k = int(one["best/round"].argmax())  # whose best model is the one with noise
     assert one["best/round"][k] == twice["best/round"][k] == 1
-    common, noisy, noisier = (
-        np.concatenate([v.ravel() for v in r.state_dict(k).values()]) for r in (start, one, twice)
-    )
+    rows = [np.concatenate([v.ravel() for v in r.state_dict(k).values()]) for r in (start, one, twice)]
+    common, noisy, noisier = rows
     drawn = stream(42, 1000, 0, 1).standard_normal(-(-len(common) // 16) * 16)[: len(common)] * one["client/p"].max()
     np.testing.assert_allclose(noisy - common, 0.1 * drawn, atol=1e-5)
     np.testing.assert_allclose(noisier - common, 0.2 * drawn, atol=1e-5)

@@ -38,9 +38,8 @@ def test_a_callback_and_a_log_change_no_number_and_have_each_round(tmp_path):
         means = result.mean("round/test_acc")
         called = [line.split() for line in (tmp_path / "mine.txt").read_text().splitlines()]
         assert [(int(t), float(mean)) for t, mean in called] == list(enumerate(means))
-        assert [(line["round"], line["test_acc"], line["run"]) for line in told(log)] == [
-            (t, mean, "b") for t, mean in enumerate(means)
-        ]
+        logged = [(line["round"], line["test_acc"], line["run"]) for line in told(log)]
+        assert logged == [(t, mean, "b") for t, mean in enumerate(means)]
 
 
 def test_a_log_goes_on_where_it_ends(tmp_path):

@@ -126,7 +126,6 @@ def test_clients_are_counted_by_number(tmp_path):
 
 
 def test_what_the_file_says_of_a_run_holds(tmp_path):
-    """PAPER of one's own file comes before what follows from the prepared data."""
     (tmp_path / "source").touch()
     dealt, found = {"partition": "pathological", "clients": 3, "model": "resnet"}, []
     for i, paper in enumerate(({}, dealt, {"partition": "dirichlet"})):
@@ -146,15 +145,14 @@ def test_what_the_file_says_of_a_run_holds(tmp_path):
 @pytest.mark.parametrize("paper, warned", [
     ({"clients": 3}, True), ({"clients": 5, "partition": "natural"}, False), ({"clients": 3, "partition": "pathological"}, False),
 ])  # fmt: skip
-def test_clients_that_load_names_and_the_run_does_not_read_are_told(tmp_path, capsys, paper, warned):
+def test_clients_that_load_names_and_the_run_does_not_read_are_told(tmp_path, said, capfd, paper, warned):
     """A load() is called too late for its clients to be the default, as those of a prepared file are."""
     body = "y = np.arange(120) % 3; return arrays_of(np.eye(3)[y], y, client=np.arange(120) % 5)"
     path = own_file(tmp_path / "sites.py", paper, body)
     sentence = "the data name the client of each sample, which --partition pathological does not read; --partition natural does"
-    assert describe.main(["--dataset", path, "--no-measure"]) == 0
-    assert (sentence in " ".join(capsys.readouterr().out.split())) == warned
+    assert (sentence in " ".join(said(describe.main, "--dataset", path, "--no-measure").split())) == warned
     run_here(tmp_path / "a.h5", {"dataset": path, "rounds": 0}, quiet=False)
-    assert (f"warning: {sentence}" in capsys.readouterr().err) == warned
+    assert (f"warning: {sentence}" in capfd.readouterr().err) == warned
 
 
 @pytest.mark.parametrize("paper, sentence", [
@@ -394,11 +392,8 @@ def npz(value):
 
 def pfllib_files(make, clients=4, each=12):
     """Return {train/K.npz: bytes, test/K.npz: bytes}: PFLlib's split of each client by itself, three quarters to train."""
-    return {
-        f"{part}/{k}.npz": npz({"x": make(k, m), "y": np.arange(m) % 3})
-        for k in range(clients)
-        for part, m in (("train", each * 3 // 4), ("test", each // 4))
-    }
+    files = [(f"{part}/{k}.npz", k, each * m // 4) for k in range(clients) for part, m in (("train", 3), ("test", 1))]
+    return {name: npz({"x": make(k, m), "y": np.arange(m) % 3}) for name, k, m in files}
 
 
 def image(k, m):

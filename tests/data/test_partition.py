@@ -339,10 +339,8 @@ def test_fedrep_without_overlap():
     dealt = deal(apart, letters(per_class=2000))
     used = np.concatenate([dealt.indices[part] for part in PARTS])
     assert len(np.unique(used)) == len(used) and dealt.note() == "clients share no image"
-    text = (
-        "--no-overlap: 40 clients would take ... samples of class ..., the data have 100; use about ..., or --overlap"
-    )
-    refused(text, deal, apart, letters(per_class=100))
+    text = "40 clients would take ... samples of class ..., the data have 100; use about ..., or --overlap"
+    refused(f"--no-overlap: {text}", deal, apart, letters(per_class=100))
     refused("--classes_per_client is 3; the data have 2 classes", deal, fedrep(), letters(classes=2))
 
 

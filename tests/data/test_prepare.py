@@ -257,7 +257,6 @@ def test_path_traversal(tmp_path, make):
 
 
 def test_folders_of_images_that_do_not_fit(tmp_path):
-    """Classes that are missing or foreign, images of another size, files that are none."""
     files, two = images(("train", "valid", "test"), NAMES, each=1), images(("train", "test"), ("a", "b"))
     one, more = images(("train",), ("a", "b")), images(("test",), "abcdefghi")
     lacks = {name: data for name, data in files.items() if not name.startswith("valid/ship")}

@@ -116,7 +116,6 @@ def test_exact_images_take_the_place_of_the_jpegs(truth, tmp_path, monkeypatch, 
 
 
 def test_what_does_not_fit_is_refused(truth):
-    """A match that is not one to one; floats that no pixel becomes."""
     refused("3 places of 4 images", real_images.placed, truth[[0, 1, 2, 2]], truth[:4])
     refused("ratio 1", real_images.placed, truth[:1], truth[[1, 1, 2]])
     np.testing.assert_array_equal(real_images.pixels("a", np.float32([-1, 1, 2 * (7 / 255) - 1])), [0, 255, 7])

@@ -13,7 +13,7 @@ import numpy as np
 import own
 import pytest
 import torch
-from launch import ROOT, mpirun, refused, run_here
+from launch import ROOT, mpirun, refused, run_here, run_many
 
 from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
@@ -24,6 +24,7 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.fields import to_flags
 
 FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
 SCORED = "tau_train)\n    fed.evaluate(w)\n"
@@ -124,23 +125,30 @@ def fields_of(tmp_path, page, change):
     return kinds.get(page, few | {"dataset": str(path)}) | given
 
 
-def on_two_ranks(tmp_path, fields, code):
-    """Return what two ranks say that end with an exit code and one error or traceback."""
-    done = mpirun(2, "-m", "dpfl_mpi", *(f"--{n}={v}" for n, v in fields.items()), cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("Traceback" if code == 1 else "error: ")) == (code, 1), done.stderr
-    return done.stderr
+AVERAGE = "    mean = fed.average(w, chosen)\n"
+EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
+OF_RANKS = {mistake: change for mistake, change in GOSSIP.items() if "fed.ids" in mistake}
+OF_RANKS |= {"left out": (AVERAGE, "    mean = fed.average(w, chosen) if 0 in fed.ids else w\n")}
+OF_RANKS |= {"broken off": (AVERAGE, EVERY + AVERAGE)}
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory):
+    """What two ranks say of each mistake that several alone can make."""
+    folder, said = tmp_path_factory.mktemp("ranks"), {}
+    places = {mistake: own.write(folder / mistake, gossip="") for mistake in OF_RANKS}
+    runs = {mistake: fields_of(places[mistake], "own-method.md", change) for mistake, change in OF_RANKS.items()}
+    run_many(2, folder, runs, refusals=said)
+    return said
 
 
 @pytest.mark.parametrize(("page", "mistake"), EACH, ids=[mistake for _, mistake in EACH])
-def test_a_mistake_says_what_the_page_says(tmp_path, page, mistake):
+def test_a_mistake_says_what_the_page_says(tmp_path, on_ranks, page, mistake):
     *change, sentence = UNTOLD.get(mistake) or [s for text, s in table(page) if mistake in text]
     fields = fields_of(tmp_path, page, change or MISTAKES[page][mistake])
     if mistake == "no `HEAD`":
         fields |= {"method": "fedrep", "rounds": 1}
-    if "fed.ids" in mistake:
-        assert sentence in on_two_ranks(tmp_path, fields, code=2)
-        return
-    said = refused("", run_here, tmp_path / "a.h5", fields)
+    said = on_ranks[mistake] if mistake in on_ranks else refused("", run_here, tmp_path / "a.h5", fields)
     assert sentence in said.replace("nowhere/", "").replace(f"{tmp_path}/", "")
 
 
@@ -196,9 +204,6 @@ def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
     assert Run(method=before.method).resolve().rounds == 20
 
 
-AVERAGE = "    mean = fed.average(w, chosen)\n"
-
-
 @pytest.mark.parametrize(("text", "instead", "error"), [
     (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
     (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Sums.average() got an unexpected keyword"),
@@ -209,7 +214,9 @@ def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, inste
     """On ranks one traceback, the line and the error at its end, exit code 1; nothing runs after it, though a launcher may need a moment."""
     fields = fields_of(tmp_path, "own-method.md", (text, instead))
     if "fed.ids" in instead:
-        said = on_two_ranks(tmp_path, fields, code=1)
+        done = mpirun(2, "-m", "dpfl_mpi", *to_flags(fields), cwd=tmp_path)
+        said = done.stderr
+        assert (done.returncode, said.count("Traceback")) == (1, 1), said
     else:
         with pytest.raises(Exception) as failed:
             run_here(tmp_path / "a.h5", fields)
@@ -218,16 +225,10 @@ def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, inste
     assert instead.strip().splitlines()[0] in end.splitlines()[1] and f"\n{error}" in end
 
 
-EVERY = "    for _ in fed.every_row(w):\n        if 1 in fed.ids:\n            break\n"
-
-
-@pytest.mark.parametrize(("instead", "places"), [
-    ("    mean = fed.average(w, chosen) if 0 in fed.ids else w\n", {"fed.average", "the end of round"}),
-    (EVERY + AVERAGE, {"fed.average", "the next pass of fed.every_row"}),
-], ids=["left out", "broken off"])  # fmt: skip
-def test_a_verb_that_only_some_ranks_call_is_named(tmp_path, instead, places):
-    said = on_two_ranks(tmp_path, fields_of(tmp_path, "own-method.md", (AVERAGE, instead)), code=2)
-    assert set(re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", said).groups()) == places
+def test_a_verb_that_only_some_ranks_call_is_named(on_ranks):
+    for mistake, other in (("left out", "the end of round"), ("broken off", "the next pass of fed.every_row")):
+        places = re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", on_ranks[mistake]).groups()
+        assert {*places} == {"fed.average", other}
 
 
 @pytest.mark.parametrize("counted", [False, True])
@@ -318,6 +319,9 @@ def test_the_notebook(tmp_path):
     """It runs from its first cell to its last, and what it shows is of the cells as they are. On one rank: its time is that of its starts."""
     nbformat, nbclient, *_ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib"))
     stored, notebook = (nbformat.read(ROOT / "docs" / "notebook.ipynb", 4) for _ in range(2))
+    for method in ("dpfl", "local"):  # which its first cells find
+        path = Run(method=method).resolve().path(tmp_path / "results-notebook")
+        run_here(path, {"method": method}, save_models=True)
     notebook.cells[1].source = notebook.cells[1].source.replace('"ranks": 2', '"ranks": 1')
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's own

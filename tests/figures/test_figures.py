@@ -480,7 +480,6 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
 
 
 def test_data_of_one_name_are_told_apart_by_their_hash(tmp_path):
-    """The same Run on other pixels, as of a JPEG copy: a row of its own in every table, none lost."""
     results = [tiny(tmp_path, sha, best=(x,) * 4, sha=sha) for sha, x in (("aaaaaaaa", 0.5), ("bbbbbbbb", 0.7))]
     data = draw("accuracy_table", results).data
     assert data["method"].tolist() == [f"DPFL (B_c = 3), data_sha256 {mark}" for mark in ("aaaaaa", "bbbbbb")]
@@ -529,14 +528,11 @@ def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
 
 
 def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path):
-    """A second drawing that cannot be written, its picture or its table, leaves the first."""
     with Result(tiny_result.make(tmp_path / "d.h5")) as result:
         curves, table = draw("learning_curves", [result]), draw("accuracy_table", [result])
     files = (*command.save(curves, "c", tmp_path), *command.save(table, "t", tmp_path))
-    kept, said = (
-        {path: path.read_bytes() for path in files},
-        f"--out is {tmp_path}, where nothing can be written: File too large",
-    )
+    kept = {path: path.read_bytes() for path in files}
+    said = f"--out is {tmp_path}, where nothing can be written: File too large"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for drawing, name, room in ((curves, "c", 20), (curves, "c", 8000), (table, "t", 20)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # bytes, more than which no file can have

@@ -254,9 +254,9 @@ def test_help_fits_a_terminal(said, monkeypatch):
         assert symbol in text, symbol
 
 
-def test_print_config_is_for_one_rank_and_refuses_what_a_run_would(said, monkeypatch):
+def test_print_config_and_help_are_for_one_rank_and_refuses_what_a_run_would(said, monkeypatch):
     monkeypatch.setenv("PMI_RANK", "1")
-    assert said(parse, "--print_config") == ""
+    assert said(parse, "--print_config") == said(parse, "--help") == ""
     monkeypatch.setenv("PMI_RANK", "0")
     assert said(parse, "--print_config", "--budget=0", code=2).startswith("error: --budget is 0; allowed")
     assert yaml.safe_load(said(parse, "--print_config", "--method=local"))["rounds"] == 22

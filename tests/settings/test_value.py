@@ -67,7 +67,7 @@ every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
 
 
 @every_file
-def test_a_file_counts_by_what_it_held(one, tmp_path, capsys):
+def test_a_file_counts_by_what_it_held(one, tmp_path, said):
     """Edited or deleted, for a Run and for its finished result."""
     name, mine, other = one
     fields, out = run_of(name, mine), tmp_path / "out.h5"
@@ -88,8 +88,7 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, capsys):
     assert before.path("results") == Path("results") / f"{slug}.h5"
     with Result(out) as result:
         assert (result.run, result.key) == (before, before.key()) and result.run.slug() == slug
-    assert show.main([str(out), "--compare", str(out), str(out)]) == 0
-    assert "the settings are the same" in capsys.readouterr().out
+    assert "the settings are the same" in said(show.main, out, "--compare", out, out)
 
 
 @every_file

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import own
 import pytest
 import starts
 
@@ -215,25 +216,6 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undi
     assert starts.same(out, undisturbed)
 
 
-ENDLESS = """
-import time
-from dpfl_mpi.methods import Method
-
-METHOD = Method(title="Endless", topology="none", citation="@misc{endless, title = {Endless}}")
-
-def init(fed):
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
-
-def round(fed, state, t):
-    if t == 3:
-        time.sleep(600)
-    fed.evaluate(state["client"]["w"])
-    return state
-"""
-
-
 def begun_and_kept(folder: Path, t: int) -> list[int]:
     """Return how often each Run with seed 2 was started, of those that have a checkpoint of round t."""
     found = []
@@ -248,7 +230,7 @@ def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs,
 
     It is the last task of the array, which has the array's number: the other one is left alone.
     """
-    (tmp_path / "endless.py").write_text(ENDLESS)
+    own.write(tmp_path, endless=own.WAITING.format(condition="True"))
     endless = starts.of_sweep(tmp_path, method=f"{tmp_path}/endless.py", clients=4, budget=1)
     words = ["--seeds=1,2", *endless, "--checkpoint_every=1", "--grace=1"]
     array = jobs.sweep(*words).split("as array ")[1].split(" ")[0].split(";")[0]

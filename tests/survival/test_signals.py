@@ -72,10 +72,8 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
 
 
 def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
-    early = (
-        "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None\n"
-    )
-    code = f"import os, runpy, sys\n{early}sys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
+    early = "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None"
+    code = f"import os, runpy, sys\n{early}\nsys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
     flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--quiet"]
     how = {"capture_output": True, "text": True, "env": environment(), "cwd": tmp_path}
     done = subprocess.run([sys.executable, "-c", code, *flags], **how)
@@ -190,7 +188,5 @@ def test_what_replays_a_round_after_fresh_is_the_command_without_it(ended, monke
     watch.round = 3
     watch._watch()
     assert ended == [signals.REQUEUE]
-    said = capsys.readouterr().err
-    assert said.startswith(
-        "SIGTERM: round 3 would outlast --grace 25, stopped at once; the same command without --fresh"
-    )
+    said = "SIGTERM: round 3 would outlast --grace 25, stopped at once; the same command without --fresh"
+    assert capsys.readouterr().err.startswith(said)

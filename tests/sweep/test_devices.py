@@ -75,7 +75,6 @@ def four(monkeypatch):
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
 def test_ranks_of_a_node_have_different_gpus(four, wanted):
-    """Local rank modulo the GPUs seen."""
     devices = [pick_device(wanted, "float32", local_rank) for local_rank in range(6)]
     assert [d.index for d in devices] == four == [0, 1, 2, 3, 0, 1]
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
@@ -198,9 +197,9 @@ def test_the_sbatch_file_has_lines_for_gpus(tmp_path):
     assert len(pair) == 2 and len(set(pair.values())) == 1
     lines = re.findall(r"^# ((?:export CUDA_MPS|mkdir).*)$", text, re.M)
     script(tmp_path / "nvidia-cuda-mps-control", 'test "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat')
-    text = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks']).replace(
-        "/tmp/", f"{tmp_path}/"
-    )
+    text = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks'])
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", text.replace("/tmp/", f"{tmp_path}/")], env=env, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "ranks\nquit\n"), done.stderr

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import own
 import pytest
 import starts
 from starts import script
@@ -23,26 +24,6 @@ from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.sweep import here, jobs, known, table
-
-HELD = """
-import os, time
-from dpfl_mpi.methods import Method
-from dpfl_mpi.survival.signals import Heard
-
-METHOD = Method(title="Held", topology="none", citation="@misc{{held, title = {{Held}}}}")
-
-def init(fed):
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {{"client": {{"w": w}}, "shared": {{}}}}
-
-def round(fed, state, t):
-    while t == 3 and os.path.exists({hold!r}) and not Heard.at:
-        open({hold!r} + ".reached", "w").close()
-        time.sleep(0.02)
-    fed.evaluate(state["client"]["w"])
-    return state
-"""
 
 
 def start_sweep(*words: str) -> subprocess.Popen[str]:
@@ -98,16 +79,18 @@ def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path
 
 def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
     """One line, a checkpoint, and the same command goes on. Round 3 waits for the signal, as long as there is a file `hold`."""
-    method = tmp_path / "held.py"
-    method.write_text(HELD.format(hold=str(tmp_path / "hold")))
+    hold = str(tmp_path / "hold")
+    condition = f"os.path.exists({hold!r}) and not Heard.at and not open({hold + '.reached'!r}, 'w').close()"
+    own.write(tmp_path, held=own.WAITING.format(condition=condition))
     (tmp_path / "hold").touch()
-    words = {"method": str(method), "clients": 4, "budget": 1}
+    words = {"method": str(tmp_path / "held.py"), "clients": 4, "budget": 1}
     process = start_sweep("--seeds=1,2", "--max_parallel=1", *starts.of_sweep(tmp_path, **words))
     starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
-    assert starts.finish(process, 130) == (
+    said = (
         "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
     )
+    assert starts.finish(process, 130) == said
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
     assert starts.checkpoint_rounds(out) == [3] and not out.with_name(f"{out.name}.lock").exists()
     with Result(out) as result:
@@ -121,7 +104,6 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
 
 
 def test_two_sweeps_at_once_share_the_runs(tmp_path):
-    """Started together over the same Runs: each Run is computed once, nothing is called failed, and the tables agree at the end."""
     words = ["--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=3)]
     for process in [start_sweep(*words) for _ in range(2)]:
         out, err = process.communicate(timeout=240)

@@ -92,11 +92,10 @@ def test_a_job_has_most_of_its_warning_to_end_the_round(tmp_path, swept, fakes, 
     assert jobs.compute.checkpoint is jobs.again
 
 
-def test_a_percent_sign_in_the_folder_is_refused(tmp_path, fakes, capsys):
+def test_a_percent_sign_in_the_folder_is_refused(tmp_path, fakes, said):
     words = ["--seeds", "1", f"--results={tmp_path}/100%j"]
     flags = [flag for flag in starts.of_sweep(tmp_path) if not flag.startswith("--results")]
-    assert sweep.main([*words, *flags, *ON_SLURM]) == 2
-    assert "Slurm replaces % in the names of logs" in capsys.readouterr().err
+    assert "Slurm replaces % in the names of logs" in said(sweep.main, *words, *flags, *ON_SLURM, code=2)
     assert not (fakes / "script").exists() and not list(tmp_path.glob("100*"))
     assert sweep.main([*words, *flags, "--list"]) == 0
 
@@ -187,13 +186,13 @@ def test_watching_ends_with_the_last_job(tmp_path, swept, fakes, no_blind_time, 
     assert set(slept) == {known.ASK_S}
 
 
-def test_a_tuned_run_waits_for_its_base(tmp_path, fakes, capsys):
+def test_a_tuned_run_waits_for_its_base(tmp_path, fakes, said):
     count = f"n=$(ls {fakes} | grep -c script)"
     script(fakes / "sbatch", f'{count}; cp "$1" {fakes}/script$n; echo "Submitted batch job 4$n"')
     fields = [{"method": "fedavg", "finetune_epochs": e, "seed": s} for s in (1, 2) for e in (0, 2)]
     file = runs_file(tmp_path / "table.py", *fields)
-    assert sweep.main([str(file), *ON_SLURM, f"--results={tmp_path}"]) == 0
-    assert "submitted 2 jobs as array 40 and 2 that wait for others" in capsys.readouterr().out
+    told = said(sweep.main, file, *ON_SLURM, f"--results={tmp_path}")
+    assert "submitted 2 jobs as array 40 and 2 that wait for others" in told
     scripts = [path.read_text() for path in sorted(fakes.glob("script*"))]
     waits = [re.findall(r"--(?:dependency|kill-on-invalid-dep)=(\S+)", text) for text in scripts]
     assert waits == [[], ["afterok:40_0", "yes"], ["afterok:40_1", "yes"]]

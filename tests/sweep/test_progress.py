@@ -61,9 +61,8 @@ def test_nothing_is_wider_than_the_terminal_and_the_ends_of_names_stay():
 
 
 def test_a_low_terminal_shows_what_moves():
-    rows = [
-        Row(f"run{i:02d}", "finished" if i < 10 else "running" if i < 12 else "waiting", -1, 5, NONE) for i in range(30)
-    ]
+    states = ["finished"] * 10 + ["running"] * 2 + ["waiting"] * 18
+    rows = [Row(f"run{i:02d}", state, -1, 5, NONE) for i, state in enumerate(states)]
     table = screen(rows, 80, 10)
     assert len(table) == 9
     assert [line.split()[0] for line in table[1:-2]] == ["run10", "run11", "run12", "run13", "run14", "run15"]

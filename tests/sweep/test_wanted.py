@@ -20,7 +20,7 @@ def test_time_limits():
         refused(f"--time is {wrong}; allowed", jobs.minutes, wrong)
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "sentence"), [
     ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
     ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
     ("--runs_per_gpu 2 --cluster slurm", "--sbatch gres=shard:1"),
@@ -34,12 +34,11 @@ def test_time_limits():
     ("--time 0 --cluster slurm --dry_run", "at least a minute"),
     ("--partition gpu --cluster slurm --list", "or file:PATH; Slurm's partition is --slurm_partition"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_sentence(tmp_path, capsys, words, said):
+def test_what_cannot_be_is_one_sentence(tmp_path, said, words, sentence):
     (tmp_path / "FILE").touch()
     mine = words.replace("FILE", str(tmp_path / "FILE")).split()
-    assert sweep.main(["--methods=local", *starts.of_sweep(tmp_path), *mine]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and said in err, err
+    err = said(sweep.main, "--methods=local", *starts.of_sweep(tmp_path), *mine, code=2)
+    assert err.startswith("error: ") and err.count("\n") == 1 and sentence in err, err
 
 
 def test_flags_of_runs_beside_a_grid(listed):
