@@ -21,9 +21,11 @@ class Route:
 
     def slots(self, senders: Any) -> np.ndarray:
         """Return the slot of each of these senders, which are on other ranks; of one that does not send to mine there is none, a `KeyError`."""
-        at = np.searchsorted(self.arriving, senders)
-        if len(there := np.flatnonzero(np.isin(senders, self.arriving, invert=True))):
-            raise KeyError(np.atleast_1d(senders)[there[0]])
+        # one search, without a pass over all that arrive: every client asks for its own
+        at, senders, last = np.searchsorted(self.arriving, senders), np.asarray(senders), len(self.arriving) - 1
+        here = np.zeros(senders.shape, bool) if last < 0 else self.arriving[np.minimum(at, last)] == senders
+        if not here.all():
+            raise KeyError(senders[~here][0])
         return at
 
 
