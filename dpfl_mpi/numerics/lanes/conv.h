@@ -95,15 +95,15 @@ static void conv(const Pass *p, const Layer *layer) {
 /* The gradient of `count` x `some` weights over `rows` rows of places, added to `sums`: [count, some], `apart` vectors apart. */
 INLINE void places(const int count, const int some, const int64_t x_step, const int64_t d_step, const Correlation *c,
                    const Steps *s, const F *x, const int32_t *from, const F *d, int32_t rows, F *sums, int apart) {
-  F sum[8][8];
+  F sum[8][9];
   UNROLL for (int i = 0; i < count; i++)
     UNROLL for (int j = 0; j < some; j++) sum[i][j] = sums[i * apart + j];
   for (int32_t row = 0; row < rows; row++) {
-    const F *inputs[8], *slopes[8];
+    const F *inputs[9], *slopes[8];
     UNROLL for (int j = 0; j < some; j++) inputs[j] = x + row * c->x_row + from[j];
     UNROLL for (int i = 0; i < count; i++) slopes[i] = d + row * c->y_row + i * s->y_m;
     for (int64_t column = 0; column < c->columns; column++) {
-      F v[8];
+      F v[9];
       UNROLL for (int j = 0; j < some; j++) v[j] = inputs[j][column * x_step];
       UNROLL for (int i = 0; i < count; i++) {
         const F f = slopes[i][column * d_step];
@@ -117,10 +117,11 @@ INLINE void places(const int count, const int some, const int64_t x_step, const 
 
 INLINE void places_of(const int rows_of, const Correlation *c, const Steps *s, const F *x, const int32_t *from,
                       const F *d, int32_t rows, F *sums, int32_t weights) {
+  const int at_once = rows_of > 1 ? TAPS_AT_ONCE : 9; /* a depthwise filter of 3 x 3 in one */
   if (c->x_column == 1 && c->y_column == 1)
-    BLOCKS(TAPS_AT_ONCE, weights, places(rows_of, count, 1, 1, c, s, x, from + at, d, rows, sums + at, weights))
+    BLOCKS(at_once, weights, places(rows_of, count, 1, 1, c, s, x, from + at, d, rows, sums + at, weights))
   else
-    BLOCKS(TAPS_AT_ONCE, weights,
+    BLOCKS(at_once, weights,
            places(rows_of, count, c->x_column, c->y_column, c, s, x, from + at, d, rows, sums + at, weights))
 }
 
@@ -141,28 +142,31 @@ static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c
   add_up(g, sums, s->m * weights, p->n);
 }
 
+/* The gradient of `count` biases. */
+INLINE void totals(const int count, const Correlation *c, const F *d, int32_t apart, float *g, int n) {
+  F sum[8] = {0};
+  for (int32_t row = 0; row < c->rows; row++)
+    for (int64_t column = 0; column < c->columns; column++)
+      UNROLL for (int i = 0; i < count; i++) sum[i] += d[i * apart + row * c->y_row + column * c->y_column];
+  add_up(g, sum, count, n);
+}
+
 static void conv_back(const Pass *p, const Layer *layer) {
   const int32_t *size = layer->size, *table = layer->table, groups = size[CONV_GROUPS];
   const Correlation c = correlation(&table);
   const Steps s = {size[CONV_OUT] / groups, size[CONV_IN] / groups, size[CONV_Y_STEP], size[CONV_X_STEP],
                    size[CONV_IN] / groups * c.taps, c.taps};
   const Steps turned = {s.n, s.m, s.x_n, s.y_m, s.w_n, s.w_m};
-  const F *x = x_of(p, layer->in), *d = d_of(p, layer->out);
-  for (int32_t g = 0; g < groups; g++)
-    conv_weights(p, layer, &c, &s, x + (int64_t)g * s.n * s.x_n, d + (int64_t)g * s.m * s.y_m,
-                 p->g + layer->weight + (int64_t)g * s.m * s.w_m);
-  for (int32_t m = 0; layer->bias >= 0 && m < size[CONV_OUT]; m++) {
-    F total = ZERO;
-    for (int32_t row = 0; row < c.rows; row++)
-      for (int32_t column = 0; column < c.columns; column++)
-        total += d[(int64_t)m * s.y_m + row * c.y_row + column * c.y_column];
-    add_up(p->g + layer->bias + m, &total, 1, p->n);
-  }
-  if (!wanted(p, layer->in)) return;
-  for (int32_t i = 0; i < size[CONV_BACKS]; i++) {
-    const Correlation back = correlation(&table);
-    for (int32_t g = 0; g < groups; g++)
-      correlate_all(&back, &turned, d + (int64_t)g * s.m * s.y_m, p->row + layer->weight + (int64_t)g * s.m * s.w_m,
-                    NULL, d_of(p, layer->in) + (int64_t)g * s.n * s.x_n, layer->adds & 1, (float *)scratch_of(p));
+  for (int32_t g = 0; g < groups; g++) {
+    const int64_t of_w = layer->weight + (int64_t)g * s.m * s.w_m;
+    const F *x = x_of(p, layer->in) + (int64_t)g * s.n * s.x_n, *d = d_of(p, layer->out) + (int64_t)g * s.m * s.y_m;
+    conv_weights(p, layer, &c, &s, x, d, p->g + of_w);
+    if (layer->bias >= 0) BLOCKS(8, s.m, totals(count, &c, d + at * s.y_m, s.y_m, p->g + layer->bias + g * s.m + at, p->n))
+    const int32_t *next = table;
+    for (int32_t i = 0; i < size[CONV_BACKS] && wanted(p, layer->in); i++) {
+      const Correlation back = correlation(&next);
+      correlate_all(&back, &turned, d, p->row + of_w, NULL, d_of(p, layer->in) + (int64_t)g * s.n * s.x_n,
+                    layer->adds & 1, (float *)scratch_of(p));
+    }
   }
 }

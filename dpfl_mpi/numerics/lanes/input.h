@@ -50,23 +50,26 @@ static void read_bytes(const Pass *p, const Images *images, Windows at) {
   }
 }
 
-/* Numbers of four bytes: floats, or tokens as they are. */
+/* Numbers of four bytes, floats or tokens as they are, by lines: the numbers of each image are written into its lane. */
 static void read_numbers(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int32_t c = net->channels, tokens = net->samples == TOKENS;
-  for (int32_t row = 0; row < net->height; row++)
-    for (int32_t pixel = 0; pixel < net->wide; pixel++)
-      for (int32_t channel = 0; channel < c; channel++) {
-        F v;
-        for (int l = 0; l < LANES; l++) {
-          const int64_t column = at.mirrored[l] ? net->wide - 1 - pixel : pixel;
-          const int64_t from = at.from[l] + ((int64_t)row * images->columns + column) * c + channel;
-          memcpy((float *)&v + l, (const float *)images->pixels + from, 4);
-        }
-        F *x = p->arena + value->x + channel * value->plane + row * value->line + pixel;
-        *x = tokens ? v : FMA(v, FILL(net->scale[channel]), FILL(net->shift[channel]));
-      }
+  const int32_t c = net->channels, w = net->wide;
+  for (int32_t row = 0; row < net->height; row++) {
+    F *x = p->arena + value->x + row * value->line;
+    for (int l = 0; l < LANES; at.from[l] += (int64_t)images->columns * c, l++) {
+      const float *from = (const float *)images->pixels + at.from[l] + (at.mirrored[l] ? (w - 1) * c : 0);
+      const int64_t step = at.mirrored[l] ? -c : c;
+      for (int32_t channel = 0; channel < c; channel++)
+        for (int32_t pixel = 0; pixel < w; pixel++)
+          memcpy((float *)(x + channel * value->plane + pixel) + l, from + pixel * step + channel, 4);
+    }
+    for (int32_t channel = 0; channel < c && net->samples == FLOATS; channel++) {
+      const F scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
+      F *line = x + channel * value->plane;
+      for (int32_t pixel = 0; pixel < w; pixel++) line[pixel] = FMA(line[pixel], scale, shift);
+    }
+  }
 }
 
 /* Load the pass's images and labels, from number `first` of the order on. */

@@ -57,7 +57,7 @@ static void norm(const Pass *p, const Layer *layer) {
   const Norm n = norm_of(p, layer);
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out), *kept = p->arena + layer->space;
-  const int32_t units = n.in->units;
+  const int32_t units = n.in->units, with_relu = layer->size[NORM_RELU];
   const float count = (float)n.planes * n.in->lines * units;
   for (int32_t g = 0; g < n.groups; g++) {
     F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
@@ -71,13 +71,20 @@ static void norm(const Pass *p, const Layer *layer) {
       if (n.each)
         for (int32_t i = 0; i < units; i++) {
           const F a = n.scale ? FILL(n.scale[first + i]) : scale, b = n.shift ? FILL(n.shift[first + i]) : shift;
-          y[to + i] = FMA((x[from + i] - middle) * by, a, b);
+          const F v = FMA((x[from + i] - middle) * by, a, b);
+          y[to + i] = with_relu ? relu(v) : v;
         }
-      else for (int32_t i = 0; i < units; i++) y[to + i] = FMA((x[from + i] - middle) * by, scale, shift);
-      if (layer->size[NORM_RELU]) for (int32_t i = 0; i < units; i++) y[to + i] = relu(y[to + i]);
+      else
+        for (int32_t i = 0; i < units; i++) {
+          const F v = FMA((x[from + i] - middle) * by, scale, shift);
+          y[to + i] = with_relu ? relu(v) : v;
+        }
     })
   }
 }
+
+/* What of a gradient a ReLU after the norm leaves. */
+#define LEFT(v, d) (again ? PICK(ABOVE(FMA(v, scale, shift), ZERO), d, ZERO) : (d))
 
 static void norm_back(const Pass *p, const Layer *layer) {
   const Norm n = norm_of(p, layer);
@@ -88,21 +95,22 @@ static void norm_back(const Pass *p, const Layer *layer) {
   const int64_t parameters = n.each ? (int64_t)n.planes * n.in->lines * units : n.in->planes;
   F *scales = scratch_of(p), *shifts = scales + parameters; /* their gradients */
   memset(scales, 0, sizeof(F) * 2 * parameters);
-  if (layer->size[NORM_RELU]) relu_back(n.out, x_of(p, layer->out), dy);
+  if (layer->size[NORM_RELU] && n.each) relu_back(n.out, x_of(p, layer->out), dy);
+  const int again = layer->size[NORM_RELU] && !n.each; /* the outputs are computed again, for less than reading them */
   for (int32_t g = 0; g < n.groups; g++) {
     const F middle = kept[2 * g], by = kept[2 * g + 1];
     F all = ZERO, moment = ZERO, of_plane = ZERO, moment_of_plane = ZERO; /* sums of d and of d times the normed x */
     GROUP_LINES(n, g, {
       F sum[4] = {ZERO, ZERO, ZERO, ZERO}, product[4] = {ZERO, ZERO, ZERO, ZERO};
-      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
+      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f), shift = again && n.shift ? FILL(n.shift[first]) : ZERO;
       if (n.each)
         IN_FOURS(units, F d = dy[to + i]; const F v = (x[from + i] - middle) * by;
                  scales[first + i] = FMA(d, v, scales[first + i]); shifts[first + i] += d;
                  if (n.scale) d *= FILL(n.scale[first + i]);
                  sum[k] += d; product[k] = FMA(d, v, product[k]))
       else
-        IN_FOURS(units, const F d = dy[to + i]; sum[k] += d;
-                 product[k] = FMA(d, (x[from + i] - middle) * by, product[k]))
+        IN_FOURS(units, const F v = (x[from + i] - middle) * by, d = LEFT(v, dy[to + i]); sum[k] += d;
+                 product[k] = FMA(d, v, product[k]))
       of_plane += together(sum), moment_of_plane += together(product);
       if (line_ + 1 == n.in->lines) {
         if (!n.each) scales[first] = moment_of_plane, shifts[first] = of_plane;
@@ -113,11 +121,11 @@ static void norm_back(const Pass *p, const Layer *layer) {
     if (!wanted(p, layer->in)) continue;
     all = all / count, moment = moment / count;
     GROUP_LINES(n, g, {
-      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
+      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f), shift = again && n.shift ? FILL(n.shift[first]) : ZERO;
       const int own = n.each && n.scale;
       for (int32_t i = 0; i < units; i++) {
         const F v = (x[from + i] - middle) * by, s = own ? FILL(n.scale[first + i]) : scale;
-        const F d = by * (FMA(s, dy[to + i], ZERO - all) - v * moment);
+        const F d = by * (FMA(s, LEFT(v, dy[to + i]), ZERO - all) - v * moment);
         dx[from + i] = adds ? dx[from + i] + d : d;
       }
     })

@@ -94,14 +94,14 @@ static F logarithm(F x) {
   return FMA(e, FILL(0.693359375f), y) + (x - x); /* x - x passes on not-a-number and infinity */
 }
 
-/* Run `call` on blocks of 8, 6, 5, 4, 2 and 1 of `total` things, none above `largest`. In it `at` is the block's first
+/* Run `call` on blocks of 9, 8, 6, 5, 4, 2 and 1 of `total` things, none above `largest`. In it `at` is the block's first
  * and `count` its size, which the compiler knows, so that the sums of a block are registers. */
 #define BLOCK(size, largest, total, call) \
   if (size <= (largest) && at + size <= (total)) { enum { count = size }; call; at += size; continue; }
 #define BLOCKS(largest, total, call) \
   for (int32_t at = 0; at < (total);) { \
-    BLOCK(8, largest, total, call) BLOCK(6, largest, total, call) BLOCK(5, largest, total, call) \
-    BLOCK(4, largest, total, call) BLOCK(2, largest, total, call) BLOCK(1, largest, total, call) \
+    BLOCK(9, largest, total, call) BLOCK(8, largest, total, call) BLOCK(6, largest, total, call) \
+    BLOCK(5, largest, total, call) BLOCK(4, largest, total, call) BLOCK(2, largest, total, call) BLOCK(1, largest, total, call) \
   }
 
 /* g [4] += the sums of four vectors over the images, four after four. */
