@@ -25,55 +25,72 @@ INLINE D all(double x) {
   return v;
 }
 
-/* What is divided by `total` in a loop. A product with the inverse, put right by what it leaves, has the bits of `/`
- * (Markstein 1990) and takes a third of its time: `rest` is what the inverse lacks. */
+/* What float64 numbers s are divided by in a loop, before they are rounded to float32. s times `inverse` + `rest` is off by
+ * at most 2^-103 of the quotient. That shows in the float32 only if a point half way between two doubles, one of which is
+ * half way between two floats, is as near: total, as a whole number of 53 bits, would divide to within 17 of a multiple of
+ * 2^53 by a number that is 1 or -1 modulo 2^29, so that it were itself within 17 of a multiple of 2^29, and no multiple of
+ * 32. Such a total `divides`. `rest` is above 0, so -0 and infinity stay. */
 typedef struct {
-  D total, inverse, rest, strange; /* not-a-number once a quotient is not finite: then it comes out otherwise */
+  D total, inverse, rest;
   int divides;
 } Divisor;
 
 static Divisor divisor(double total) {
-  const double once = 1 / total;
-  const int divides = FORM == 128 || !(total > 0x1p-60 && total < 0x1p60);
-  return (Divisor){all(total), all(once), all(fma(-total, once, 1) * once), all(0), divides};
+  const uint64_t nearest = (1 << 29) - 1;
+  double once = 1 / total;
+  if (fma(-total, once, 1) < 0) once = nextafter(once, 0);
+  const double left = fma(-total, once, 1);
+  uint64_t low;
+  memcpy(&low, &total, sizeof low);
+  low &= nearest;
+  const int strange = !(total > 0x1p-60 && total < 0x1p60) || (low && ((low + 31) & nearest) <= 62);
+  return (Divisor){all(total), all(once), all((left > 0 ? left : 0x1p-200) * once), FORM == 128 || strange};
 }
 
 /* Write numbers / total in float64 and then float32. */
-INLINE void divide(D s, Divisor *by, float *out) {
-  D q;
-  if (by->divides) {
-    q = s / by->total;
-  } else {
-    const D near = FMA_D(s, by->inverse, s * by->rest);
-    const D right = FMA_D(FMA_D(-near, by->total, s), by->inverse, near);
-    q = (D)((B)right | ((B)s & ~(UINT64_MAX >> 1))); /* -0 keeps its sign */
-    by->strange = FMA_D(q, all(0), by->strange);
-  }
-  const H model = NARROW(q);
+INLINE void divide(D s, const Divisor *by, float *out) {
+  const H model = NARROW(by->divides ? s / by->total : FMA_D(s, by->inverse, s * by->rest));
   memcpy(out, &model, sizeof model);
 }
 
+/* p w of a model that one of the sums, x or y, lacks as yet: it is added where the sum is read next. */
+typedef struct {
+  double *sum, p;
+  const float *w;
+} Late;
+
+/* Return and write what is in a sum from number i on, with what is late. */
+INLINE D caught_up(const Late *late, int64_t i) {
+  D sum;
+  H model;
+  memcpy(&sum, late->sum + i, sizeof sum);
+  memcpy(&model, late->w + i, sizeof model);
+  sum = FMA_D(all(late->p), WIDE(model), sum);
+  memcpy(late->sum + i, &sum, sizeof sum);
+  return sum;
+}
+
 /* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y; without w x / p_x and y / p_y. */
-static void average(const Search *s, const float *w, double p, double p_x, double p_y, int64_t width) {
+static void average(const Search *s, Late late, const float *w, double p, double p_x, double p_y, int64_t width) {
   const D more = all(p), less = all(-p);
-  Divisor by_x = divisor(p_x), by_y = divisor(p_y);
-  for (;; by_x.divides = by_y.divides = 1) {
-    for (int64_t i = 0; i < width; i += HALF) {
-      D x, y;
-      H model;
-      memcpy(&x, s->x + i, sizeof x);
-      memcpy(&y, s->y + i, sizeof y);
-      if (w) {
-        memcpy(&model, w + i, sizeof model);
-        x = FMA_D(more, WIDE(model), x);
-        y = FMA_D(less, WIDE(model), y);
-      }
-      divide(x, &by_x, s->pair + i);
-      divide(y, &by_y, s->pair + width + i);
+  const Divisor by_x = divisor(p_x), by_y = divisor(p_y);
+  const double *sum_x = s->x, *sum_y = s->y;
+  float *pair = s->pair;
+  const int to_x = late.sum == sum_x, to_y = late.sum == sum_y;
+  for (int64_t i = 0; i < width; i += HALF) {
+    D x, y;
+    H model;
+    memcpy(&x, sum_x + i, sizeof x);
+    memcpy(&y, sum_y + i, sizeof y);
+    if (to_x) x = caught_up(&late, i);
+    if (to_y) y = caught_up(&late, i);
+    if (w) {
+      memcpy(&model, w + i, sizeof model);
+      x = FMA_D(more, WIDE(model), x);
+      y = FMA_D(less, WIDE(model), y);
     }
-    double found = 0;
-    for (int l = 0; l < HALF; l++) found += by_x.strange[l] + by_y.strange[l];
-    if (found == 0 || (by_x.divides && by_y.divides)) return;
+    divide(x, &by_x, pair + i);
+    divide(y, &by_y, pair + width + i);
   }
 }
 
@@ -136,11 +153,6 @@ static void reward(const Net *net, const Search *s, const Images *images, int64_
   for (int i = 0; i < 2; i++) r[i] = -(exact_sum(s->losses + i * n, n) / n);
 }
 
-/* sum += p w. */
-static void add(double *restrict sum, const float *restrict w, double p, int64_t width) {
-  for (int64_t i = 0; i < width; i++) sum[i] = fma(p, w[i], sum[i]);
-}
-
 /* Return max(difference, 0) as Python does: not-a-number stays, is not above 0, and its candidate is not added. */
 INLINE double gain(double difference) { return 0 > difference ? 0 : difference; }
 
@@ -151,28 +163,30 @@ PUBLIC int64_t NAME(search)(const Net *net, Search *s, const float *const *model
                             void *memory) {
   static const int cases[4] = {2, 0, 1, 3}; /* neither gain is above 0, a alone, b alone, both: as GAINS of greedy.py */
   const int64_t width = net->width;
+  Late late = {NULL, 0, NULL};
   double r[2];
   int64_t i = 0;
   if (!s->started && count > 0 && most > 0) {
-    average(s, NULL, 0, s->p_x, s->p_y, width);
+    average(s, late, NULL, 0, s->p_x, s->p_y, width);
     reward(net, s, images, n, r, memory);
     s->r_x = r[0], s->r_y = r[1], s->started = 1;
   }
   for (; i < count && most > 0; i++) { /* line 2 */
     const double p_xj = s->p_x + p[i], p_yj = s->p_y - p[i];
-    average(s, models[i], p[i], p_xj, p_yj, width);
+    average(s, late, models[i], p[i], p_xj, p_yj, width);
     reward(net, s, images, n, r, memory); /* R(X and j), R(Y without j): lines 4, 6 */
     const double a = gain(r[0] - s->r_x); /* line 7 */
     const double b = gain(r[1] - s->r_y); /* line 8 */
     added[i] = a + b == 0 || coins[i] < a / (a + b); /* line 9 */
     s->cases[cases[(a > 0) + 2 * (b > 0)]] += 1;
     if (added[i]) { /* line 10 */
-      add(s->x, models[i], p[i], width);
+      late = (Late){s->x, p[i], models[i]};
       s->p_x = p_xj, s->r_x = r[0], most--;
     } else { /* line 12 */
-      add(s->y, models[i], -p[i], width);
+      late = (Late){s->y, -p[i], models[i]};
       s->p_y = p_yj, s->r_y = r[1];
     }
   }
+  for (int64_t at = 0; late.sum && at < width; at += HALF) caught_up(&late, at);
   return i;
 }
