@@ -40,11 +40,8 @@ from dpfl_mpi.survival.signals import Heard, Leave
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
 
-FUNCTIONS = {
-    "method": ("init", "round"),
-    "model": ("build",),
-    "dataset": ("load", "read"),
-}  # one of them tells the kind
+# one of them tells the kind
+FUNCTIONS = {"method": ("init", "round"), "model": ("build",), "dataset": ("load", "read")}
 # ways to compute a Run, and what its Job says; all but those of 2 and 3 ranks in a process that starts when these have ended
 ONE, TWO, THREE, AGAIN, STOPPED = "1 rank", "2 ranks", "3 ranks", "another start", "going on after stops"
 TORCH, AT_ONCE = "PyTorch", "PyTorch, all clients at once"
@@ -300,14 +297,8 @@ def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
         name = name.format(**fields) + ", a rank has none" * (kind == "method" and fields["clients"] < 3)
         found.setdefault(name, Check(kind, code, name, fields, ways))
 
-    small = {
-        "clients": 5,
-        "tau_init": 1,
-        "tau_train": 2,
-        "min_per_class": 2,
-        "augment": False,
-        "dataset": "image_folder",
-    }
+    small: dict[str, Any] = {"clients": 5, "tau_init": 1, "tau_train": 2, "min_per_class": 2, "augment": False}
+    small["dataset"] = "image_folder"
     if kind == "method":
         small |= {"data": lambda path, n: write_samples(path, 0, "8x8x1"), "model": "mlp", "rounds": len(AWAY)}
         wild = {"data": lambda path, n: write_samples(path, n, "8x8x1"), "partition": "natural", "clip_norm": 0.0}

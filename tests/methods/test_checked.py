@@ -56,8 +56,10 @@ def suite(tmp_path_factory):
     at = tmp_path_factory.mktemp("checked")
     made = []
     for name, fields in METHODS.items():
-        made += made_of("method", name, fields | OFTEN)[:1]
-        made += made_of("method", name, fields)[1 : WHOLE.get(name, 1)]
+        first = made_of("method", name, fields | OFTEN)[0]
+        if name not in WHOLE:  # both stops on two ranks, and no other time on two
+            first.ways, first.stops = (testing.ONE, testing.THREE, testing.STOPPED), (2, 2)
+        made += [first, *made_of("method", name, fields)[1 : WHOLE.get(name, 1)]]
     made += made_of("method", "pfedgraph", {"clients": 2, "window_gb": 2e-5})[:1]  # five rows: several passes
     for name, (kind, page) in PAGES.items():
         text = own.example(page)

@@ -15,6 +15,7 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.ensemble import Block
 
 CLASSES = 5
+conv = nn.Conv2d
 IMAGE, LINES, VECTOR, TOKENS = ((9, 10, 3), "uint8"), ((1, 33, 4), "float32"), ((22,), "float32"), ((7,), "int32")
 
 
@@ -34,15 +35,12 @@ class Forward(nn.Module):
 def head(*layers, pooled=True):
     """Layers, then a mean over the pixels or a flat vector, and a head, whose inputs are found by a trial."""
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity(), nn.Flatten())
-    return lambda shape: nn.Sequential(body, nn.Linear(body(shaped(torch.zeros(2, *shape))).shape[1], CLASSES))
 
+    def build(shape):
+        x = torch.zeros(2, *shape)
+        return nn.Sequential(body, nn.Linear(body(x.movedim(-1, 1) if x.dim() == 4 else x).shape[1], CLASSES))
 
-def shaped(x):
-    return x.movedim(-1, 1) if x.dim() == 4 else x
-
-
-def conv(*how, **more):
-    return nn.Conv2d(*how, **more)
+    return build
 
 
 def split(s, x):
@@ -61,10 +59,6 @@ def attend(s, t):
     y = y.transpose(1, 2).reshape(len(x), 7, 12)
     here = (t > 0)[..., None].float()
     return s.h((y * here).sum(1) / here.sum(1).clamp(min=1))
-
-
-def c(**parts):
-    return parts
 
 
 NETS = {
@@ -110,21 +104,21 @@ NETS = {
     "residual": (
         lambda shape: Forward(
             lambda s, x: s.h((lambda y: y + s.c(y).relu())(s.a(x)).relu().mean((2, 3))),
-            **c(a=conv(3, 8, 3, padding=1), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES)),
+            a=conv(3, 8, 3, padding=1), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
         ),
         IMAGE,
     ),
     "cat": (
         lambda shape: Forward(
             lambda s, x: s.h((lambda y: torch.cat([y, s.c(y), s.d(y).sigmoid()], 1))(s.a(x).relu()).flatten(1)),
-            **c(a=conv(3, 8, 3, padding=1), c=conv(8, 4, 3, padding=1), d=conv(8, 3, 1), h=nn.Linear(1350, CLASSES)),
+            a=conv(3, 8, 3, padding=1), c=conv(8, 4, 3, padding=1), d=conv(8, 3, 1), h=nn.Linear(1350, CLASSES),
         ),
         IMAGE,
     ),
     "gates of channels": (
         lambda shape: Forward(
             lambda s, x: s.h((lambda y: y * s.f(y.mean((2, 3))).sigmoid()[:, :, None, None])(s.a(x)).mean((2, 3))),
-            **c(a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), h=nn.Linear(8, CLASSES)),
+            a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), h=nn.Linear(8, CLASSES),
         ),
         IMAGE,
     ),
@@ -135,7 +129,7 @@ NETS = {
     "one axis": (
         lambda shape: Forward(
             lambda s, x: s.h(functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2).flatten(1)),
-            **c(a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12), h=nn.Linear(96, CLASSES)),
+            a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12), h=nn.Linear(96, CLASSES),
         ),
         LINES,
     ),
