@@ -375,8 +375,8 @@ def test_what_is_no_longer_here_is_refused(tmp_path, what):
 
 
 def test_all_ranks_end_where_it_is_no_longer_here(tmp_path):
-    flags = to_flags(FIELDS | {"clients": 2, "method": written(tmp_path, GONE["every_row"])})
-    done = mpirun(3, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
+    flags = to_flags(FIELDS | {"method": written(tmp_path, GONE["every_row"])})
+    done = mpirun(2, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "only those of the last sending are here" in lines[0]
