@@ -1,6 +1,7 @@
 """Top-k sending: a client sends the largest changes of its model since it sent last; what it keeps back is sent when it has grown.
 
 The simulation puts whole rows: a real network would carry 2 * share of what `models received` counts, numbers and their places.
+`--codec topk:SHARE` does the like for every method along a graph, and counts the bytes.
 """
 
 from dataclasses import dataclass
