@@ -17,6 +17,7 @@ from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.models import mlp
 from dpfl_mpi.mpi.placement import waves
+from dpfl_mpi.mpi.window import Route
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.settings.search import Rule
@@ -278,6 +279,14 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
             handed.append(order.next(width).tolist())
         assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()
         assert [len(part) for part in handed] == [0, 2, 2, 2, 0, 0]
+
+
+def test_a_slot_is_the_place_among_those_that_arrive():
+    came = Route([], np.array([3, 5, 9]), np.array([3]))
+    assert came.slots(np.array([9, 3])).tolist() == [2, 0] and came.slots(5) == 1
+    for route, asked in ((came, [3, 4]), (came, [10]), (Route([], came.arriving[:0], came.need), [3])):
+        with pytest.raises(KeyError, match=str(asked[-1])):
+            route.slots(np.array(asked))
 
 
 FIELDS = {"clients": 5, "rounds": 2, "budget": 4, "tau_train": 1}
