@@ -55,6 +55,7 @@ class Twin:
         self.module = mlp.build((8, 8, 1), 10)
         self.initial_row = fed.initial_row
         self.start = fed.initial_row()[: fed.ensemble.size].clone()
+        self.head = torch.arange(len(self.start)) >= HEAD
         self.data, self.val = [], []
         for k in range(N):
             rows = training_rows(fed, k)
@@ -193,8 +194,7 @@ def twin_perfedavg(tw, o):
 
 
 def twin_fedrep(tw, o):
-    head = torch.arange(len(tw.start)) >= HEAD
-    phi, h = tw.start, [tw.start] * N
+    phi, h, head = tw.start, [tw.start] * N, tw.head
     yield list(h)
     for t in range(ROUNDS):
         for k in range(N):
@@ -387,8 +387,7 @@ def twin_pfedsv(tw, o):
 
 
 def twin_dfedpgp(tw, o):
-    head = torch.arange(len(tw.start)) >= HEAD
-    u, mu = [tw.start] * N, np.ones(N)
+    u, mu, head = [tw.start] * N, np.ones(N), tw.head
     yield list(u)
     for t in range(1, ROUNDS + 1):
         first, e = (t - 1) * TAU, o["head_epochs"]
@@ -407,8 +406,7 @@ def twin_dfedpgp(tw, o):
 
 
 def twin_facade(tw, o):
-    head = torch.arange(len(tw.start)) >= HEAD
-    w = [tw.start] * N
+    w, head = [tw.start] * N, tw.head
     heads = [[tw.initial_row(c)[: len(head)][head] for c in range(o["heads"])] for k in range(N)]
     yield list(w)
     for t in range(1, ROUNDS + 1):
