@@ -136,10 +136,10 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
 
 def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    hanging = starts.held("fed._parts.world.rank == 1", out, checkpoint_every=1, watchdog=10)
+    hanging = starts.held("fed._parts.world.rank == 1", out, checkpoint_every=1, watchdog=6)
     message = starts.finish(starts.start(2, hanging), 1)
     for rank in range(2):
-        assert f"rank {rank} of 2 has not finished round 3 in 10 s" in message
+        assert f"rank {rank} of 2 has not finished round 3 in 6 s" in message
     assert "time.sleep" in message or "in round" in message
     assert starts.checkpoint_rounds(out) == [1, 2]
 
