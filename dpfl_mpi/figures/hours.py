@@ -12,20 +12,20 @@ import numpy as np
 import pandas as pd
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.figures import pareto
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.controls_table import comers
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
-from dpfl_mpi.figures.pareto import METHODS
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks
-from dpfl_mpi.figures.tables import markdown
+from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
 from dpfl_mpi.network.clock import critical_path
 from dpfl_mpi.results import Result
 
-RUNS = cifar10(network=("phones", "hospitals"), method=METHODS)
+RUNS = cifar10(network=("phones", "hospitals"), method=pareto.METHODS)
 PANELS = {"hours": "simulated hours", "gigabytes": "gigabytes sent"}
-OPTIONS = {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, % (default: 80)"}}
+OPTIONS = pareto.OPTIONS
 
 
 def measure(result: Result) -> pd.DataFrame:
@@ -53,16 +53,9 @@ def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float
     path = np.bincount(critical_path(end, whom))
     first = {name: there[name].iloc[0] if len(there) else np.nan for name in PANELS}
     last = {name: lines[name].iloc[-1] for name in ("accuracy", *PANELS)}
-    waiting = {
-        "waiting, %": 100 * result["network/wait"].sum() / spent,
-        "longest": 100 * hours.max() / max(hours.sum(), 1e-9),
-    }
-    waiting |= {"critical": 100 * path.max() / path.sum()}
+    waiting = {"waiting, %": 100 * result["network/wait"].sum() / spent}
+    waiting |= {"longest": 100 * hours.max() / max(hours.sum(), 1e-9), "critical": 100 * path.max() / path.sum()}
     return last | {f"{name} to {reach:g} %": value for name, value in first.items()} | waiting
-
-
-def cell(value: float, digits: int) -> str:
-    return "-" if np.isnan(value) else f"{value:.{digits}g}"
 
 
 def draw(frames: Frames, reach: float = 80.0) -> Drawing:
@@ -83,13 +76,10 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
             curve(panels[3], aged.index, aged["all"], [0], **look | {"ls": ":", "marker": ""})
             panels[3].set(xlabel="rounds since they came", ylabel="accuracy of comers, %")
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
-        cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)]).mean(
-            skipna=False
-        )
-        rows.append(
-            {"setting": line.setting, "method": line.row}
-            | {name: cell(value, 4 if name == "accuracy" else 3) for name, value in cells.items()}
-        )
+        cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)])
+        means = cells.mean(skipna=False).items()
+        told = {name: number(value, ".4g" if name == "accuracy" else ".3g") for name, value in means}
+        rows.append({"setting": line.setting, "method": line.row} | told)
     best = max(part["accuracy"].iloc[-1] for part in parts)
     for axes, label in zip(panels[:2], PANELS.values(), strict=True):
         axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(best - REACH, min(101, best + 1)))

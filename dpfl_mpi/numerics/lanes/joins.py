@@ -148,7 +148,6 @@ def summed(
     dim: Any = None,
     keepdim: bool = False,
     dtype: Any = None,
-    *,
     mean: bool = False,
 ) -> None:
     """Sums or means over axes; those of an image over its pixels are a pool."""

@@ -26,10 +26,10 @@ def handles(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return enter
 
 
-def pair(value: Any) -> tuple[int, int]:
-    """Return a setting of two axes; of one axis, it is the second."""
-    numbers = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else (1, int(numbers[0]))
+def pair(value: Any, first: int | None = None) -> tuple[int, int]:
+    """Return a setting of two axes; where the `first` is given, the value is of the second alone."""
+    numbers = value if isinstance(value, list | tuple) else (value,)
+    return int(numbers[0]) if first is None else first, int(numbers[-1])
 
 
 # dense layers and convolutions ------------------------------------------------------------------------------------------------
@@ -75,17 +75,15 @@ def conv(
     """A convolution; one of one axis is an image of one line."""
     view, flat = r.leading(input), weight.dim() == 3
     shape = image(view.shape)
-    kernel = (1, weight.shape[2]) if flat else (weight.shape[2], weight.shape[3])
-    if flat:
-        stride, dilation = ((1, pair(value)[1]) for value in (stride, dilation))
-        padding = padding if isinstance(padding, str) else (0, pair(padding)[1])
-    stride, dilation = pair(stride), pair(dilation)
+    kernel, stride, dilation = (
+        pair(value, 1 if flat else None) for value in (list(weight.shape[2:]), stride, dilation)
+    )
     if isinstance(padding, str):
         whole = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
         if any(n % 2 for n in whole):
             raise Unknown(f"padding='same' of an even kernel{r.place()}")
         padding = tuple(n // 2 for n in whole)
-    padding = pair(padding)
+    padding = pair(padding, 0 if flat else None)
     w, b = r.column(weight), r.column(bias)
     _, p, q = image(out.shape[1:])
     use = Use(view, shape, padding)
@@ -237,9 +235,9 @@ def windows_of(
 ) -> tuple[list[int], bool]:
     """Return where the window of each output starts and ends, and for how many numbers it counts (`whole`: with the padding), and whether it is 2x2 side by side."""
     flat, table = input.dim() == 3, []
-    kernel, stride, padding = pair(kernel), pair(stride if stride not in (None, [], ()) else kernel), pair(padding)
-    if flat:
-        kernel, stride, padding = (1, kernel[1]), (1, stride[1]), (0, padding[1])
+    stride = kernel if stride in (None, [], ()) else stride
+    kernel, stride = (pair(value, 1 if flat else None) for value in (kernel, stride))
+    padding = pair(padding, 0 if flat else None)
     sizes = image(tuple(input.shape[1:]))[1:], image(tuple(out.shape[1:]))[1:]
     for size, outputs, k, step, pad in zip(*sizes, kernel, stride, padding, strict=True):
         for start in range(-pad, outputs * step - pad, step):

@@ -18,15 +18,6 @@ SAMPLES = {"uint8": 0, "float32": 1, "int32": 2}
 CValue, CLayer, CNet = (STRUCTURES[name] for name in ("Value", "Layer", "Net"))
 
 
-@dataclass(frozen=True)
-class Value:
-    """A value's place: as `Value` in net.h, which says what the fields are."""
-
-    geometry: Geometry
-    plane: int
-    line: int
-
-
 @dataclass
 class Plan:
     """The structures of a network: `net`, and what they point to."""
@@ -203,11 +194,6 @@ class Arena:
             self.values.append(other)
         return self.numbers[slot, geometry]
 
-    def where(self, number: int) -> Value:
-        """Return a value's place as an op's `fill` reads it."""
-        v = self.values[number]
-        return Value((v.planes, v.lines, v.units), v.plane, v.line)
-
 
 def adding(ops: list[Op]) -> list[Op]:
     """Say of each use whether its gradient is added to what later layers wrote, and clear what none of them writes as a whole."""
@@ -249,7 +235,7 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         shared = op.uses[0].view.slot if arena.shares(op) else None
         out = arena.place(op.out, shared, op.overwrites and shared is not None and not arena.makers[shared].keeps)
         try:
-            size, table = op.fill(*(arena.where(i) for i in [*inputs, out]))
+            size, table = op.fill(*(arena.values[i] for i in [*inputs, out]))
         except Exception as error:
             raise Unknown(f"{op.kind} of these sizes ({type(error).__name__}){op.place}") from error
         layer = CLayer(KINDS.index(op.kind), inputs[0], inputs[-1], out, op.facts["adds"])

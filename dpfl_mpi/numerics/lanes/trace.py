@@ -107,7 +107,7 @@ def move(view: View, geometry: Geometry) -> Op:
         """Dimensions of the source, and vectors from one number to the next in each."""
         shape, strides = view.shape or (1,), view.strides or (1,)
         if view.whole:
-            shape, strides = x.geometry, (x.plane, x.line, 1)
+            shape, strides = (x.planes, x.lines, x.units), (x.plane, x.line, 1)
         return [len(shape), view.offset], [*shape, *strides]
 
     return Op("move", [Use(view, view.slot.geometry if view.whole else None)], out, fill, keeps=False)
@@ -270,7 +270,8 @@ def trace(
         part.register_forward_hook(lambda *_: void(recorder.where.pop()))
         if isinstance(part, KeyedDropout):
             part.forward = functools.partial(recorder.dropout, part)  # type: ignore[method-assign]
-    sample = Slot(geometry_of(shape), 0, dtype == "int32")
+    h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
+    sample = Slot((c, h, w), 0, dtype == "int32")
     x = torch.zeros(S, *(shape[2:] + shape[:2] if len(shape) == 3 else shape))
     x = x.long() if sample.tokens else x.requires_grad_() + 0  # the result of a sum may be changed in place
     recorder.keep(x, sample)
@@ -286,12 +287,6 @@ def trace(
 
 def void(_: object) -> None:
     """Return None: a hook's result would replace the module's."""
-
-
-def geometry_of(shape: tuple[int, ...]) -> Geometry:
-    """Return how samples of a shape lie in lanes: channels first."""
-    h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
-    return c, h, w
 
 
 def image(shape: tuple[int, ...]) -> Geometry:
