@@ -74,7 +74,6 @@ static void softmax(const Pass *p, const Layer *layer) {
 }
 
 static void softmax_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   const Value *in = &p->net->value[layer->in];
   const F *y = x_of(p, layer->out), *dy = d_of(p, layer->out);
   F *dx = d_of(p, layer->in);

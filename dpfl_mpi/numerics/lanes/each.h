@@ -24,7 +24,6 @@
     EACH(p, layer, const F x = from[here]; to[there] = value) \
   } \
   static void name##_back(const Pass *p, const Layer *layer) { \
-    if (!wanted(p, layer->in)) return; \
     const F a = FILL(layer->number[0]), b = FILL(layer->number[1]); \
     const F *from = x_of(p, layer->in), *to = x_of(p, layer->out), *d_to = d_of(p, layer->out); \
     F *d_from = d_of(p, layer->in); \

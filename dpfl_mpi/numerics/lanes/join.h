@@ -116,38 +116,29 @@ static void put(const Pass *p, const Layer *layer) {
 }
 
 static void put_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   F *dx = d_of(p, layer->in);
   const Value *out = &p->net->value[layer->out];
   const F *dy = d_of(p, layer->out) + (int64_t)layer->size[0] * out->plane + layer->size[1];
   EACH(p, layer, dx[here] = layer->adds & 1 ? dx[here] + dy[there] : dy[there])
 }
 
-/* The walks of a `total` over the dimensions that stay and, for each, over those that are summed, in `table`; return the
- * numbers that are summed into one. */
-static int64_t split(const Layer *layer, Layer *outer, Layer *inner, int32_t table[2][2 * MOST_DIMENSIONS]) {
-  const int32_t stays = layer->size[0], summed = layer->size[1];
+/* The walks of a `total` over the dimensions that stay and, for each, over those that are summed; return the numbers that
+ * are summed into one. */
+static int64_t split(const Layer *layer, Layer *outer, Layer *inner) {
   int64_t count = 1;
-  for (int32_t i = 0; i < stays; i++)
-    table[0][i] = layer->table[i], table[0][stays + i] = layer->table[stays + summed + i];
-  for (int32_t i = 0; i < summed; i++) {
-    table[1][i] = layer->table[stays + i], table[1][summed + i] = layer->table[2 * stays + summed + i];
-    count *= table[1][i];
-  }
-  *outer = *inner = *layer;
-  outer->table = table[0], outer->size[MOVE_DIMENSIONS] = stays;
-  inner->table = table[1], inner->size[MOVE_DIMENSIONS] = summed;
+  *outer = *inner = *layer; /* the first dimensions, of which size and table speak, are those that stay */
+  inner->table += 2 * layer->size[0], inner->size[MOVE_DIMENSIONS] = layer->size[1];
+  for (int32_t i = 0; i < layer->size[1]; i++) count *= inner->table[i];
   return count;
 }
 
 /* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay, dimensions that are
- * summed, where to start; `table`: numbers in each dimension of both kinds, then the steps of both in the input. */
+ * summed, where to start; `table`: of those that stay the numbers in each, then the steps in the input; of the others too. */
 static void total(const Pass *p, const Layer *layer) {
   const F *x = x_of(p, layer->in) + layer->size[2];
   F *y = x_of(p, layer->out);
   Layer outer, inner;
-  int32_t table[2][2 * MOST_DIMENSIONS];
-  const int64_t count = split(layer, &outer, &inner, table), of = p->net->value[layer->out].units;
+  const int64_t count = split(layer, &outer, &inner), of = p->net->value[layer->out].units;
   Odometer o = {0};
   for (int64_t i = 0; i < of; i++, next(&o, &outer)) {
     F sum = ZERO;
@@ -158,12 +149,10 @@ static void total(const Pass *p, const Layer *layer) {
 }
 
 static void total_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   F *dx = d_of(p, layer->in) + layer->size[2];
   const F *dy = d_of(p, layer->out);
   Layer outer, inner;
-  int32_t table[2][2 * MOST_DIMENSIONS];
-  const int64_t count = split(layer, &outer, &inner, table), of = p->net->value[layer->out].units;
+  const int64_t count = split(layer, &outer, &inner), of = p->net->value[layer->out].units;
   Odometer o = {0};
   for (int64_t i = 0; i < of; i++, next(&o, &outer)) {
     const F d = dy[i] * layer->number[0];

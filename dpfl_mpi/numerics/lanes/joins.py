@@ -162,7 +162,7 @@ def summed(
         return r.record(out, Op("mean_pool", [use], slot, lambda x, y: ([], [0, h, h, 0, w, w]), keeps=False))
     gone = [a - 1 for a in axes]
     stays = [i for i in range(len(view.shape)) if i not in gone]
-    table = [view.shape[i] for i in stays + gone] + [view.strides[i] for i in stays + gone]
+    table = [part[i] for dimensions in (stays, gone) for part in (view.shape, view.strides) for i in dimensions]
     count = math.prod(view.shape[i] for i in gone)
     size, use = [len(stays), len(gone), view.offset], Use(view)
     slot = r.made([use], flat(tuple(view.shape[i] for i in stays)))

@@ -85,10 +85,12 @@ static void forward(const Pass *p) {
   for (int32_t i = 0; i < net->layers; i++) kinds[net->layer[i].kind].forward(p, &net->layer[i]);
 }
 
+/* A layer without parameters whose inputs nobody asks for has no way back. */
 static void backward(const Pass *p) {
   const Net *net = p->net;
-  for (int32_t i = net->layers - 1; i >= 0; i--)
-    if (wanted(p, net->layer[i].out)) kinds[net->layer[i].kind].back(p, &net->layer[i]);
+  for (const Layer *layer = net->layer + net->layers - 1; layer >= net->layer; layer--)
+    if (wanted(p, layer->out) && (layer->weight >= 0 || wanted(p, layer->in) || wanted(p, layer->other)))
+      kinds[layer->kind].back(p, layer);
 }
 
 /* Write each image's cross-entropy; with `share` also its gradient by the logits, times share and 0 in empty lanes. */

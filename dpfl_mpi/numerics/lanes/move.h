@@ -27,7 +27,6 @@ static void move(const Pass *p, const Layer *layer) {
 }
 
 static void move_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   const Value *out = &p->net->value[layer->out];
   const F *dy = d_of(p, layer->out);
   F *dx = d_of(p, layer->in) + layer->size[MOVE_OFFSET];

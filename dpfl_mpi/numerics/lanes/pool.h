@@ -47,7 +47,6 @@ static void start_from_zero(const Pass *p, const Layer *layer) {
 }
 
 static void greatest_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   F *dx = d_of(p, layer->in);
   const F *dy = d_of(p, layer->out), *chosen = p->arena + layer->space;
   start_from_zero(p, layer);
@@ -70,7 +69,6 @@ static void mean(const Pass *p, const Layer *layer) {
 }
 
 static void mean_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   F *dx = d_of(p, layer->in);
   const F *dy = d_of(p, layer->out);
   start_from_zero(p, layer);

@@ -74,7 +74,6 @@ static void drop(const Pass *p, const Layer *layer) {
 }
 
 static void drop_back(const Pass *p, const Layer *layer) {
-  if (!wanted(p, layer->in)) return;
   const F *dy = d_of(p, layer->out), *factor = p->arena + layer->space;
   F *dx = d_of(p, layer->in);
   const int64_t units = p->net->value[layer->in].units, share = layer->size[1];
