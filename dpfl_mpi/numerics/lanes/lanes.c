@@ -218,10 +218,14 @@ PUBLIC void NAME(descents)(const Net *net, float *w, const float *towards, float
   }
 }
 
-/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
- * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
-PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
-                        float *losses, int64_t *predicted, float *logits, float *features, void *memory) {
+/* Ask for the `part`-th 2 kB of a row, which is read soon, to be brought to the second cache. */
+static void expect(const float *soon, int64_t width, int64_t part) {
+  for (int64_t i = 512 * part; soon && i < 512 * (part + 1) && i < width; i += 16) __builtin_prefetch(soon + i, 0, 2);
+}
+
+/* `score` below, while a row that is read soon comes from memory. */
+static void score(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
+                  float *losses, int64_t *predicted, float *logits, float *features, const float *soon, void *memory) {
   Pass p = begin(net, memory);
   const Value *head = &net->value[net->features];
   const int32_t classes = net->value[net->logits].units;
@@ -231,6 +235,7 @@ PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32
     load_images(&p, images, at);
     for (int32_t row = 0; row < r; row++) {
       p.row = rows + row * stride;
+      expect(soon, net->width, at / LANES * r + row);
       forward(&p);
       cross_entropy(&p, 0, losses + row * n + at);
       for (int l = 0; l < p.n; l++) {
@@ -243,6 +248,13 @@ PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32
       }
     }
   }
+}
+
+/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
+ * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
+PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
+                        float *losses, int64_t *predicted, float *logits, float *features, void *memory) {
+  score(net, rows, stride, r, images, n, losses, predicted, logits, features, NULL, memory);
 }
 
 #include "search.h"

@@ -148,8 +148,8 @@ static double exact_sum(const float *v, int64_t n) {
 }
 
 /* Write R = -validation loss of the two models of s->pair. */
-static void reward(const Net *net, const Search *s, const Images *images, int64_t n, double *r, void *memory) {
-  NAME(score)(net, s->pair, net->width, 2, images, n, s->losses, NULL, NULL, NULL, memory);
+static void reward(const Net *net, const Search *s, const Images *images, int64_t n, const float *soon, double *r, void *memory) {
+  score(net, s->pair, net->width, 2, images, n, s->losses, NULL, NULL, NULL, soon, memory);
   for (int i = 0; i < 2; i++) r[i] = -(exact_sum(s->losses + i * n, n) / n);
 }
 
@@ -168,13 +168,13 @@ PUBLIC int64_t NAME(search)(const Net *net, Search *s, const float *const *model
   int64_t i = 0;
   if (!s->started && count > 0 && most > 0) {
     average(s, late, NULL, 0, s->p_x, s->p_y, width);
-    reward(net, s, images, n, r, memory);
+    reward(net, s, images, n, models[0], r, memory);
     s->r_x = r[0], s->r_y = r[1], s->started = 1;
   }
   for (; i < count && most > 0; i++) { /* line 2 */
     const double p_xj = s->p_x + p[i], p_yj = s->p_y - p[i];
     average(s, late, models[i], p[i], p_xj, p_yj, width);
-    reward(net, s, images, n, r, memory); /* R(X and j), R(Y without j): lines 4, 6 */
+    reward(net, s, images, n, i + 1 < count ? models[i + 1] : NULL, r, memory); /* R(X and j), R(Y without j): lines 4, 6 */
     const double a = gain(r[0] - s->r_x); /* line 7 */
     const double b = gain(r[1] - s->r_y); /* line 8 */
     added[i] = a + b == 0 || coins[i] < a / (a + b); /* line 9 */
