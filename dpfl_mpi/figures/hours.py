@@ -75,6 +75,7 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
             curve(panels[3], aged.index, aged["accuracy"], [0], **look)
             curve(panels[3], aged.index, aged["all"], [0], **look | {"ls": ":", "marker": ""})
             panels[3].set(xlabel="rounds since they came", ylabel="accuracy of comers, %")
+            panels[3].locator_params(axis="x", integer=True, nbins=4)
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
         cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)])
         means = cells.mean(skipna=False).items()

@@ -145,6 +145,21 @@ class Made(dict):
         self |= {"network/train": np.full((2, 3), 36.0), "network/choose": np.full((2, 3), 6.0)}
 
 
+def test_who_came_by_age_by_hand():
+    """Client 0 stays, 1 comes in round 1 and is absent in round 2, 2 leaves in round 2 and comes back in round 3; 3 comes, and lies."""
+    hours = pytest.importorskip("dpfl_mpi.figures.hours")
+    there = [[1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
+    scored = [[0.5, np.nan, 0.5, np.nan], [0.6, 0.3, 0.6, 0.1], [0.7, np.nan, np.nan, 0.1], [0.8, 0.7, 0.5, 0.1]]
+    made = Made()
+    made.last_round, made.benign = 3, np.array([True, True, True, False])
+    made |= {"round/there": np.array(there, bool), "round/test_acc": np.array(scored)}
+    # at age 0 client 1 in round 1, of a mean of 50, and client 2 in round 3, of 66.7; at age 2 client 1 in round 3
+    found = hours.comers(made)
+    assert found.index.tolist() == [0, 2]
+    assert found.to_numpy() == pytest.approx(np.array([[40, (50 + 200 / 3) / 2], [70, 200 / 3]]))
+    assert len(hours.comers(Made())) == 0
+
+
 def test_hours_and_gigabytes_by_hand():
     hours = pytest.importorskip("dpfl_mpi.figures.hours")
     lines = hours.measure(Made())
