@@ -51,7 +51,9 @@ class Wire:
         """Start a round."""
         self.bytes = np.zeros(self.members.n, np.int64)  # that each client has sent in this round
         self.age = np.zeros(self.members.n, np.int64)  # rounds that what each received was old, summed
-        self.standing = True  # whether senders know who wants their models, not only once they are asked
+        self.standing = np.ones(
+            self.members.n, bool
+        )  # whose senders know that it wants their models, not only once asked
         self.ages = Links()  # by edge how many rounds old the row is that its receiver takes
         if self.encoder:
             self.messages[1:], self.version[1:] = self.messages[:-1].copy(), self.version[:-1].copy()
@@ -95,10 +97,11 @@ class Wire:
         return self.clock
 
     def ask(self) -> None:
-        """Let all clients ask their senders now: a search is no standing order, and takes models of its round. Collective."""
-        self.standing, self.ages = False, Links()
+        """Let all that may choose ask their senders now: a search is no standing order, and takes models of its round. Collective."""
+        asks, self.ages = self.members.most_senders > 0, Links()
+        self.standing &= ~asks
         if clock := self.settle():
-            clock.ask()
+            clock.ask(asks)
 
     def along(self, graph: CollaborationGraph) -> None:
         """Send what left the clients last along a graph: its bytes, its ages, and when its receivers go on. Collective."""
@@ -113,7 +116,7 @@ class Wire:
             self.held.trim(self.members.limits.most_senders)
         np.add.at(self.bytes, of, sizes)
         if clock := self.settle():
-            ages = clock.exchange(to, of, sizes, self.standing)
+            ages = clock.exchange(to, of, sizes, self.standing[to])
             np.add.at(self.age, to, ages)
             self.ages.set(edges, ages)
 

@@ -4,6 +4,8 @@ A client trains, scores and waits one after the other. Its links work beside tha
 client number. A message takes its bytes through the sender's uplink, the latencies of both ends, then its bytes through the receiver's downlink.
 """
 
+from typing import Any
+
 import numpy as np
 
 from dpfl_mpi.errors import UserError
@@ -56,29 +58,29 @@ class Clock:
         self.spent["train"] += trained
         self.spent["choose"] += scored
 
-    def ask(self) -> None:
-        """Let all clients ask now: what they want no longer stands since a round before."""
-        self.asked = self.now.copy()
+    def ask(self, who: Any = slice(None)) -> None:
+        """Let clients ask now, `who` of them: what they want no longer stands since a round before."""
+        self.asked[who] = self.now[who]
 
-    def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: bool = False) -> np.ndarray:
+    def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: Any = False) -> np.ndarray:
         """Send models of so many bytes along edges `[E]` to receivers of senders, and let the receivers go on; return how many rounds old what they take is.
 
-        A receiver waits for the models of this round. Where they may be `old`, it takes of each sender the newest that it has, and waits only where it
-        has none, for the first to come.
+        A receiver waits for the models of this round. Where they may be `old`, all or `[E]`, it takes of each sender the newest that it has, and waits
+        only where it has none, for the first to come.
         """
-        here, age = self.arrivals(to, of, sizes, old), np.zeros(len(to), np.int64)
+        here, age = self.arrivals(to, of, sizes, np.any(old)), np.zeros(len(to), np.int64)
         edges = to * len(self.now) + of
         if self.came:
             self.came[0].set(edges, here)
-        if self.came and old:
+        if self.came and np.any(old):
             times = np.stack([came.get(edges, NEVER) for came in self.came])
             there = times <= self.now[to]
-            age = np.where(there.any(0), there.argmax(0), times.argmin(0))
+            age = np.where(old, np.where(there.any(0), there.argmax(0), times.argmin(0)), 0)
             here = times[age, np.arange(len(to))]
         self.wait(to, of, here)
         return age
 
-    def arrivals(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, standing: bool = True) -> np.ndarray:
+    def arrivals(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, standing: Any = True) -> np.ndarray:
         """Return when the messages of edges `[E]` are at their receivers.
 
         They queue on the links with one another. Of other messages only those of a `standing` graph hinder one another, on the uplink: a round's leave in

@@ -101,6 +101,18 @@ def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
         assert w.isfinite().all()
 
 
+def test_who_does_not_search_goes_on_with_older_models(tmp_path):
+    """Client 0 takes a hundred times as long; 5 comes in round 2, for which client 0's models of that round are awaited, by it alone."""
+    (tmp_path / "slow.csv").write_text("100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
+    fields = SMALL | {"method": "pairwise", "budget": 6, "batch_size": 4096, "staleness": 2}
+    fields |= {"network": str(tmp_path / "slow.csv"), "churn": events(tmp_path, "100.5 5 join\n")}
+    with Result(run_here(tmp_path / "run.h5", fields)) as result:
+        assert result["round/there"][:, 5].tolist() == [0, 0, 1, 1, 1]
+        assert result["graph/repair_models"][2].tolist() == [0, 0, 0, 0, 0, 5]
+        assert result["network/age"][:3].tolist() == [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
+        assert result["network/end"][2].tolist() == [300, 102, 102, 102, 102, 300]
+
+
 def test_somebody_stays(tmp_path):
     nobody = "".join(f"1 {k} leave\n" for k in range(6))
     with pytest.raises(UserError, match="--churn leaves nobody in round 1"):
