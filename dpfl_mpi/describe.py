@@ -27,6 +27,7 @@ from dpfl_mpi.plan.needs import (
     crowding,
     duration,
     ensemble_of,
+    length_of,
     measure,
     megabytes,
     needs_of,
@@ -196,10 +197,10 @@ def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
     seconds = seconds_of(run, plan, cost)
     took = {name: duration(value) for name, value in seconds.items()}
-    every, crowd = sum(seconds.values()), crowding(plan)
+    crowd = crowding(plan)
     note = f", {crowd:.1f} ranks per core" if crowd > 1 else ""
     return (
-        f"time       {duration(every - seconds['choose'])} without choosing, at most {duration(every)} with it: "
+        f"time       {length_of(run, plan, cost)}: "
         f"train {took['train']}, evaluate {took['evaluate']}, choose up to {took['choose']}, exchange {took['exchange']} (slowest rank)\n"
         f"           measured here on one core: {1e3 * cost.step:.2f} ms per step, {1e6 * cost.image:.0f} us per image scored, "
         f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model per client, no GPU"

@@ -65,3 +65,9 @@ def test_one_lowest_and_one_highest_python_everywhere():
     for page in ("README.md", "docs/install.md", "codemeta.json"):  # .ci/newest reads the highest from setup.cfg
         assert re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / page).read_text()) == [(low, high)], page
     assert f'python-version: "{low}"' in (ROOT / ".github/workflows/ci.yml").read_text()
+
+
+def test_every_test_that_ci_names_is_there():
+    for script in (ROOT / ".ci").iterdir():
+        for path, name in re.findall(r"(tests/\S+\.py)::(\w+)", script.read_text()):
+            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M), f"{script.name}: {path}::{name}"

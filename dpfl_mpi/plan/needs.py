@@ -284,8 +284,8 @@ class Cost:
     byte: float  # one byte copied
 
 
-def measure(run: Resolved, job: Job, source: Source, ensemble: Any) -> Cost:
-    """Return what a step, a scored image, a candidate and a copied byte cost here: the quickest of several tries, one thread, about a second."""
+def measure(run: Resolved, job: Job, source: Source, ensemble: Any, seconds: float = 0.9) -> Cost:
+    """Return what a step, a scored image, a candidate and a copied byte cost here: the quickest of several tries, one thread, in about `seconds`."""
     from dpfl_mpi.numerics.ensemble import Block
 
     backend, steps = one_client(run, job, source, ensemble)
@@ -296,10 +296,12 @@ def measure(run: Resolved, job: Job, source: Source, ensemble: Any) -> Cost:
     decision = 0 if backend.name == "native" else DECISION
     source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
     return Cost(
-        step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR, None, None), 0.4) / steps,
-        image=quickest(lambda: backend.validation_losses(client, pair)) / (2 * SCORED),
-        candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1) + decision,
-        byte=quickest(lambda: np.copyto(target, source_row), 0.1) / 2**24,
+        step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR, None, None), 0.4 * seconds)
+        / steps,
+        image=quickest(lambda: backend.validation_losses(client, pair), 0.3 * seconds) / (2 * SCORED),
+        candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1 * seconds)
+        + decision,
+        byte=quickest(lambda: np.copyto(target, source_row), 0.1 * seconds) / 2**24,
     )
 
 
@@ -328,7 +330,7 @@ def one_client(run: Resolved, job: Job, source: Source, ensemble: Any) -> tuple[
     return Backend(ensemble, clients, sgd, 1), steps
 
 
-def quickest(action: Callable[[], object], seconds: float = 0.3) -> float:
+def quickest(action: Callable[[], object], seconds: float) -> float:
     """Return the least seconds an action took over a short while, the first two aside: what other programs do here is no part of it."""
     timer = timeit.Timer(action)
     timer.timeit(1)
@@ -345,6 +347,16 @@ def seconds_of(run: Resolved, needs: Needs, cost: Cost) -> dict[str, float]:
         "choose": float(crowd * (needs.judged * cost.image + needs.candidates * cost.candidate).max()),
         "exchange": 2 * wire * cost.byte / max(1, len(needs.clients)) * crowd,
     }
+
+
+def length_of(run: Resolved, needs: Needs, cost: Cost) -> str:
+    """Return how long the slowest rank takes; where it chooses, with as little and with as much of it as can be."""
+    seconds = seconds_of(run, needs, cost)
+    every = sum(seconds.values())
+    least, most = duration(every - seconds["choose"]), duration(every)
+    if every < 1:
+        return "under a second"
+    return f"about {most}" if least == most else f"{least} without choosing, at most {most} with it"
 
 
 def crowding(needs: Needs) -> float:
