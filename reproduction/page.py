@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpfl_mpi.figures import omega, pareto, recomputed
+from dpfl_mpi.figures import arena, omega, pareto, recomputed
 from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames, of_folder
 from dpfl_mpi.figures.recomputed import Lines
@@ -27,6 +27,7 @@ from dpfl_mpi.studies.plan_power import chance_of, needed
 
 HERE = Path(__file__).resolve().parent
 FRONT, PAGE, FINDINGS = HERE.parent / "README.md", HERE / "README.md", HERE.parent / "docs" / "findings.md"
+ARENA = HERE / "arena.md"
 NETWORK, LINES = HERE / "network.md", ["network", "row", "seed", "accuracy", "hours", "gigabytes"]
 DRAWN = 42  # the seed of which one curve per method is shown
 COMPARED = (
@@ -181,6 +182,27 @@ def over_network() -> dict[str, str]:
     return {f"{name}, {cost}": recomputed.text(equal(held[held["network"] == name], cost)) for name, cost in named}
 
 
+@cache
+def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the arena's Runs, their clients, and the differences between rows."""
+    runs, clients = (
+        pd.read_csv(HERE / name, dtype={"run": str, "commit": str}) for name in ("arena.csv", "arena-clients.csv")
+    )
+    return runs, clients, arena.differences(runs, clients)
+
+
+def in_arena() -> dict[str, str]:
+    """Return the tables of arena.md as one text, a part per setting."""
+    if not (HERE / "arena.csv").exists():
+        return {"arena": "(not run)"}
+    runs, clients, found = arena_lines()
+    parts = []
+    for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
+        its = found[(found["setting"] == setting) & (found["epochs"] == epochs)]
+        parts.append(f"### {setting}, {epochs} epochs\n\n{recomputed.text(arena.table(mine, clients, its))}\n")
+    return {"arena": "\n".join(parts)}
+
+
 def differences(frames: Frames) -> Figure:
     clients = long(frames)["clients"]
     pairs = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
@@ -274,7 +296,13 @@ def tables() -> dict[Path, dict[str, str]]:
     found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))
     front = {"headline": recomputed.text(headline), "core hours": recomputed.total(full)}
-    return {PAGE: recomputed.tables(folders()), FRONT: front, FINDINGS: found, NETWORK: over_network()}
+    return {
+        PAGE: recomputed.tables(folders()),
+        FRONT: front,
+        FINDINGS: found,
+        NETWORK: over_network(),
+        ARENA: in_arena(),
+    }
 
 
 def filled(page: str, tables: dict[str, str]) -> str:
@@ -301,6 +329,8 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
         "newcomers": over(frames, "newcomers", "newcomers", "epochs", "epochs of their own", "newcomers' accuracy, %"),
         "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
     }
+    if (HERE / "arena.csv").exists():
+        yield HERE / "arena.png", arena.picture(*arena_lines())
     yield from ((FINDINGS.parent / "pictures" / f"findings-{name}.png", figure) for name, figure in found.items())
 
 

@@ -33,13 +33,17 @@ def text(lines: Iterable[Mapping[str, str]] | pd.DataFrame | str) -> str:
     return lines if isinstance(lines, str) else markdown(pd.DataFrame(lines)) or "(not run)"
 
 
-def over_clients(parts: Parts) -> float:
-    """Return the half width of the 95 % interval of paired differences over the clients within their partitions, in points.
+def error_over_clients(parts: Parts) -> float:
+    """Return the standard error of the mean of paired differences over the clients within their partitions, in points.
 
-    The partitions are taken as given: t(sum of n - 1) * sqrt(sum of s**2 / n) / partitions, s being the deviation over a partition's n clients.
+    The partitions are taken as given: sqrt(sum of s**2 / n) / partitions, s being the deviation over a partition's n clients.
     """
-    error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / len(parts)
-    return float(stdtrit(sum(len(part) - 1 for part in parts), 0.975) * error)
+    return float(np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / len(parts))
+
+
+def over_clients(parts: Parts) -> float:
+    """Return the half width of its 95 % interval, t(sum of n - 1)."""
+    return float(stdtrit(sum(len(part) - 1 for part in parts), 0.975) * error_over_clients(parts))
 
 
 def verdict(values: np.ndarray, mean: float, spread: float) -> str:

@@ -1,0 +1,89 @@
+"""Tables and the picture of `reproduction/arena.md`: each row of a setting against clients that train alone, and against as many models of random clients.
+
+`runs` is a line per Run (setting, epochs, row, seed, run, partition, what it cost per client), `clients` a line per Run and client (run, client, test_acc).
+A difference is paired by clients. Its chance p is the larger of two t-tests': over the means of partitions, and over the clients within them.
+It is decided where p is below 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) over all differences of the page.
+"""
+
+from collections.abc import Iterable
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.special import stdtr
+
+from dpfl_mpi.figures.recomputed import Lines, error_over_clients, intervals, over_clients
+from dpfl_mpi.figures.style import TEXT
+from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
+
+RANDOM = "Random graph, DPFL's degrees"
+TO = {"Local": "to Local", RANDOM: "to random clients"}
+COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
+
+
+def chance(parts: Parts) -> float:
+    """Return the larger p of the t-tests of paired differences over partition means and over clients within partitions; of one partition the second."""
+    error = error_over_clients(parts)
+    values = np.array([part.mean() for part in parts])
+    tests = [(values.mean() / error, sum(len(part) - 1 for part in parts))]
+    if len(parts) > 1:
+        tests.append((values.mean() * np.sqrt(len(values)) / values.std(ddof=1), len(values) - 1))
+    return max(2 * float(stdtr(free, -abs(t))) for t, free in tests)
+
+
+def holm(chances: Iterable[float]) -> np.ndarray:
+    """Return chances corrected for their number: the i-th smallest of m, times m - i, and none below a smaller one's."""
+    p = np.array(list(chances))
+    order, out = np.argsort(p, kind="stable"), np.empty_like(p)
+    out[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
+    return out
+
+
+def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per difference of the page: setting, epochs, row, to, parts, p, and whether it is decided."""
+    out = []
+    for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
+        lines = clients.merge(mine, on="run")
+        for row in dict.fromkeys(mine["row"]):
+            for to in TO:
+                parts = paired(lines, row, to) if row != to else []
+                if comparable(parts):
+                    out.append((setting, epochs, row, to, parts, chance(parts)))
+    found = pd.DataFrame(out, columns=["setting", "epochs", "row", "to", "parts", "p"])
+    return found.assign(decided=holm(found["p"]) < 0.05)
+
+
+def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lines:
+    """Yield a line per row of a setting; bold is decided."""
+    lines = clients.merge(runs, on="run")
+    for row, mine in runs.groupby("row", sort=False):
+        out = {"row": str(row), "accuracy, %": cell(means(lines, str(row)))}
+        for to, name in TO.items():
+            its = found[(found["row"] == row) & (found["to"] == to)]
+            out[name] = "-"
+            for parts, decided in zip(its["parts"], its["decided"], strict=True):
+                text = f"{told(parts)}, clients ± {over_clients(parts):.2f}"
+                out[name] = f"**{text}**" if decided else text
+        costs = {name: number(mine[cost].mean(), ",.0f") for cost, name in COSTS.items()}
+        yield out | costs | {"core hours": number(mine["core_hours"].mean())}
+
+
+def picture(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Figure:
+    """Return for each setting the differences to random clients with their intervals, and accuracy over models received per client."""
+    each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
+    rows = [list(dict.fromkeys(mine["row"])) for _, mine in each]
+    tall = [1.2 + 0.13 * len(names) for names in rows]
+    figure, panels = plt.subplots(len(each), 2, figsize=(TEXT, sum(tall)), height_ratios=tall, squeeze=False)
+    for (left, right), ((setting, epochs), mine), names in zip(panels, each, rows, strict=True):
+        here = (found["setting"] == setting) & (found["epochs"] == epochs) & (found["to"] == RANDOM)
+        parts = found[here].set_index("row")["parts"]
+        intervals(left, {row: parts.get(row, []) for row in names})
+        left.set(title=f"{setting}, {epochs} epochs", xlabel="points to random clients, as many")
+        mean = mine.groupby("row", sort=False)[["models", "accuracy"]].mean()
+        for number_, (row, point) in enumerate(mean.iterrows()):
+            right.plot(point["models"], point["accuracy"], "o", ms=3, color=f"C{number_ % 10}")
+            right.annotate(str(row), point, xytext=(3, 2), textcoords="offset points", fontsize=5)
+        right.set_xscale("symlog", linthresh=100)
+        right.set(xlabel="models received per client", ylabel="test accuracy, %")
+    return figure

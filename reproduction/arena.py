@@ -1,0 +1,161 @@
+"""Does the choice of collaborators help? `python -m dpfl_mpi.sweep reproduction/arena.py`, again when that is through, computes the cells.
+With `--collect DIR` arena.csv gets a line of each finished cell, arena-clients.csv one of each client of it; page.py makes the tables of arena.md of them.
+`--cell WORDS` prints the commands of the cells whose names have all of these words.
+
+A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the budget B_c = 0.1N (HAR's 30 people: 6) and as many local epochs:
+methods that train 10 epochs before round 1 have two rounds of 5 less. Random graphs of DPFL's degrees take those of a result, which the first call computes.
+Exact CIFAR-10 and CIFAR-100 images and HAR: real_images.py. Groups: groups.py, a file per seed.
+"""
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.figures.command import gather
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.fields import changed, to_flags
+
+HERE = Path(__file__).resolve().parent
+FILE, CLIENTS = HERE / "arena.csv", HERE / "arena-clients.csv"
+SEEDS = (42, 32, 52)  # a partition each
+MORE = (1, 2, 3, 4, 5, 6, 7)
+GROUPS = "groups:" + ";".join(",".join(map(str, range(g, 100, 4))) for g in range(4))
+ALONE = {"method": "random_graph", "reach": GROUPS}  # any of one's own group
+OWN: dict[str, Any] = {"dataset": str(Path("reproduction/groups.py")), "budget": "0.1N"}
+DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what all its cells have in common, and the oracle's
+    "CIFAR-10 Patho(3)": ({"dataset": "cifar10", "budget": "0.1N"}, {}),
+    "CIFAR-10 Dir(0.1)": ({"dataset": "cifar10", "budget": "0.1N"} | DIRICHLET, {}),
+    "CIFAR-10, labels moved": (OWN | {"data": "data/labels-{seed}.h5"}, ALONE),
+    "CIFAR-10, rotated": (OWN | {"data": "data/rotation-{seed}.h5"}, ALONE),
+    "CIFAR-100, superclasses": (OWN | {"data": "data/superclass-{seed}.h5"}, {}),
+    "CIFAR-100 Patho(10)": ({"dataset": "cifar100", "budget": "0.1N"}, {}),
+    "HAR, 30 people": ({"dataset": "pfllib", "data": "data/har.h5", "budget": 6}, {}),
+}
+CHOICE = {"method": "dpfl_choice"}
+FORWARD = {"order": "loss", "search": "forward"}
+ROWS: dict[str, dict[str, Any]] = {
+    "DPFL": {"method": "dpfl"},
+    "Random graph, DPFL's degrees": {"method": "random_graph"},
+    "Local": {"method": "local"},
+    "FedAvg+FT": {"method": "fedavg", "finetune_epochs": 10},
+    "Oracle": {"method": "oracle"},
+    "Pairwise": {"method": "pairwise"},
+    "Ditto": {"method": "ditto"},
+    "Random graph": {"method": "random_graph"},
+}
+RIVALS = {
+    name: {"method": name.lower()}
+    for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
+}
+SWITCHES = {
+    "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
+    "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
+    "DPFL, order loss, neither smaller": CHOICE | {"options": {"order": "loss", "neither": "smaller"}},
+    "DPFL, forward": CHOICE | {"options": FORWARD},
+    "DPFL, forward, tolerance 0.02": CHOICE | {"options": FORWARD | {"tolerance": 0.02}},
+    "DPFL, order loss, stop": CHOICE | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
+    "DPFL, order loss, Omega every 5": CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
+}
+WITHOUT_START = ("local", "fedavg", "ditto", "dac", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch", "pens", "cobo")
+
+
+def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
+    """Return the Run of a cell, None where it takes its degrees from a result that is not there."""
+    same, oracle = SETTINGS[setting]
+    fields = (ROWS | RIVALS | SWITCHES)[row]
+    if row == "Oracle":
+        fields = oracle or fields
+    later = 0 if fields["method"] in WITHOUT_START else 10
+    rounds = (epochs - later - fields.get("finetune_epochs", 0)) // 5
+    fields = same | {"seed": seed, "rounds": rounds} | fields
+    if "data" in fields:
+        fields["data"] = fields["data"].format(seed=seed)
+    if row == "Random graph, DPFL's degrees":
+        if not (fields.get("data") is None or Path(fields["data"]).is_file()):
+            return None
+        of = Run(**same | fields | {"method": "dpfl"}).path()
+        if not of.is_file():
+            return None
+        fields["graphs"] = str(of)
+    return Run(**fields)
+
+
+def cells() -> Iterator[tuple[str, str, int, Run]]:
+    """Yield (setting, row, local epochs, Run), the central ones first."""
+    first, central = list(SETTINGS), ("CIFAR-10 Patho(3)", "CIFAR-10 Dir(0.1)")
+    asked = [(s, row, seed, 160) for seed in SEEDS for s in first for row in ROWS]
+    asked += [(s, row, seed, 160) for seed in SEEDS for s in first[:3] for row in (SWITCHES | RIVALS)]
+    asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
+    for setting, row, seed, epochs in asked:
+        if run := cell(setting, row, seed, epochs):
+            yield setting, row, epochs, run
+
+
+CELLS = list(cells())
+RUNS = [run for *_, run in CELLS]
+
+
+def line_of(asked: Run, result: Result) -> dict[str, Any]:
+    """Return what a cell cost, per client, and its accuracy: models and megabytes received, evaluations of the search, gradient steps; core hours of all."""
+    run, n = result.run, len(result["client/p"])
+    steps = result["finetune/gradient_steps" if run.finetune_epochs else "round/gradient_steps"][-1]
+    models = float(result["traffic/models_received"].sum(0).mean())
+    ranks = result.starts()[-1]["ranks"]
+    return {
+        "run": result.path.stem[-8:],
+        "partition": result.fact("partition_sha256")[:12],
+        "accuracy": 100 * float(np.nanmean(result["best/test_acc"])),
+        "models": models,
+        "megabytes": 4e-6 * models * int(result.fact("parameters")),
+        "evaluations": result["graph/evaluations"].sum() / n if "graph/evaluations" in result else 0.0,
+        "steps": steps / n,
+        "core_hours": sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES) * ranks / 3600,
+        "commit": result.starts()[-1]["commit"],
+        "flags": shlex.join(to_flags(changed(asked))),
+    }
+
+
+def collect(folder: str) -> int:
+    lines, clients = [], []
+    for setting, row, epochs, run in CELLS:
+        for result in gather([run], folder)[0]:
+            if result.finished:
+                name = {"setting": setting, "row": row, "epochs": epochs, "seed": run.seed}
+                lines.append(name | line_of(run, result))
+                who = {"run": lines[-1]["run"], "client": np.arange(len(result["client/p"]))}
+                clients.append(pd.DataFrame(who | {"test_acc": result["best/test_acc"].round(6)}))
+    if lines:
+        pd.DataFrame(lines).round(4).to_csv(FILE, index=False)
+        pd.concat(clients).to_csv(CLIENTS, index=False)
+    print(f"{len(lines)} of {len(CELLS)} cells are finished in {folder}")
+    return 0
+
+
+def told(words: str) -> int:
+    for setting, row, epochs, run in CELLS:
+        name = f"{setting}, {row}, {epochs} epochs, seed {run.seed}"
+        if all(word in name for word in words.split()):
+            print(f"# {name}\nmpirun -n 2 python -m dpfl_mpi {shlex.join(to_flags(changed(run)))}")
+    return 0
+
+
+@in_a_sentence
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", metavar="DIR", help="write the CSV files of the results that are in this folder")
+    parser.add_argument("--cell", metavar="WORDS", default="", help="print the commands of these cells [all]")
+    asked = parser.parse_args()
+    return collect(asked.collect) if asked.collect else told(asked.cell)
+
+
+if __name__ == "__main__":
+    exit_with(main)

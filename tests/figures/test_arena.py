@@ -1,0 +1,86 @@
+"""The arena's tables against numbers by hand and SciPy, and its cells against one another."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from launch import ROOT, script
+from scipy import stats
+
+pytest.importorskip("matplotlib")
+
+import tiny_result
+
+from dpfl_mpi.figures import arena
+from dpfl_mpi.settings import Run
+
+
+def test_holm_by_hand():
+    assert arena.holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
+    assert arena.holm([0.9, 0.8]).tolist() == [1, 1]
+
+
+def test_a_chance_is_the_larger_of_two_t_tests():
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(0.3, 1, 50), rng.normal(0.5, 1, 50), rng.normal(0.1, 1, 50)]
+    assert arena.chance(parts[:1]) == pytest.approx(stats.ttest_1samp(parts[0], 0).pvalue)
+    over_partitions = stats.ttest_1samp([part.mean() for part in parts], 0).pvalue
+    mean, error = np.mean(parts), np.sqrt(sum(part.var(ddof=1) / 50 for part in parts)) / 3
+    over_clients = 2 * stats.t(147).sf(mean / error)
+    assert arena.chance(parts) == pytest.approx(max(over_partitions, over_clients))
+    assert arena.chance([part - mean for part in parts]) > 0.9
+
+
+@pytest.fixture
+def lines():
+    """Two partitions of 50 clients: DPFL is two points above the random graph and ten above Local, each by client with a little noise."""
+    rng = np.random.default_rng(2)
+    above = {"DPFL": 0.10, arena.RANDOM: 0.08, "Local": 0.0}
+    runs, clients = [], []
+    for seed in (1, 2, 3):
+        of_client = rng.uniform(0.4, 0.6, 50)
+        for row, gain in above.items():
+            run = f"{row}{seed}"
+            test = of_client + gain + rng.normal(0, 0.002, 50)
+            costs = {"models": 100.0 * seed, "megabytes": 3, "evaluations": 0, "steps": 7, "core_hours": 0.5}
+            name = {"setting": "Digits", "epochs": 10, "row": row, "seed": seed, "run": run, "partition": f"p{seed}"}
+            runs.append(name | costs | {"accuracy": 100 * test.mean()})
+            clients.append(pd.DataFrame({"run": run, "client": range(50), "test_acc": test}))
+    return pd.DataFrame(runs), pd.concat(clients)
+
+
+def test_a_table_says_what_is_decided(lines):
+    runs, clients = lines
+    found = arena.differences(runs, clients)
+    assert set(zip(found["row"], found["to"], strict=True)) == {
+        ("DPFL", "Local"), ("DPFL", arena.RANDOM), (arena.RANDOM, "Local"), ("Local", arena.RANDOM),
+    }  # fmt: skip
+    assert found["decided"].all()
+    table = pd.DataFrame(arena.table(runs, clients, found)).set_index("row")
+    assert (
+        table.loc["DPFL", "to random clients"].startswith("**+1.98 ± 0.08 (3)")
+        and table.loc["Local", "to Local"] == "-"
+    )
+    assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
+    noise = clients.assign(test_acc=clients.groupby("client")["test_acc"].transform("mean"))
+    noise["test_acc"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
+    assert not arena.differences(runs, noise)["decided"].any()
+    assert len(arena.picture(runs, clients, found).axes) == 2
+
+
+def test_rows_of_a_setting_train_as_long_with_the_same_budget():
+    cells = script(ROOT / "reproduction" / "arena.py")
+    for setting, row, epochs, run in cells.CELLS:
+        asked = 5 * run.rounds + run.finetune_epochs + (0 if run.method in cells.WITHOUT_START else 10)
+        assert asked == epochs, (setting, row)
+        assert str(run.budget) == ("6" if setting.startswith("HAR") else "0.1N")
+    names = [(setting, row, epochs, run.seed) for setting, row, epochs, run in cells.CELLS]
+    assert len(set(names)) == len(names) > 400
+
+
+def test_a_cells_line(tmp_path):
+    cells = script(ROOT / "reproduction" / "arena.py")
+    result = tiny_result.tiny(tmp_path, "one", "dpfl", 42)
+    line = cells.line_of(Run(method="dpfl"), result)
+    assert line["accuracy"] == pytest.approx(100 * np.mean(result["best/test_acc"]))
+    assert line["models"] == pytest.approx(result["traffic/models_received"].sum(0).mean())
+    assert line["megabytes"] == pytest.approx(4e-6 * line["models"] * int(result.fact("parameters")))
