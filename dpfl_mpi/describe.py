@@ -183,14 +183,21 @@ def held_by(plan: Needs) -> str:
     """Return what holds the models of the fullest rank, in models per client."""
     r = int(plan.clients.argmax())
     held = plan.rows | {"window": plan.window / plan.row}
-    each = (f"{name} {rows[r] / max(1, plan.clients[r]):.3g}" for name, rows in held.items() if rows[r])
+    each = (
+        f"{name} {rows[r] / max(1, plan.clients[r]):.3g}{' (in a file)' * (name in plan.files)}"
+        for name, rows in held.items()
+        if rows[r]
+    )
     return f"           in models per client of rank {r}: {', '.join(each)}"
 
 
 def of_node(plan: Needs, node: int) -> str:
     mine = plan.node == node
-    memory, window = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window))
-    return f"memory     node {node}: {memory} for {mine.sum()} ranks, of which {window} are windows in shared memory"
+    other = plan.memory + plan.at_rest * (1 if plan.files else -1)
+    memory, window, other = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window, other))
+    windows = f"of which {window} are windows in shared memory"
+    with_it = "without" if plan.files else "with"
+    return f"memory     node {node}: {memory} for {mine.sum()} ranks, {windows}; {with_it} --spill {other}"
 
 
 def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:

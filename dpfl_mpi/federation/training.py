@@ -118,7 +118,8 @@ class Training:
         if moves:  # not a probe, whose rows are thrown away
             self.attack.note_start(rows_KW)
         for name in rows_KW:
-            self.momentum.setdefault(name, backend.optimiser_rows(len(active)))
+            if name not in self.momentum:
+                self.momentum[name] = backend.optimiser_rows(len(active))
         with self.log.clock("train"), torch.no_grad():
             for b in backend.blocks:
                 here = b.start + np.flatnonzero(active[b])

@@ -18,6 +18,7 @@ from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
 from dpfl_mpi.numerics import PAD
 from dpfl_mpi.settings import Job, Resolved
 
+AT_REST = ("momentum", "best")  # rows that lie in files with --spill
 ROW = 64  # bytes that a row is padded to
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
@@ -39,6 +40,8 @@ class Needs:
     node: np.ndarray
     data: np.ndarray  # bytes
     rows: dict[str, np.ndarray]  # rows of float32, by what holds them: a search's two sums in 64 bits are four
+    files: tuple[str, ...]  # those of `rows` that lie in files
+    at_rest: np.ndarray  # bytes that lie in files with --spill, else in memory: these rows, and confusion matrices
     scratch: np.ndarray  # bytes while one client is trained or scored
     confusion: np.ndarray  # bytes of confusion matrices: each rank's, and on root all of them, which it writes
     window: np.ndarray  # bytes
@@ -58,8 +61,9 @@ class Needs:
 
     @property
     def models(self) -> np.ndarray:
-        """Bytes of models beside the window."""
-        return sum(self.rows.values(), np.zeros_like(self.clients)) * self.row
+        """Bytes of models in memory beside the window."""
+        held = (rows for name, rows in self.rows.items() if name not in self.files)
+        return sum(held, np.zeros_like(self.clients)) * self.row
 
     @property
     def memory(self) -> np.ndarray:
@@ -108,14 +112,19 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
+    rows, best_confusion = rows_of(run, k_r), k_r * 8 * source.classes**2
     return Needs(
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        rows=rows_of(run, k_r) | ({"unpacked": unpacked} if packed else {}),
+        rows=rows | ({"unpacked": unpacked} if packed else {}),
+        files=AT_REST if job.spill else (),
+        at_rest=sum(rows[name] for name in AT_REST) * row + best_confusion,
         scratch=native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble),
-        confusion=k_r * (8 + 4) * source.classes**2 + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
+        confusion=best_confusion // 2
+        + best_confusion * (not job.spill)
+        + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * (packed or row),
         passes=passes,
         parameters=ensemble.size,

@@ -43,6 +43,7 @@ class Job:
         "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can")
     cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
+    spill: str | None = field(None, "job", "folder on a disk of each node for files that hold the models of clients at rest")
     checkpoint_every: Every | Any = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never")
     grace: float = field(25.0, "job", "seconds that remain after USR1, USR2, TERM or INT", low=0, what="a number of seconds")
     watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, what="a number of seconds")

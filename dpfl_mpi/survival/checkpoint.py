@@ -1,8 +1,8 @@
-"""Checkpoints: every rank's shard, committed by root's manifest; a run goes on from them under any number of ranks.
+"""Checkpoints: every rank's shards, committed by root's manifest; a run goes on from them under any number of ranks.
 
 A generation is three kinds of HDF5 files in the folder `<results file>.checkpoint`:
 
-    ROUND.TOKEN.RANK.shard.h5        the client state of one rank: /state/NAME, /momentum/NAME, /federation/NAME, each [K, ...]
+    ROUND.TOKEN.NUMBER.shard.h5      the client state of one rank, or of some of its clients: /state/NAME, /momentum/NAME, /federation/NAME
     ROUND.TOKEN.results.h5           the results file as it was: what is recorded after the checkpoint is computed and recorded again
     ROUND.TOKEN.DIGEST.manifest.h5   written last, and only this makes the others count: attrs key, round, schema, results_sha256;
                                      /client/{shard,row} [N]; /state/NAME, /federation/NAME the same on all ranks
@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -44,8 +45,9 @@ from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
 from dpfl_mpi.survival.signals import again_text
 
 KEEP = 2  # generations
+SHARD = 2**26  # bytes of a shard, which a rank holds once more while it is written, or one client's
 # names of the files of a checkpoint's folder; others in it are not ours to delete
-OURS = re.compile(r"\d{6,}\.[0-9a-f]{12}\.(\d{5}\.shard|results|[0-9a-f]{16}\.manifest)\.h5|\..*\.part")
+OURS = re.compile(r"\d{6,}\.[0-9a-f]{12}\.(\d{5,}\.shard|results|[0-9a-f]{16}\.manifest)\.h5|\..*\.part")
 DIGITS = 16  # of the SHA-256 of a manifest, in its name
 MANIFEST = "the manifest of a checkpoint"
 # facts of /meta that the key of a Run does not have: a data set may have been prepared anew from another source
@@ -105,26 +107,31 @@ class Checkpoints:
         mine, same = parts.state()
         clients = flat(state=state["client"], momentum=parts.training.momentum, federation=mine)
         shared = flat(state=state["shared"], federation=same)
+        schema = {name: row_layout(value) for name, value in clients.items()}
+        each = max(1, SHARD // sum(np.dtype(s["dtype"]).itemsize * math.prod(s["shape"]) for s in schema.values()))
         with self._all_or_nobody():
-            if len(parts.ids):
-                name = f"{stem}.{self.world.rank:05d}.shard.h5"
-                write(self.folder / name, image(clients, shard=name))
+            for number, first in enumerate(range(0, len(parts.ids), each)):
+                name = f"{stem}.{self.world.rank + self.world.size * number:05d}.shard.h5"
+                rows = {name: value[first : first + each] for name, value in clients.items()}
+                write(self.folder / name, image(rows, shard=name))
         with self._all_or_nobody():
             if recorder:
-                self._commit(parts, stem, clients, shared, recorder)
+                shard, row = np.divmod(parts.members.row_of, each)
+                where = {"client/shard": parts.members.owner + self.world.size * shard, "client/row": row}
+                self._commit(parts, stem, schema, shared | where, recorder)
         self.round, self.last = parts.round, time.monotonic()
         self.seconds = time.perf_counter() - start
 
-    def _commit(self, parts: Parts, stem: str, clients: Named, shared: Named, recorder: Recorder) -> None:
+    def _commit(self, parts: Parts, stem: str, schema: Named, shared: Named, recorder: Recorder) -> None:
         """Copy the results file, write the manifest, which makes the generation count, and delete older ones. On root."""
         results = self.folder / f"{stem}.results.h5"
         with replacing(results) as path:
             recorder.copy(path)
         data = image(
-            shared | {"client/shard": parts.members.owner, "client/row": parts.members.row_of},
+            shared,
             key=json.dumps(self._key(parts.about)),
             round=parts.round,
-            schema=json.dumps({name: row_layout(value) for name, value in clients.items()}),
+            schema=json.dumps(schema),
             results_sha256=sha256(results),
         )
         self.still_ours()

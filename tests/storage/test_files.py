@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from functools import partial
@@ -10,12 +11,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from launch import refused
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
-from dpfl_mpi.storage import files
+from dpfl_mpi.storage import files, spill
 
 
 # one atomic replacement -------------------------------------------------------------------------------------------------
@@ -65,6 +67,24 @@ def test_errors_in_words():
     sentence = "^the table cannot be written: No space left on device$"
     with pytest.raises(UserError, match=sentence), files.explained("the table cannot be written"):
         raise OSError(errno.ENOSPC, "x")
+
+
+def test_what_is_spilled_has_room_and_no_name(tmp_path):
+    held = spill.mapped(str(tmp_path), (3, 5), "int64")
+    assert held.dtype == np.int64 and not held.any() and held.ctypes.data % 64 == 0
+    held += 7
+    assert held.sum() == 105 and not list(tmp_path.iterdir()) and spill.mapped("nowhere", (0, 5)).shape == (0, 5)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        refused(
+            f"--spill is {tmp_path}; 2.0 MiB of models cannot be kept there: File too",
+            spill.mapped,
+            str(tmp_path),
+            (2**19,),
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # HDF5 in memory ---------------------------------------------------------------------------------------------------------

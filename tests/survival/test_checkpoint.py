@@ -76,18 +76,24 @@ def test_a_cut_run_goes_on_to_the_same_numbers(cut, undisturbed):
 
 
 def test_ranks_may_change(tmp_path):
-    """Also to more than there are clients."""
-    fields = starts.small(rounds=5, clients=2, budget=2)
+    """Also to more than there are clients; each client is a shard, and what rests is in files (--spill)."""
+    fields, each = (
+        starts.small(rounds=5, clients=3, budget=2),
+        "from dpfl_mpi.survival import checkpoint as c; c.SHARD = 1",
+    )
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
-    for ranks, t in ((2, 1), (3, 3)):
-        process = starts.start(ranks, starts.held(starts.UNHEARD, out, t + 1, fields=fields, checkpoint_every=1))
+    how = {"before": each, "fields": fields, "checkpoint_every": 1, "spill": tmp_path}
+    for ranks, t in ((2, 1), (4, 3)):
+        process = starts.start(ranks, starts.held(starts.UNHEARD, out, t + 1, **how))
         starts.wait_for(lambda t=t: t in starts.checkpoint_rounds(out), process)
         process.send_signal(signal.SIGUSR1)
         starts.finish(process, 75)
-    starts.here(out, fields)
+        assert len(list(tmp_path.glob("run.h5.checkpoint/*.shard.h5"))) == 2 * 3  # of two generations
+    starts.here(out, fields, spill=str(tmp_path))
     assert starts.same(out, whole)
     with Result(out) as result:
-        assert [s["ranks"] for s in result.starts()] == [2, 3, 1]
+        assert [s["ranks"] for s in result.starts()] == [2, 4, 1]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".h5", ".held"}  # what was spilled has no name
 
 
 def flip(path: Path, where: float) -> None:
