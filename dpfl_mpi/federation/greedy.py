@@ -5,7 +5,9 @@ Sets hold clients other than k; k itself is always in X and Y. Line numbers are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.federation.mail import Arrived, Received
+from dpfl_mpi.federation.nearest import nearest, sketches
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
@@ -36,7 +39,7 @@ GAINS = [(True, False), (False, True), (False, False), (True, True)]  # a > 0, b
 class Greedy:
     def __init__(self, scoring: Scoring, sums: Sums, run: Resolved):
         self.members, self.log, self.scoring, self.mail, self.sums = sums.members, sums.log, scoring, sums.mail, sums
-        self.blocks, self.seed = scoring.backend.blocks, run.seed
+        self.blocks, self.seed, self.run = scoring.backend.blocks, run.seed, run
         options = run.found("method").options
         self.rule = options(**run.options) if issubclass(options, Rule) else Rule()
         self.repeats = run.ggc_repeats  # searches with other orders and coins, of which the best reward counts
@@ -70,8 +73,12 @@ class Greedy:
 
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
+        with self.narrowed(w_KW):
+            return self._searched(w_KW)
+
+    def _searched(self, w_KW: Tensor) -> CollaborationGraph:
         chosen: list[list[int]] = []
-        losses = self.losses_of_all(w_KW) if self.rule.order == "loss" else None
+        losses = self._all_losses(w_KW) if self.rule.order == "loss" else None
         sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
         # whose sums are held at once; --network simulates all clients in lock-step
         groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
@@ -85,6 +92,31 @@ class Greedy:
             chosen += best_of(repeats)
         self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return self.members.collect(chosen)
+
+    @contextmanager
+    def narrowed(self, w_KW: Tensor) -> Iterator[None]:
+        """Let clients ask only those meanwhile whose sketches are nearest, --candidates of them, of what would leave them. Collective."""
+        members, wire, graph = self.members, self.mail.wire, None
+        if math.isinf(self.run.candidates):
+            yield
+            return
+        members.exclude_diverged(w_KW)
+        ensemble, able, none = self.mail.ensemble, members.able, np.zeros(0, np.int64)
+        start = ensemble.initial_row(self.run.init, streams.stream(self.seed, streams.INIT, 0, 0))
+        sent = slice(ensemble.size) if wire.columns is None else wire.columns
+        asks = lambda k: members.reachable(k, able) if members.most_senders[k] > 0 else none  # noqa: E731
+        if wire.counts:
+            wire.ask()
+            graph = CollaborationGraph.from_lists(map(asks, range(members.n)))
+        with self.log.clock("graph"):
+            mine = sketches(wire.leaving(w_KW)[:, sent], start[sent], members.active[members.ids], self.seed)
+            told = self.mail.spread(mine, graph)
+            near = nearest(members.ids, told, asks, int(self.run.candidates))
+        members.near = members.collect(near)
+        try:
+            yield
+        finally:
+            members.near = None
 
     def _again(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         self.members.exclude_diverged(w_KW)
@@ -125,6 +157,10 @@ class Greedy:
 
         Counts evaluations, and no models received.
         """
+        with self.narrowed(w_KW):
+            return self._all_losses(w_KW)
+
+    def _all_losses(self, w_KW: Tensor) -> np.ndarray:
         members = self.members
         loss, asks = np.full((len(members.ids), members.n), np.nan), np.zeros((len(members.ids), members.n), bool)
         for i, k in enumerate(members.ids):

@@ -105,15 +105,20 @@ class MailRoom:
         width, k = rows_per_pass(limit, members.per_rank, most), len(members.ids)
         slots = min(width, members.n - k) if k else 0  # so that later passes need no other window
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
-        everyone = np.flatnonzero(members.active)
+        everyone, away = np.flatnonzero(members.active), members.owner != ranks[:, None]
+        wanted = np.ones(members.n, bool)
+        if (near := members.near) is not None:  # models that no client of a rank asks for do not come to it
+            asked = np.zeros((members.world.size, members.n), bool)
+            asked[members.owner[near.receivers()], near.senders] = True
+            away, wanted = away & asked[ranks], asked[members.world.rank] | (members.owner == members.world.rank)
         for start in range(0, len(everyone), width):
             now = everyone[start : start + width]
             self.meet("the next pass of fed.every_row")
-            to, of = np.nonzero(members.owner[now] != ranks[:, None])
+            to, of = np.nonzero(away[:, now])
             graph = CollaborationGraph.from_edges(members.n, first_of[to], now[of])
             here = self.put(graph, self.route(graph), slots)
             with self.log.clock("exchange"):
-                for j in now.tolist() if k else []:
+                for j in now[wanted[now]].tolist() if k else []:
                     yield j, here.as_sent([j])[0]
             self.check(here.number)  # the method sent nothing meanwhile: the next pass puts the rows staged above
 
@@ -136,6 +141,11 @@ class MailRoom:
             raise UserError(
                 f"fed.tell was given {given}; it takes a NumPy array of {len(members.ids)} rows, one per client of this rank"
             )
+        return self.spread(values, graph)
+
+    def spread(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
+        """Do what `tell` does, of this round whatever --staleness, as a search takes models of its round."""
+        members = self.members
         if self.wire.counts:
             graph = CollaborationGraph.from_lists(map(members.reachable, range(members.n))) if graph is None else graph
             self.wire.tell(members.among_active(graph), values.itemsize * math.prod(values.shape[1:]))

@@ -33,6 +33,7 @@ class Members:
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
         self.there = self.new = np.ones(self.n, bool)  # who has come and not left; who has not yet chosen since
         self.kept: CollaborationGraph | None = None  # of a graph that is repaired what stays: no candidates
+        self.near: CollaborationGraph | None = None  # while clients search among the nearest: all candidates
         self.begin(0)
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
@@ -85,7 +86,7 @@ class Members:
     @property
     def all_in_reach(self) -> bool:
         """Whether the candidates of every client are all others that take part."""
-        return self.reach is None and self.kept is None and bool(self.there[self.present].all())
+        return self.reach is None and self.near is None and self.kept is None and bool(self.there[self.present].all())
 
     @property
     def able(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -98,7 +99,8 @@ class Members:
         receives, sends, senders = able or self.able
         if not receives[k]:
             return np.zeros(0, np.int64)
-        near = senders if self.reach is None else self.reach.of(k)
+        reach = self.reach if self.near is None else self.near
+        near = senders if reach is None else reach.of(k)
         if near is senders and self.kept is None:
             return np.delete(near, near.searchsorted(k)) if sends[k] else near.copy()
         near = near if self.kept is None else np.setdiff1d(near, self.kept.of(k))

@@ -238,7 +238,8 @@ class Sums:
             p_all = np.full(len(w_KW), math.fsum(members.p[members.active]))
             each = from_fixed_point(each).expand(len(w_KW), -1)  # one row for all, but for liars
             return self._completed(each, w_KW, p_all), p_all
-        sets = [np.union1d(members.reachable(k) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
+        able = members.able
+        sets = [np.union1d(members.reachable(k, able) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self.ensemble.zeros(len(members.ids), torch.int64)
         self._check(w_KW)

@@ -7,6 +7,7 @@ imports neither torch nor MPI, and neither do the data set and method modules th
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ class Run:
     ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1, high=999)
     averaging: Literal["synchronous", "serial"] = field("synchronous", "graph", "serial: one client after the other, as the authors' code")
     omega_period: float | Any = field("inf", "graph", "search Omega anew every so many rounds")
+    candidates: float | Any = field("inf", "graph", "M: search Omega among the M whose sketches of what they learnt are nearest")
     graphs: str | None = field(None, "graph", "result whose graphs are taken: replay, random_graph")
 
     reach: Reach | Any = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
@@ -284,6 +286,8 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     context |= {"network": (n,), "churn": (n,)}
     for name in context:
         out[name] = out[name] and out[name].resolved(*context[name], name not in gone)
+    if out["candidates"] >= n - 1:  # it leaves out nobody
+        out["candidates"] = math.inf
     if (attack := out["attack"]) and flips > 0:
         raise UserError(f"--attack is {attack} and --flip_share is {flips:g}; both draw the same clients: use one")
     return out
@@ -293,6 +297,9 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
     """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
     name, attack = short(filled["method"]), filled["attack"]
     check_network(filled, method)
+    few, asks = filled["candidates"], method.topology == "graph" and (method.searches or method.asks_all)
+    if few < math.inf and not asks:
+        raise UserError(f"--candidates is {few}; {name} asks for no models to choose: allowed is inf")
     optimizer, epochs, able = filled["optimizer"], filled["finetune_epochs"], ", ".join(method.optimizers)
     if optimizer not in method.optimizers:
         raise UserError(f"--optimizer is {optimizer}; {name} takes steps of its own, allowed is {able}")

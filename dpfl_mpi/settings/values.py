@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -400,18 +401,19 @@ class Every(Text):
         raise UserError(f"--checkpoint_every is {value!r}; allowed is {what}")
 
 
-def period(value: Any) -> float:
-    """Return --omega_period as a number of rounds, inf for never."""
+def count(flag: str, of: str, value: Any) -> float:
+    """Return a setting that is a number of something, from 1 on, or inf."""
     text = str(value).strip()
     if text in NEVER:
         return math.inf
     if whole(text) and int(text) >= 1:
         return int(text)
-    raise UserError(f"--omega_period is {value}; allowed is a whole number of rounds of at least 1, or inf")
+    raise UserError(f"--{flag} is {value}; allowed is a whole number of {of} of at least 1, or inf")
 
 
 # by the field of a Run
-PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse, "omega_period": period}
+PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse}
+PARSED |= {flag: partial(count, flag, of) for flag, of in (("omega_period", "rounds"), ("candidates", "clients"))}
 PARSED |= {kind.__name__.lower(): kind.parse for kind in (Network, Churn, Codec, Send, Reach, Available, Attack, Drift)}
 
 
