@@ -20,6 +20,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.numerics.sketches import ENTRIES
 from dpfl_mpi.plan.clock import simulated
 from dpfl_mpi.plan.needs import (
     Cost,
@@ -145,7 +146,7 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
 
 def plan_text(run: Resolved, plan: Needs, size: int) -> str:
     """Return the plan: which clients where, memory, models, of which one is sent in `size` bytes, evaluations."""
-    ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
+    n, ranks, nodes = run.clients, len(plan.clients), int(plan.node.max()) + 1
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
     received, wire, evaluations = plan.received, [megabytes(size) for size in plan.wire], plan.evaluations
     choosing = f"no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
@@ -163,6 +164,9 @@ def plan_text(run: Resolved, plan: Needs, size: int) -> str:
         held_by(plan),
         f"models     at most {received[0]} received in preprocessing and {received[1]} per round, of {size} bytes: "
         f"{megabytes(received[0] * size)} and {megabytes(received[1] * size)}",
+        f"sketches   {ENTRIES} bytes from each client to all in reach, {megabytes(n * (n - 1) * ENTRIES)}; each asks for the {run.asked} nearest models"
+        if run.asked < n - 1
+        else "",
         f"bytes      MPI moves at most {wire[0]} in preprocessing and {wire[1]} per round{passes}",
         f"choosing   {choosing}",
         f"           {plan.anew} rounds search Omega anew; each does as much as preprocessing" if plan.anew else "",

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.federation.mail import Arrived, Received
-from dpfl_mpi.federation.nearest import nearest, sketches
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.numerics.native import Start
+from dpfl_mpi.numerics.sketches import nearest, sketches
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.search import Rule
 

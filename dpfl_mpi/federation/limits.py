@@ -81,6 +81,7 @@ def most_senders(run: Resolved) -> np.ndarray:
     """Return with how many others' models each client may average, int64 `[N]`: with --no-flipped_run_ggc a client with flipped labels none."""
     rng = streams.stream(run.seed, streams.BUDGET, 0, 0)
     most = run.budget.of_clients(run.clients, run.budget_counts_self, rng)
+    most = np.minimum(most, run.asked)
     return most if run.flipped_run_ggc else np.where(flipped(run), 0, most)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.network.clock import Clock
 from dpfl_mpi.network.profiles import NS, speeds_of
+from dpfl_mpi.numerics.sketches import ENTRIES
 from dpfl_mpi.settings import Resolved
 
 PLAYED = 5  # rounds; the others take as long as these on average
@@ -19,22 +20,26 @@ def simulated(run: Resolved, dealt: Partition, size: int) -> tuple[float, float]
     method, n, clock = run.found("method"), dealt.n, Clock(speeds_of(run))
     train, val = dealt.sizes("train"), dealt.sizes("val")
     steps, none = -(-train // run.batch_size), np.zeros(n, np.int64)
-    most = min(run.most_senders, n - 1) if method.topology == "graph" else 0
+    most = run.most_senders if method.topology == "graph" else 0
 
     def send(first: int, asked: bool = False) -> None:
-        width = min(most, n - 1 - first)
+        width = min(most, run.asked - first)
         of = (np.arange(n)[:, None] + 1 + first + np.arange(width)) % n
         if asked:
             clock.ask()
         clock.exchange(np.repeat(np.arange(n), width), of.ravel(), np.full(of.size, size), not asked)
 
     def choose() -> None:
-        """Algorithm 3: all models once for their sum, once more to be judged."""
+        """Algorithm 3: all models once for their sum, once more to be judged; with --candidates all sketches first."""
+        if run.asked < n - 1:
+            to, of = np.nonzero(~np.eye(n, dtype=bool))
+            clock.ask()
+            clock.wait(to, of, clock.arrivals(to, of, np.full(len(to), ENTRIES), standing=False))
         for judged in range(1 + method.searches * run.ggc_repeats):
-            for first in range(0, n - 1, most):
+            for first in range(0, run.asked, most):
                 send(first, asked=True)
                 counts = judged > 0 if method.searches else method.asks_all
-                clock.work(none, (1 + method.searches) * min(most, n - 1 - first) * val * counts)
+                clock.work(none, (1 + method.searches) * min(most, run.asked - first) * val * counts)
 
     clock.work(steps * run.tau_init, val)
     if most and (method.searches or method.asks_all):

@@ -16,6 +16,7 @@ from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
 from dpfl_mpi.numerics import PAD
+from dpfl_mpi.numerics.sketches import ENTRIES, held
 from dpfl_mpi.settings import Job, Resolved
 
 AT_REST = ("momentum", "best")  # rows that lie in files with --spill
@@ -100,13 +101,14 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     unpacked = np.minimum(k_r * run.most_senders, n - k_r) * (run.staleness + 1)  # what was decoded lies in memory
     graph = run.most_senders > 0
     # models that a client scores at most to choose, in preprocessing and in a round, without repeats
-    first, later = (n - 1) * (graph and method.asks_all), 0
+    first, later = run.asked * (graph and method.asks_all), 0
     if graph and method.searches:  # R of two models per candidate, and of the two that the search starts from
         models = 2 + method.asks_all  # of a candidate; the model alone, too, where the order is by loss
-        first, later = models * (n - 1) + 2, models * run.most_senders + 2
+        first, later = models * run.asked + 2, models * run.most_senders + 2
     anew = run.rounds if graph and run.churn else int(run.rounds // run.omega_period) if graph else 0
     choices = first * (1 + anew) + later * (run.rounds // max(run.ggc_period, 1))
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
+    sketched = held(n) * (run.asked < n - 1)
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
     width = np.dtype(source.dtype).itemsize
     to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
@@ -121,7 +123,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         rows=rows | ({"unpacked": unpacked} if packed else {}),
         files=AT_REST if job.spill else (),
         at_rest=sum(rows[name] for name in AT_REST) * row + best_confusion,
-        scratch=native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble),
+        scratch=(native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble)) + sketched,
         confusion=best_confusion // 2
         + best_confusion * (not job.spill)
         + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
@@ -168,7 +170,7 @@ def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
         "best": k_r,
         # rows of rounds before may be sent; others know another row than was trained
         "staging": k_r * (1 + run.staleness + 2 * bool(run.codec)),
-        "search": (4 * together + 2 * k_r * (run.reach is not None)) * searches,
+        "search": (4 * together + 2 * k_r * (run.reach is not None or run.asked < run.clients - 1)) * searches,
     }
 
 
@@ -203,19 +205,23 @@ def traffic(
     searches, asks = graph and method.searches, graph and method.asks_all
     every = n * (n - 1)
     # Algorithm 3: lines 1-7, then its phases; and line 4 of Algorithm 1, which averages
-    choosing = (1 + repeats) * every if searches else every if asks else 0
+    choosing = n * run.asked * ((1 + repeats) if searches else asks)
     averaging = n * run.most_senders if graph else 0
     at_first = bool(searches or asks or method.preprocesses)  # whether init averages, too
     counted = method.sent * n if server else averaging + method.every_row * every * (method.topology == "graph")
     received = choosing + averaging * at_first, counted
     # a row may come to a rank again in another phase, for another client
-    phases = -(-(n - 1) // run.most_senders) if searches else 0
+    phases = -(-run.asked // run.most_senders) if searches else 0
     most = np.minimum(k_r * run.most_senders, groups(run, k_r) * slots)  # in a phase of all groups
-    asked = int(np.minimum(k_r * (n - 1), phases * most).sum()) * repeats + asks * n * ranks
+    asked = int(np.minimum(k_r * run.asked, phases * most).sum()) * repeats + asks * min(n * ranks, n * run.asked)
+    sketched = 0
+    if run.asked < n - 1:  # all sketches to all ranks; no sum serves all clients
+        asked += searches * int(np.minimum(k_r * run.asked, n - k_r).sum())
+        sketched = n * ENTRIES * ranks
     averaged = int(slots.sum()) * slot if graph else 0
     summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
     everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * slot
-    before = averaged * at_first + summed * (not server)
+    before = averaged * at_first + summed * (not server) + sketched
     wire = asked * slot + before, averaged + summed * server + everywhere
     return received, wire
 

@@ -200,8 +200,13 @@ class Resolved(Run):
 
     @property
     def most_senders(self) -> int:
-        """The most senders that any client may average with: B_c - 1 when B_c counts the client's own model."""
-        return self.budget.most(self.clients, self.budget_counts_self)
+        """The most senders that any client may average with: B_c - 1 when B_c counts the client's own model, of those that it asks."""
+        return min(self.budget.most(self.clients, self.budget_counts_self), self.asked)
+
+    @property
+    def asked(self) -> int:
+        """Of how many clients one asks for the models before it chooses, at most."""
+        return int(min(self.clients - 1, self.candidates))
 
     @property
     def said_budget(self) -> str:
