@@ -61,6 +61,7 @@ ALLOWED = {
     REACH: "clients 9 --reach sites:10, clients 9 --reach groups:0,9",
     "geometric:R with R above 0, sites:S with S from 1 to ": "reach geometric:0, reach nowhere",
     "a whole number of rounds of at least 1, or inf": "omega_period 0, omega_period 2.5",
+    "a whole number of clients of at least 1, or inf": "candidates 0, candidates 2.5, candidates few",
     DRIFT: "drift 0.5, drift 1.5:2",
     DRIFT + "2": "rounds 2 --drift 0.5:5",
     ATTACK: "attack bribe:0.2, attack noise",
@@ -111,6 +112,7 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     ("--method knnper --finetune_epochs 2", "--finetune_epochs is 2; knnper is scored by more than its model"),
     ("--attack noise:0.2 --flip_share 0.1", "--attack is noise:0.2 and --flip_share is 0.1; both draw the same clients"),
     ("--optimizer adam --method pfedme", "--optimizer is adam; pfedme takes steps of its own, allowed is sgd"),
+    ("--candidates 5 --method random_graph", "--candidates is 5; random_graph asks for no models to choose: allowed is inf"),
 ])  # fmt: skip
 def test_a_bad_command_line(capfd, arguments, words):
     assert refused(capfd, *arguments.split()).startswith(f"error: {words}")

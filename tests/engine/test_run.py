@@ -52,11 +52,15 @@ MORE = {
     "files": SMALL | PAIRS | BUDGETS | AWAY,
     "churn": SMALL | {"churn": "0.3:0.5", "network": "phones", "staleness": 1},
     "late": SMALL | LINKS | {"staleness": 2, "codec": "topk:0.2", "participation": 0.8},
+    "near": SMALL
+    | {"clients": 9, "candidates": 2, "churn": "0.3:0.5", "network": "phones", "staleness": 1, "codec": "int8"},
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, and in a block with all
 }
 WAYS = dict.fromkeys(KINDS, (ONE, THREE)) | dict.fromkeys(("base", "cnn"), (ONE, TWO, THREE))
 WAYS |= dict.fromkeys(MORE, (ONE, THREE))
-WAYS |= dict.fromkeys(("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late"), (ONE, THREE, STOPPED))
+WAYS |= dict.fromkeys(
+    ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near"), (ONE, THREE, STOPPED)
+)
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,7 @@ PLANS = {
     "dpfl": {},
     "inf": {"budget": "inf", "ggc_repeats": 2},
     "pairwise": {"method": "pairwise"},
+    **{f"near {m}": {"method": m, "candidates": 4, "budget": "inf"} for m in ("dpfl", "pairwise")},
     "ditto": {"method": "ditto", "finetune_epochs": 1},
     **{name: {"method": name} for name in ("local", "random_graph", "dfedpgp", "fedavg", "scaffold", "cobo")},
 }

@@ -123,6 +123,7 @@ SAME = [  # two ways to say the same Run
     ({"method": "perfedavg", "options": {"alpha": 1}}, {"method": "perfedavg", "options": {"alpha": 1.0}}),
     ({"drift": ".50:2"}, {"drift": "0.5:2"}),
     ({"attack": "scale:.2"}, {"attack": "scale:0.20"}),
+    ({"candidates": 31}, {}),  # of 32 clients
     ({"omega_period": "3"}, {"omega_period": 3}),
     ({"dataset": "cifar10", "missing_classes": 2, "overlap": False}, {"dataset": "cifar10"}),  # Patho reads neither
     # what is the default, or is not read
@@ -141,7 +142,7 @@ OTHER = {
     "budget": 3, "budget_counts_self": False, "ggc_period": 2, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
     "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5, "batch_size": 5, "clip_norm": 5.0,
     "augment": True, "tie": "earliest", "seed": 5, "on_divergence": "exclude", "drift": "0.5:2", "attack": "scale:0.2",
-    "omega_period": 3, "optimizer": "adam", "lr_schedule": "step", "model": "cnn",
+    "omega_period": 3, "candidates": 9, "optimizer": "adam", "lr_schedule": "step", "model": "cnn",
 }  # fmt: skip
 
 
