@@ -18,14 +18,10 @@ def twin_sketch(row, start, seed):
     return [round(127 * (s / largest)) if largest else 0 for s in sums]
 
 
-def twin_nearest(k, told, candidates, most):
-    """By the square of the cosine with its sign, without k's own length: exact."""
-
-    def alike(j):
-        inner, square = (sum(a * b for a, b in zip(told[i], told[j], strict=True)) for i in (k, j))
-        return Fraction(inner * abs(inner), max(square, 1))
-
-    return sorted(sorted(candidates, key=lambda j: (-alike(j), j))[:most])
+def alike(a, b):
+    """The square of the cosine with its sign, without the length of a: exact."""
+    inner, square = (sum(x * y for x, y in zip(c, b, strict=True)) for c in (a, b))
+    return Fraction(inner * abs(inner), max(square, 1))
 
 
 def test_sketches_and_who_is_nearest():
@@ -42,5 +38,6 @@ def test_sketches_and_who_is_nearest():
     ids = rng.permutation(40)[:35]  # in slices
     among = {k: np.flatnonzero((np.arange(40) != k) & (rng.random(40) < 0.8)) for k in range(40)}
     for most in (1, 2, 7, 60):
-        found = sketches.nearest(ids, told, among.__getitem__, most)
-        assert [f.tolist() for f in found] == [twin_nearest(k, expected, among[k].tolist(), most) for k in ids.tolist()]
+        for k, found in zip(ids, sketches.nearest(ids, told, among.__getitem__, most), strict=True):
+            order = sorted(among[k].tolist(), key=lambda j, own=expected[k]: (-alike(own, expected[j]), j))
+            assert found.tolist() == sorted(order[:most])
