@@ -52,8 +52,7 @@ MORE = {
     "files": SMALL | PAIRS | BUDGETS | AWAY,
     "churn": SMALL | {"churn": "0.3:0.5", "network": "phones", "staleness": 1},
     "late": SMALL | LINKS | {"staleness": 2, "codec": "topk:0.2", "participation": 0.8},
-    "near": SMALL
-    | {"clients": 9, "candidates": 2, "churn": "0.3:0.5", "network": "phones", "staleness": 1, "codec": "int8"},
+    "near": SMALL | {"clients": 9, "candidates": 4, "budget": 6, "omega_period": 2, "window_gb": NARROW},
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, and in a block with all
 }
 WAYS = dict.fromkeys(KINDS, (ONE, THREE)) | dict.fromkeys(("base", "cnn"), (ONE, TWO, THREE))
