@@ -1,5 +1,5 @@
 """What a network changes: `python -m dpfl_mpi.sweep reproduction/network.py` computes the Runs; `python reproduction/network.py` says what each costs.
-With `--collect DIR` it writes network.csv, a line per round of each finished result there; page.py makes the tables of network.md of it.
+With `--collect DIR` it writes network.csv, a line per time of each finished result there; page.py makes the tables of network.md of it.
 
 CIFAR-10 Patho(3), N = 100, B_c = 0.1N, three partitions, 160 local epochs, under two profiles. DPFL, a random graph and pairwise choice are tried with
 models up to 1 and 5 rounds old, and with two codecs, one at a time; FedAvg+FT and Local beside them. `python analysis/hours.py RESULT...` draws them.
@@ -44,7 +44,7 @@ RUNS = [run for seed in SEEDS for run in runs(seed)]
 
 
 def lines_of(result: Result) -> pd.DataFrame:
-    """Return a line per round; of tuned models one line, after as many steps of their own as the slowest client takes for that."""
+    """Return a line per time; of tuned models one line, after as many steps of their own as the slowest client takes for that."""
     run, lines = result.run, over_time(result)
     if run.finetune_epochs:
         steps = run.finetune_epochs * -(-result["client/n_train"] // run.batch_size)

@@ -1,8 +1,7 @@
 """Accuracy over simulated hours and over bytes, the time to an accuracy, and who waits for whom (--network).
 
-An hour is over when the last client has ended the round; bytes are those of all clients. The accuracy is the mean over clients of their best model by
-validation so far; curves are means over seeds, bands one standard deviation, shown are the
-10 points below the best. Right: which share of all waiting is for how many clients, those that are
+At a time each client counts with the rounds that it has ended by its own clock. The accuracy is the mean over clients of their best model by validation so
+far, bytes are those of all clients; curves are means over seeds, bands one standard deviation, shown are the 10 points below the best. Right: which share of all waiting is for how many clients, those that are
 most waited for first. Fine-tuning is not timed. With --churn a fourth panel has the accuracy of the models of those who came, by the rounds since then,
 and dotted that of all who are there in the same rounds.
 """
@@ -29,14 +28,20 @@ OPTIONS = pareto.OPTIONS
 
 
 def measure(result: Result) -> pd.DataFrame:
-    """Return one row per round: accuracy of the best models so far, percent, simulated hours and gigabytes since the start."""
+    """Return accuracy of the best models so far, percent, simulated hours and gigabytes since the start, at as many even times as there are rounds.
+
+    The first is when every client has ended round 0. A client that waits for nobody is then rounds ahead of others.
+    """
     if "network/end" not in result:
         raise UserError(f"{result.path} has no simulated time; compute it with --network")
     rounds = slice(0, result.last_round + 1)
-    accuracy = 100 * np.nanmean(result["round/best_test_acc"][rounds, result.benign], 1)
-    hours = np.maximum.accumulate(result["network/end"][rounds].max(1)) / 3600
-    sent = result["traffic/bytes_sent"][rounds].sum(1).cumsum() / 1e9
-    return pd.DataFrame({"round": np.arange(len(hours)), "accuracy": accuracy, "hours": hours, "gigabytes": sent})
+    end = np.maximum.accumulate(result["network/end"][rounds], 0) / 3600
+    hours = np.linspace(end[0].max(), end.max(), len(end))
+    ended = (end[None] <= hours[:, None, None]).sum(1)  # rounds, by time and client
+    best, sent = result["round/best_test_acc"][rounds], result["traffic/bytes_sent"][rounds].cumsum(0) / 1e9
+    accuracy = 100 * np.nanmean(np.take_along_axis(best, ended - 1, 0)[:, result.benign], 1)
+    gigabytes = np.take_along_axis(sent, ended - 1, 0).sum(1)
+    return pd.DataFrame({"point": np.arange(len(hours)), "accuracy": accuracy, "hours": hours, "gigabytes": gigabytes})
 
 
 def waits(result: Result) -> np.ndarray:
@@ -65,7 +70,7 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
         results = list(frames.of("runs", line.setting, line.row)["result"])
         each = [measure(result) for result in results]
-        groups = pd.concat(each).groupby("round")
+        groups = pd.concat(each).groupby("point")
         mean = groups.mean().assign(std=groups["accuracy"].std().fillna(0.0))[: min(map(len, each))].reset_index()
         for axes, name in zip(panels[:2], PANELS, strict=True):
             curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(line.row), **look)

@@ -162,10 +162,10 @@ def test_who_came_by_age_by_hand():
 
 def test_hours_and_gigabytes_by_hand():
     hours = pytest.importorskip("dpfl_mpi.figures.hours")
-    lines = hours.measure(Made())
-    assert lines["accuracy"].tolist() == pytest.approx([60, 85])
+    lines = hours.measure(Made())  # after 72 s client 1 has ended both rounds
+    assert lines["accuracy"].tolist() == pytest.approx([70, 85])
     assert lines["hours"].tolist() == pytest.approx([0.02, 0.1])
-    assert lines["gigabytes"].tolist() == pytest.approx([1, 3])
+    assert lines["gigabytes"].tolist() == pytest.approx([1.5, 3])
     assert hours.waits(Made()).tolist() == pytest.approx([0, 0.02, 0.01])
     row = hours.row_of(Made(), lines, 80)
     # 252 s of work and 108 of waiting; 72 of 108 for client 1; the last way is client 2, who waited for client 1, from round 0 on
