@@ -172,6 +172,21 @@ def equal(lines: pd.DataFrame, cost: str) -> Lines:
         yield out | {"DPFL minus it": told(ahead) if row != "DPFL" else "-"}
 
 
+def changed(lines: pd.DataFrame) -> Lines:
+    """Yield what a change of the network does to each method by the end of its Runs, points, paired by partitions, and what DPFL then sends."""
+    keys = ["network", "row", "seed"]
+    last, sent = (lines.groupby(keys)[name].last().unstack("seed") for name in ("accuracy", "gigabytes"))
+    for change in ("staleness 1", "staleness 5", "int8", "topk:0.1"):
+        for profile in dict.fromkeys(lines["network"]):
+            out = {"change": f"{change}, {profile}"}
+            for method in ("DPFL", "Random graph", "Pairwise"):
+                both = [(profile, f"{method}, {change}"), (profile, method)]
+                parts = last.loc[both[0]] - last.loc[both[1]] if set(both) <= set(last.index) else pd.Series()
+                out[method] = told([np.array([points]) for points in parts.dropna()])
+            row = (profile, f"DPFL, {change}")
+            yield out | {"GB of DPFL": number(sent.loc[row].mean() if row in sent.index else np.nan)}
+
+
 def over_network() -> dict[str, str]:
     held = (
         pd.read_csv(NETWORK.with_suffix(".csv"))
@@ -179,7 +194,8 @@ def over_network() -> dict[str, str]:
         else pd.DataFrame(columns=LINES)
     )
     named = ((profile, cost) for profile in ("phones", "hospitals") for cost in ("hours", "gigabytes"))
-    return {f"{name}, {cost}": recomputed.text(equal(held[held["network"] == name], cost)) for name, cost in named}
+    at = {f"{name}, {cost}": recomputed.text(equal(held[held["network"] == name], cost)) for name, cost in named}
+    return at | {"changed": recomputed.text(changed(held))}
 
 
 @cache

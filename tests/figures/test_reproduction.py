@@ -192,6 +192,23 @@ def test_accuracies_at_equal_hours_by_hand(page):
     assert list(page.equal(lines.iloc[:0], "hours")) == []
 
 
+def test_what_a_network_changes_by_hand(page):
+    """int8 makes DPFL 1 and 3 points worse on two partitions: a mean of -2, a standard error of 1, t(1) = 12.71."""
+    ends = {"DPFL": (80, 80), "DPFL, int8": (79, 77)}
+    lines = pd.DataFrame(
+        [
+            {"network": "phones", "row": row, "seed": seed, "gigabytes": 2 + seed, "accuracy": accuracy}
+            for row, both in ends.items()
+            for seed, accuracy in enumerate(both)
+        ]
+    )
+    told = {line.pop("change"): line for line in page.changed(lines)}
+    assert told["int8, phones"] == {
+        "DPFL": "-2.00 ± 12.71 (2)", "Random graph": "-", "Pairwise": "-", "GB of DPFL": "2.50",
+    }  # fmt: skip
+    assert set(told["staleness 1, phones"].values()) == {"-"}
+
+
 def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path):
     """The same row, seed and length under another name: of all its files the old lines go; those of others stay."""
     write = script(FOLDER / "collect.py").write
