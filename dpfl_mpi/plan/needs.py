@@ -230,9 +230,11 @@ def native_bytes(job: Job, source: Source, ensemble: Any) -> int:
     """Return the bytes in which this machine's CPU would compute by the native kernels, 0 where PyTorch would."""
     from dpfl_mpi.numerics.native import Native, form_of, without_fma
 
-    if ensemble.bf16 or job.block > 1 or job.kernels == "torch" or (job.kernels == "auto" and without_fma()):
+    if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
         return 0
     try:
+        if job.kernels == "auto" and without_fma():
+            return 0
         kernels = Native(
             ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels), dtype=source.dtype
         )

@@ -179,6 +179,15 @@ def test_a_plan_counts_the_kernels_work_space(form):
     assert planned(FEW | {"clients": 2, "model": "mlp"}, 3, kernels="torch").scratch[0] != work
 
 
+def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(capsys, monkeypatch):
+    def load(path=None):
+        raise UserError("the CPU kernels were not built")
+
+    monkeypatch.setattr(native, "load", load)
+    assert main(["--clients", "3", "--rounds", "1"]) == 0
+    assert "ms per step" in capsys.readouterr().out
+
+
 def test_saves_what_a_run_reads(tmp_path, capsys):
     path = tmp_path / "p.json"
     text = shown(capsys, "--clients", "6", "--save", str(path))
