@@ -137,7 +137,7 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
 FULL = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 import test_files as these
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import recorder
