@@ -18,6 +18,7 @@ import pandas as pd
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.command import gather
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
@@ -65,7 +66,6 @@ SWITCHES = {
     "DPFL, order loss, stop": CHOICE | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
     "DPFL, order loss, Omega every 5": CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
 }
-WITHOUT_START = ("local", "fedavg", "ditto", "dac", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch", "pens", "cobo")
 
 
 def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
@@ -74,13 +74,13 @@ def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
     fields = (ROWS | RIVALS | SWITCHES)[row]
     if row == "Oracle":
         fields = oracle or fields
-    later = 0 if fields["method"] in WITHOUT_START else 10
+    later = 10 if find("method", fields["method"]).preprocesses else 0
     rounds = (epochs - later - fields.get("finetune_epochs", 0)) // 5
     fields = same | {"seed": seed, "rounds": rounds} | fields
     if "data" in fields:
         fields["data"] = fields["data"].format(seed=seed)
     if row == "Random graph, DPFL's degrees":
-        if not (fields.get("data") is None or Path(fields["data"]).is_file()):
+        if "data" in fields and not Path(fields["data"]).is_file():
             return None
         of = Run(**same | fields | {"method": "dpfl"}).path()
         if not of.is_file():

@@ -51,9 +51,8 @@ class Wire:
         """Start a round."""
         self.bytes = np.zeros(self.members.n, np.int64)  # that each client has sent in this round
         self.age = np.zeros(self.members.n, np.int64)  # rounds that what each received was old, summed
-        self.standing = np.ones(
-            self.members.n, bool
-        )  # whose senders know that it wants their models, not only once asked
+        # whose senders know that it wants their models, not only once asked
+        self.standing = np.ones(self.members.n, bool)
         self.ages = Links()  # by edge how many rounds old the row is that its receiver takes
         if self.encoder:
             self.messages[1:], self.version[1:] = self.messages[:-1].copy(), self.version[:-1].copy()

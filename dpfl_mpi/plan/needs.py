@@ -370,9 +370,9 @@ def length_of(run: Resolved, needs: Needs, cost: Cost) -> str:
     """Return how long the slowest rank takes; where it chooses, with as little and with as much of it as can be."""
     seconds = seconds_of(run, needs, cost)
     every = sum(seconds.values())
-    least, most = duration(every - seconds["choose"]), duration(every)
     if every < 1:
         return "under a second"
+    least, most = duration(every - seconds["choose"]), duration(every)
     return f"about {most}" if least == most else f"{least} without choosing, at most {most} with it"
 
 
