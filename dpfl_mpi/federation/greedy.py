@@ -328,11 +328,12 @@ class Search:
 class Order:
     """The candidates of one client in its order (line 9 of Algorithm 3), random, or by its losses `[N]`; only the next few are kept, for all would be N^2 numbers.
 
-    All are drawn for the first few: NumPy exchanges place N - 1 to 1 with a drawn one before it, so each draw may move what ends first, and a draw
-    that is rejected shifts those after it. 1 ms for N = 10^5, once per client.
+    Of up to `MANY` all are drawn for the first few: NumPy exchanges place N - 1 to 1 with a drawn one before it, so each draw may move what ends
+    first. That is 1 ms for 100,000, so of more the first few are drawn alone, and the others once these are used up.
     """
 
     AHEAD = 64  # batches kept; what comes later is drawn again
+    MANY = 10_000, 50  # in all, and for one that is kept: above both `Generator.choice` touches only what it returns
 
     def __init__(self, greedy: Greedy, k: int, repeat: int, losses: np.ndarray | None = None, able: Any = None):
         self.greedy, self.k, self.repeat, self.losses, self.able = greedy, k, repeat, losses, able
@@ -340,15 +341,28 @@ class Order:
         self.kept = np.zeros(0, np.int64)  # drawn, not yet handed out
 
     def next(self, width: int) -> np.ndarray:
-        """Return the next `width` candidates, or what is left of them."""
+        """Return the next `width` candidates, or what is left of them; a client's width is always the same."""
         if width > len(self.kept) and self.left > len(self.kept):
-            whole = self.greedy.shuffle(self.k, self.greedy.members.reachable(self.k, self.able), self.repeat)
-            whole = whole if self.losses is None else by_loss(whole, self.losses)
-            self.kept = whole[self.done : self.done + self.AHEAD * width].copy()
-            self.left = len(whole) - self.done
+            drawn, of = self._drawn(self.AHEAD * width)
+            self.kept = drawn[self.done : self.done + self.AHEAD * width].copy()
+            self.left = of - self.done
         now, self.kept = self.kept[:width], self.kept[width:]
         self.done, self.left = self.done + len(now), self.left - len(now)
         return now
+
+    def _drawn(self, few: int) -> tuple[np.ndarray, int]:
+        """Return the order, or its first `few` where they are many and none is handed out yet; and how many candidates there are."""
+        candidates = self.greedy.members.reachable(self.k, self.able)
+        if self.losses is not None:
+            order = by_loss(self.greedy.shuffle(self.k, candidates, self.repeat), self.losses)
+        elif len(candidates) <= max(self.MANY[0], self.MANY[1] * few):
+            order = self.greedy.shuffle(self.k, candidates, self.repeat)
+        else:
+            rng = self.greedy._stream(streams.CANDIDATES, self.k, self.repeat)
+            order = rng.choice(candidates, few, replace=False)
+            if self.done:
+                order = np.concatenate([order, rng.permutation(np.setdiff1d(candidates, order))])
+        return order, len(candidates)
 
 
 def by_loss(order: np.ndarray, losses: np.ndarray) -> np.ndarray:

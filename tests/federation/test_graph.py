@@ -12,6 +12,7 @@ from launch import differences, federation, mpirun, run_here, run_many, validati
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
+from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
@@ -279,6 +280,27 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
             handed.append(order.next(width).tolist())
         assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()
         assert [len(part) for part in handed] == [0, 2, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_of_many_candidates_the_first_are_drawn_alone_and_the_others_once_these_are_used_up(fed, monkeypatch, ahead):
+    monkeypatch.setattr(Order, "AHEAD", ahead)
+    monkeypatch.setattr(Order, "MANY", (1, 1))
+    drawn = []
+    for t in range(1, 300):
+        fed.begin_round(t)
+        order, reachable = Order(fed.greedy, 0, 0), fed.reachable(0).tolist()
+        first = order.next(2).tolist()
+        assert (
+            first
+            == fed.greedy._stream(streams.CANDIDATES, 0, 0).choice(reachable, 2 * ahead, replace=False)[:2].tolist()
+        )
+        drawn.append(first + [j for _ in range(N) for j in order.next(2).tolist()])
+        assert sorted(drawn[-1]) == reachable
+    # each candidate at each place as often as any other: 299 / (N - 1) times, four standard deviations
+    times = np.array([np.bincount(place, minlength=N)[1:] for place in zip(*drawn, strict=True)])
+    expected = 299 / (N - 1)
+    assert np.abs(times - expected).max() < 4 * np.sqrt(expected)
 
 
 def test_a_slot_is_the_place_among_those_that_arrive():
