@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
+from dpfl_mpi.data.partition import FORMAT
 from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
@@ -58,6 +60,22 @@ def make_data(path: Path, clients: int, pool: int, test: int, side: int = 16) ->
         source = Path(folder, "digits.npz")
         np.savez(source, x=x, y=y, client=client, test=is_test)
         prepare.prepare("arrays", source, path, {}, force=True)
+
+
+def deal(path: Path, images: Path, clients: int, pool: int, test: int) -> None:
+    """Write a partition of a prepared file of images as JSON: each client draws its samples from three of ten classes, and clients share images."""
+    with h5py.File(images) as file:
+        of_class = {side: [np.flatnonzero(file[f"{side}/labels"][()] == c) for c in range(10)] for side in ("train", "test")}
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(clients):
+        classes = rng.permutation(10)[:CLASSES]
+        mine, tested = (
+            rng.choice(np.concatenate([of_class[side][c] for c in classes]), n, replace=False).tolist()
+            for side, n in (("train", pool), ("test", test))
+        )
+        held.append({"train": mine[pool // 5 :], "val": mine[: pool // 5], "test": tested})
+    path.write_text(json.dumps({"format": FORMAT, "clients": held}))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
 Real digits of scikit-learn, enlarged to 16x16 and moved a little until there are enough of them: `--pool` samples to train and validate on
 and 10 to test on for each of the largest N clients, three classes each; a run with fewer clients takes some of them. The paper's CNN.
+With `--images FILE` they are CIFAR-10's.
 
 - clients: DPFL with B_c = `--budget` at each N; a table, the exponents of a log-log fit, and the figure growth.{pdf,png}.
 - ranks: the same at `--ranks_clients` clients on each of `--ranks_list` ranks.
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _scale import PHASES, Watched, exponent, make_data, numbers, run, slope
+from _scale import PHASES, Watched, deal, exponent, make_data, numbers, run, slope
 
 from dpfl_mpi.results import Result
 
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a run after preprocessing")
     parser.add_argument("--pool", type=int, default=25, help="samples of a client to train and validate on")
     parser.add_argument("--model", default="cnn", help="cnn or mlp")
+    parser.add_argument("--images", type=Path, help="a prepared CIFAR-10 file instead of digits; clients share images")
     parser.add_argument("--side", type=int, default=16, help="of an image: 8 as they are, or 16")
     parser.add_argument(
         "--budget", default="10", help="B_c of the first two parts; inf needs more than a minute from 200 clients on"
@@ -173,12 +175,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "digits.h5"
-        make_data(data, max(needed[part] for part in parts), args.pool, TEST, args.side)
+        if not args.images:
+            make_data(data, max(needed[part] for part in parts), args.pool, TEST, args.side)
         common = {"dataset": "arrays", "data": data, "partition": "natural", "model": args.model}
         common |= {"tau_init": 1, "tau_train": 1, "checkpoint_every": "never"}
+        common |= {"save_models": False}  # else those of a small run are kept, and its file is the larger one
 
         def measured(part: str, ranks: int, clients: int, budget: str, rounds: int, window_gb: float) -> Watched:
             flags = {"clients": clients, "budget": budget, "rounds": rounds, "window_gb": window_gb}
+            if args.images:
+                dealt = folder / f"{clients}.json"
+                deal(dealt, args.images, clients, args.pool, TEST)
+                flags |= {"dataset": "cifar10", "data": args.images, "partition": f"file:{dealt}"}
             watched = run(folder, ranks, f"{part}-{ranks}-{clients}", common | flags)
             print(f"  {part}: N = {clients}, {ranks} ranks done", file=sys.stderr, flush=True)
             return watched

@@ -13,7 +13,7 @@ A round of N clients on R ranks takes, on the slowest rank with K = ceil(N / R) 
     files        bytes recorded / rate                               root writes, the others wait
 
 Printed: predicted beside measured seconds of a round for small runs; then N = 10^5, 10^6, 10^7 clients of the paper's CIFAR-10 (500 images to
-train and validate on, 62,006 parameters) on 10 to 1,000 nodes, with the memory of a node and the term that dominates.
+train and validate on, 62,006 parameters) on 10 to 1,000 nodes, with the memory of a node and the term that dominates, and a figure of it.
 """
 
 from __future__ import annotations
@@ -250,27 +250,57 @@ def small_points(folder: Path, data: Path, costs: Costs, args: argparse.Namespac
     return "\n".join(lines)
 
 
-def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float) -> str:
-    """Return a round and a node's memory for 10^5 to 10^7 clients on 10 to 1,000 nodes whose network has these bytes per second and seconds."""
+def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float, out: Path) -> str:
+    """Return a round and a node's memory for 10^5 to 10^7 clients on 10 to 1,000 nodes whose network has these bytes per second and seconds.
+
+    Draws both over the nodes as scaling_model.{pdf,png} in the folder `out`.
+    """
     lines = [
         f"{ranks_per_node} ranks per node, {8e-9 * bandwidth:.0f} Gb/s per node, {1e6 * latency:.1f} us; {1e3 * costs.step:.2f} ms per step, "
         f"{1e3 * costs.evaluation:.2f} ms per evaluation, 125 steps per client and round, B_c = 10, 5 collaborators kept",
         "clients nodes | s per round dominated by       next | GB of a node:   rows window   data shared    all; of root's file in 100 rounds",
     ]
+    # a node's link is shared by its ranks
+    link = dataclasses.replace(costs, bandwidth=bandwidth / ranks_per_node, latency=latency)
+    points = {}
     for n in (10**5, 10**6, 10**7):
-        for nodes in (10, 100, 1000):
-            ranks = min(nodes * ranks_per_node, n)
-            # a node's link is shared by its ranks
-            link = dataclasses.replace(costs, bandwidth=bandwidth / ranks_per_node, latency=latency)
-            work = Work(n, ranks, nodes, 4 * 62_016, 125, 9, 5.0, 600, 3072)
-            terms, held = round_seconds(work, link), node_bytes(work)
+        for nodes in (10, 30, 100, 300, 1000):
+            work = Work(n, min(nodes * ranks_per_node, n), nodes, 4 * 62_016, 125, 9, 5.0, 600, 3072)
+            terms, held = points[n, nodes] = round_seconds(work, link), node_bytes(work)
             first, second = sorted(terms, key=lambda name: -terms[name])[:2]
             lines.append(
-                f"{n:7d} {nodes:5d} | {sum(terms.values()):10.2f}  {first:>10s} {terms[first]:8.2f}, {second} {terms[second]:.2f} | "
+                f"{n:8d} {nodes:4d} | {sum(terms.values()):10.2f}  {first:>10s} {terms[first]:8.2f}, {second} {terms[second]:.2f} | "
                 + " ".join(f"{name} {held[name] / 1e9:.2f}" for name in ("rows", "window", "data", "shared"))
                 + f" all {sum(held.values()) / 1e9:.1f}; {100 * n * (WRITTEN + 4 * work.kept) / 1e9:.0f}"
             )
-    return "\n".join(lines)
+    return "\n".join(lines + [str(path) for path in draw(points, out)])
+
+
+def draw(points: dict[tuple[int, int], tuple[dict[str, float], dict[str, float]]], out: Path) -> list[Path]:
+    """Draw seconds of a round and GB of a node over the nodes, a line per number of clients; dotted is what more nodes do not divide."""
+    import matplotlib.pyplot as plt
+
+    from dpfl_mpi.figures.style import COLOURS, STYLE, TEXT
+
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.4))
+        for n, colour in zip(dict.fromkeys(n for n, _ in points), COLOURS, strict=False):
+            nodes = [m for k, m in points if k == n]
+            label = f"$N = 10^{round(math.log10(n))}$"
+            for axes, part, fixed, unit in ((left, 0, ("graph", "files"), 1.0), (right, 1, ("shared",), 1e9)):
+                of = [points[n, m][part] for m in nodes]
+                axes.plot(nodes, [sum(terms.values()) / unit for terms in of], "o-", color=colour, label=label)
+                axes.plot(nodes, [sum(terms[name] for name in fixed) / unit for terms in of], ":", color=colour)
+        for axes, title in ((left, "seconds of a round"), (right, "GB of a node")):
+            axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel=title)
+        left.legend(title="dotted: graph and files")
+        right.legend(title="dotted: kept of all clients")
+        out.mkdir(parents=True, exist_ok=True)
+        paths = [out / f"scaling_model.{ending}" for ending in ("pdf", "png")]
+        for path in paths:
+            figure.savefig(path)
+        plt.close(figure)
+    return paths
 
 
 def main() -> None:
@@ -291,6 +321,7 @@ def main() -> None:
     parser.add_argument(
         "--disk_mb", type=float, help="MB per second that root writes (default: measured here, compression included)"
     )
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the figure")
     parser.add_argument("--network", action="store_true", help=argparse.SUPPRESS)  # two ranks of the measurement
     args = parser.parse_args()
     if args.network:
@@ -311,7 +342,7 @@ def main() -> None:
     paper = dataclasses.replace(paper, **{field: 1e-6 * value for field, value in given.items() if value is not None})
     if args.disk_mb is not None:
         paper = dataclasses.replace(paper, disk=1e6 * args.disk_mb)
-    print(cluster(paper, args.ranks_per_node, args.bandwidth_gbit * 1e9 / 8, 1e-6 * args.latency_us))
+    print(cluster(paper, args.ranks_per_node, args.bandwidth_gbit * 1e9 / 8, 1e-6 * args.latency_us, args.out))
 
 
 if __name__ == "__main__":
