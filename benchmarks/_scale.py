@@ -65,7 +65,9 @@ def make_data(path: Path, clients: int, pool: int, test: int, side: int = 16) ->
 def deal(path: Path, images: Path, clients: int, pool: int, test: int) -> None:
     """Write a partition of a prepared file of images as JSON: each client draws its samples from three of ten classes, and clients share images."""
     with h5py.File(images) as file:
-        of_class = {side: [np.flatnonzero(file[f"{side}/labels"][()] == c) for c in range(10)] for side in ("train", "test")}
+        of_class = {
+            side: [np.flatnonzero(file[f"{side}/labels"][()] == c) for c in range(10)] for side in ("train", "test")
+        }
     rng = np.random.default_rng(0)
     held = []
     for _ in range(clients):
