@@ -175,7 +175,7 @@ def constants(folder: Path, data: Path, model: str, k: int) -> Costs:
     score = quickest(lambda: fed.evaluate(w)) / k
     received = fed.exchange(w, graph)
     add = quickest(lambda: fed.average(w, graph, received)) / len(graph.senders)
-    starts = quickest(lambda: parts.sums.over_received(received)) / len(graph.senders)
+    starts = quickest(lambda: list(parts.sums.over_received(received, parts.backend.blocks))) / len(graph.senders)
     parts.begin_round(1)
     fed.ggc(w, received)
     evaluations = fed.notes["evaluations"].sum()

@@ -55,21 +55,32 @@ class Greedy:
         """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
         chosen: list[list[int]] = []
         losses = self._losses_of(received) if self.rule.order == "loss" else None
-        starts = self.sums.over_received(received)
-        # block by block, so that the sums of one are held, unless models come in passes: the graph is wider than the window
-        for group in ([start] for start in starts) if received.here is not None else [list(starts)]:
-            repeats = []
-            for repeat in range(self.repeats):
-                searches = [Search(self, b, w_KW, y, p_y, repeat) for b, y, p_y in group]
-                orders = [self.shuffle(k, received.graph.of(k), repeat) for search in searches for k in search.ids]
-                if losses is not None:
-                    mine = losses[searches[0].block.start :] if searches else losses
-                    orders = [by_loss(order, loss) for order, loss in zip(orders, mine, strict=False)]
-                for here, now in received.passes(orders):
-                    consider(searches, here, now)
-                repeats.append([search.found for search in searches])
-            chosen += best_of(repeats)
+        for part, blocks in received.parts(received.graph, self.blocks):
+            starts = self.sums.over_received(part, blocks)
+            # block by block, so that the sums of one are held, unless models come in passes
+            for group in ([start] for start in starts) if part.here is not None else [list(starts)]:
+                chosen += self._searched_among(part, group, w_KW, losses)
         return self.members.collect(chosen)
+
+    def _searched_among(
+        self,
+        received: Received,
+        starts: list[tuple[slice, Tensor, np.ndarray]],
+        w_KW: Tensor,
+        losses: np.ndarray | None,
+    ) -> list[list[int]]:
+        """Return C_k of the clients of these blocks, from each one's sums of all that it received. Collective where models come in passes."""
+        repeats = []
+        for repeat in range(self.repeats):
+            searches = [Search(self, b, w_KW, y, p_y, repeat) for b, y, p_y in starts]
+            orders = [self.shuffle(k, received.graph.of(k), repeat) for search in searches for k in search.ids]
+            if losses is not None:
+                mine = losses[searches[0].block.start :] if searches else losses
+                orders = [by_loss(order, loss) for order, loss in zip(orders, mine, strict=False)]
+            for here, now in received.passes(orders):
+                consider(searches, here, now)
+            repeats.append([search.found for search in searches])
+        return best_of(repeats)
 
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""

@@ -382,6 +382,28 @@ class Received:
         self.mail, self.w, self.graph, self.here, self.width = mail, w_KW, graph, here, width
         self.number = mail.sendings
 
+    def parts(self, graph: CollaborationGraph, blocks: Sequence[slice]) -> Iterator[tuple[Received, Sequence[slice]]]:
+        """Yield blocks of clients and what they receive of a part of the graph: all where they are here, else as many clients as the window has room for.
+
+        Where it has no room for all senders of one client, all clients come at once, too, their models in `passes`. Collective.
+        """
+        mail, members = self.mail, self.mail.members
+        to, group = graph.receivers(), None
+        if self.here is None and not members.world.agree(any(b.stop - b.start > 1 for b in blocks)):
+            away = np.bincount(to, members.owner[to] != members.owner[graph.senders], members.n)
+            group = placement.groups_of(away, members.owner, members.rank_by_rank, mail._capacity(0))
+        if group is None:
+            yield self, blocks
+            return
+        mine = group[members.ids]  # a block is one client
+        for g in range(int(group.max(initial=-1)) + 1):
+            mail.meet("the next clients of what fed.exchange returned")
+            mail.check(self.number)
+            now = graph.only(group[to] == g)
+            here = mail.put(now, mail.route(now))
+            self.number = mail.sendings
+            yield Received(mail, self.w, now, here, 0), [blocks[int(i)] for i in np.flatnonzero(mine == g)]
+
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
         """Yield, pass by pass, the models here and which of them each local client uses, in its given order; one pass where all are here. Collective."""
         self.mail.check(self.number)

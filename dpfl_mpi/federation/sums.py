@@ -55,26 +55,30 @@ class Sums:
             return self._average_serially(w_KW, graph, received, self.order, a)
         out, local = w_KW.clone(), [graph.of(k) for k in members.ids]
         with self.log.clock("exchange"), torch.no_grad():
-            if self.native and received.here is not None:
-                self._average_natively(w_KW, received.here, local, a, out)
-            else:
-                for b, total in self._totals(received, local, a, lambda b: self._own_term(w_KW, b, a)):
+            for part, blocks in received.parts(graph, self.blocks):
+                if self.native and part.here is not None:
+                    rows = np.array([b.start for b in blocks], np.int64)  # of one client each
+                    self._average_natively(w_KW, part.here, rows, local, a, out)
+                    continue
+                for b, total in self._totals(part, blocks, local, a, lambda b: self._own_term(w_KW, b, a)):
                     self._divided(total, out, local, range(b.start, b.stop), a, b.start)
         return out
 
     def _average_natively(
-        self, w_KW: Tensor, here: Arrived, local: list[np.ndarray], a: np.ndarray, out: Tensor
+        self, w_KW: Tensor, here: Arrived, k: np.ndarray, local: list[np.ndarray], a: np.ndarray, out: Tensor
     ) -> None:
-        """Write the averages of all clients into `out` by one call."""
-        k, sizes = np.arange(len(local)), np.array([len(s) for s in local], np.int64)
+        """Write the averages of these clients, local numbers that follow one another, into `out` by one call."""
+        lists = [local[i] for i in k]
+        sizes = np.array([len(s) for s in lists], np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes + 1)])
-        row, senders = np.repeat(k, sizes), np.concatenate([np.zeros(0, np.int64), *local])
+        row, senders = np.repeat(k, sizes), np.concatenate([np.zeros(0, np.int64), *lists])
         models, p, away = np.empty(ends[-1], np.uint64), np.empty(ends[-1]), np.ones(ends[-1], bool)
         away[ends[:-1]] = False  # first its own model, then those of its senders, ascending
-        models[~away], p[~away] = rows_at(w_KW, k), a[k, self.members.ids]
+        models[~away], p[~away] = rows_at(w_KW, k), a[k, self.members.ids[k]]
         models[away], p[away] = here.places(senders, row), a[row, senders]
         assert self.native is not None
-        self.native.means(models, p, ends, np.array([self._whole(i, s, a) for i, s in enumerate(local)]), out)
+        whole = np.array([self._whole(i, local[i], a) for i in k])
+        self.native.means(models, p, ends, whole, out[k[0] : k[-1] + 1] if len(k) else out[:0])
 
     def _whole(self, i: int, senders: np.ndarray, a: np.ndarray) -> float:
         """Return the weights of local client i's average in all, 0 where it has no senders: then it keeps its row."""
@@ -127,7 +131,7 @@ class Sums:
         def add(received: Received, graph: CollaborationGraph) -> None:
             lists = [graph.of(k) for k in members.ids]
             with self.log.clock("exchange"), torch.no_grad():
-                list(self._totals(received, lists, a, lambda b: total[b]))  # views
+                list(self._totals(received, self.blocks, lists, a, lambda b: total[b]))  # views
 
         add(received, late)
         for now in range(int(turn.max()) + 1):
@@ -144,15 +148,20 @@ class Sums:
         return w_KW[b].double() * self.ensemble.column(a[b][np.arange(len(ids)), ids])
 
     def _totals(
-        self, received: Received, local: Sequence[Senders], a: np.ndarray, start: Callable[[slice], Tensor]
+        self,
+        received: Received,
+        blocks: Sequence[slice],
+        local: Sequence[Senders],
+        a: np.ndarray,
+        start: Callable[[slice], Tensor],
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield of each block `start`, to which a_kj w_j of each client's senders is added, in the order of its list, which passes do not change.
+        """Yield of each of these blocks `start`, to which a_kj w_j of each client's senders is added, in the order of its list, which passes do not change.
 
         Where the total is int64, `fixed_point` of them. Only where models come in passes are the totals of several blocks held.
         """
         ids, held = self.members.ids, dict[int, Tensor]()
         for here, now in received.passes(local):
-            for b in self.blocks:
+            for b in blocks:
                 total = held.pop(b.start) if b.start in held else start(b)
                 for position in range(max((len(s) for s in now[b]), default=0)):
                     on = [position < len(s) for s in now[b]]  # the weight is 0 where a list has ended
@@ -164,7 +173,7 @@ class Sums:
                 else:
                     yield b, total
         if received.here is None:
-            for b in self.blocks:
+            for b in blocks:
                 yield b, held.pop(b.start) if b.start in held else start(b)
 
     def _divided(
@@ -194,29 +203,35 @@ class Sums:
             self.log.notes["models_received"] += 2 * members.active[members.ids]
             return (from_fixed_point(self._over_all(w_KW)) / float(members.p[members.active].sum())).float()
 
-    def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
-        """Yield of each block sum p_i w_i over each client and the senders it received from, float64 `[k, W]`, and sum p_i, `[k]`. Their quotient is w^Y."""
-        members, w_KW, p = self.members, received.w, self.members.p
-        lists = [received.graph.of(k) for k in members.ids]
+    def over_received(self, received: Received, blocks: Sequence[slice]) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
+        """Yield of each of these blocks sum p_i w_i over each client and the senders it received from, float64 `[k, W]`, and sum p_i, `[k]`.
+
+        Their quotient is w^Y.
+        """
+        members, w_KW, p, graph = self.members, received.w, self.members.p, received.graph
         own = p * members.active
-        self._check(w_KW)
-        # fsum: the same bits as in `over_reachable`, whatever the order
-        shares = np.array([math.fsum([p[k], *p[s]]) for k, s in zip(members.ids, lists, strict=True)])
+        if blocks:
+            self._check(w_KW, slice(blocks[0].start, blocks[-1].stop))
+
+        def share(b: slice) -> np.ndarray:  # fsum: the same bits as in `over_reachable`, whatever the order
+            return np.array([math.fsum([p[k], *p[graph.of(k)]]) for k in members.ids[b]])
+
         if self.native and received.here is not None:
-            for b in self.blocks:
-                senders = lists[b.start]
+            for b in blocks:
+                senders = graph.of(members.ids[b.start])
                 models = np.concatenate([rows_at(w_KW, b.start), received.here.places(senders, b)])
                 weights = np.concatenate([own[members.ids[b]], p[senders]])
                 total = torch.empty(1, w_KW.shape[1], dtype=torch.int64)
                 self.native.fixed(models, weights, total[0])
-                yield b, from_fixed_point(total), shares[b]
+                yield b, from_fixed_point(total), share(b)
             return
 
         def start(b: slice) -> Tensor:
             return fixed_point(w_KW[b], self.ensemble.column(own[members.ids[b]])[:, 0])
 
-        for b, total in self._totals(received, lists, self._weights(None), start):
-            yield b, from_fixed_point(total), shares[b]
+        lists = [graph.of(k) for k in members.ids]
+        for b, total in self._totals(received, blocks, lists, self._weights(None), start):
+            yield b, from_fixed_point(total), share(b)
 
     def over_reachable(self, w_KW: Tensor) -> tuple[Tensor, np.ndarray]:
         """Return sum p_i w_i over each client and all it can reach, float64 `[K, W]`, and sum p_i, `[K]` (Algorithm 3, lines 1-7). Collective."""
@@ -262,8 +277,8 @@ class Sums:
             return sums_KW
         return self.mail.wire.completed(sums_KW, w_KW.double() * self.ensemble.column(p_K))
 
-    def _check(self, w_KW: Tensor) -> None:
-        active = self.members.active[self.members.ids]
+    def _check(self, w_KW: Tensor, rows: slice = slice(None)) -> None:
+        active, w_KW = self.members.active[self.members.ids[rows]], w_KW[rows]
         check_fixed_point(w_KW if active.all() else w_KW[np.flatnonzero(active)])
 
     def _term(self, k: int, row_W: Tensor) -> Tensor:

@@ -64,6 +64,27 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
     return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
 
 
+def groups_of(
+    models: np.ndarray, owner: np.ndarray, rank_by_rank: np.ndarray, capacity: np.ndarray
+) -> np.ndarray | None:
+    """Return for every client, int64 `[N]`, in which group of its rank's clients it receives: the window has room for all `models` `[N]` of a group.
+
+    None where a rank's window has no room for those of one client.
+    """
+    group = np.zeros(len(owner), np.int64)
+    for rank, slots in enumerate(capacity):
+        mine = rank_by_rank[owner[rank_by_rank] == rank]
+        ends, first, number = np.cumsum(models[mine]), 0, 0
+        while first < len(mine):
+            before = ends[first - 1] if first else 0
+            stop = int(np.searchsorted(ends, before + slots, side="right"))
+            if stop == first:
+                return None
+            group[mine[first:stop]] = number
+            first, number = stop, number + 1
+    return group
+
+
 def waves(clients: np.ndarray) -> int:
     """Return in how many groups the clients of each rank, at most these many, search Omega: the sums of one group at a time are held."""
     return max(1, min(WAVES, int(clients.max()) // WAVE))

@@ -114,13 +114,15 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
+    # models that come in columns: sums in 64 bits, their quotients, and what the kernels' search keeps, of all clients
+    held_K = k_r * (8 if graph and method.searches else 2) * in_columns(run, slots, window)
     rows, best_confusion = rows_of(run, k_r), k_r * 8 * source.classes**2
     return Needs(
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score),
-        rows=rows | ({"unpacked": unpacked} if packed else {}),
+        rows=rows | ({"unpacked": unpacked} if packed else {}) | ({"passes": held_K} if passes > 1 else {}),
         files=AT_REST if job.spill else (),
         at_rest=sum(rows[name] for name in AT_REST) * row + best_confusion,
         scratch=(native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble)) + sketched,
@@ -190,7 +192,14 @@ def windows(
         window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
     whole = np.full(len(k_r), placement.window_rows(job.window_gb, row))
     width = placement.models_per_pass(slots, limit, k_r) if placement.models_per_pass(slots, whole, k_r) != 0 else 0
+    if width and not in_columns(run, slots, window):  # clients in groups that have room for all their models
+        return slots, window, int((-(-k_r // (limit // run.most_senders)))[slots > limit].max())
     return slots, window, 1 if width is None else -(-run.most_senders // width) if width else 0
+
+
+def in_columns(run: Resolved, slots: np.ndarray, window: np.ndarray) -> bool:
+    """Return whether all clients receive a few models each at a time, since the window has no room for all of one client."""
+    return bool((window < np.minimum(slots, run.most_senders)).any())
 
 
 def traffic(
@@ -357,12 +366,15 @@ def quickest(action: Callable[[], object], seconds: float) -> float:
 def seconds_of(run: Resolved, needs: Needs, cost: Cost) -> dict[str, float]:
     """Return the seconds of the slowest rank by what it does: train, evaluate, choose (at most), exchange."""
     crowd = crowding(needs)
-    wire = needs.wire[0] * (1 + needs.anew) + needs.wire[1] * run.rounds
+    copied = 2 * cost.byte / max(1, len(needs.clients))  # seconds a byte on the wire
+    asked, sent = needs.wire[0] * (1 + needs.anew) * copied, needs.wire[1] * run.rounds * copied
+    choose = (needs.judged * cost.image + needs.candidates * cost.candidate).max()
+    chooses = bool(needs.judged.any())  # then most of what is sent before round 1 is what the search asks for
     return {
         "train": float(crowd * needs.steps.max() * cost.step),
         "evaluate": float(crowd * needs.scored.max() * cost.image),
-        "choose": float(crowd * (needs.judged * cost.image + needs.candidates * cost.candidate).max()),
-        "exchange": 2 * wire * cost.byte / max(1, len(needs.clients)) * crowd,
+        "choose": float(crowd * (choose + asked * chooses)),
+        "exchange": crowd * (sent + asked * (not chooses)),
     }
 
 

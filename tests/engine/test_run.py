@@ -25,6 +25,7 @@ KINDS = {
     "inf": {"budget": "inf", "rounds": 2, "window_gb": NARROW},
     "wide": {"budget": "inf", "rounds": 2, "window_gb": 1.0},  # all at once
     "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2, "window_gb": NARROW},
+    "groups": {"rounds": 2, "window_gb": NARROW},
     "few": {"clients": 3, "rounds": 2},
 }
 SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "budget": 3}
@@ -85,7 +86,7 @@ def test_the_answer_knows_neither_ranks_nor_stops(name, suite):
 
 
 def test_what_ranks_send(suite):
-    """B_c = inf and 8 go through a window so narrow that every exchange runs in passes."""
+    """B_c = inf and 8 go through a window so narrow that every exchange runs in passes; B_c = 4 through one with room for all models of a client or two."""
     for name in KINDS:
         with Result(suite[name].file(ONE)) as one:
             assert one["traffic/bytes_rma"].sum() == 0 < one["traffic/models_received"].sum()

@@ -203,7 +203,7 @@ def test_both_searches_start_from_the_same_bits(fed):
         start(fed, 0, N - 1)
         w, _ = rows_of(fed, seed)
         once, p_once = fed.sums.over_reachable(w)
-        for b, each, p_each in fed.sums.over_received(fed.exchange(w, complete())):
+        for b, each, p_each in fed.sums.over_received(fed.exchange(w, complete()), fed.sums.blocks):
             assert torch.equal(once[b], each)
             assert np.array_equal(p_once[b], p_each)
 

@@ -15,7 +15,7 @@ from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi import world as comm_module
-from dpfl_mpi.mpi.placement import ids_of, models_per_pass, place, window_slots
+from dpfl_mpi.mpi.placement import groups_of, ids_of, models_per_pass, place, window_slots
 from dpfl_mpi.mpi.window import Inbox, route
 from dpfl_mpi.mpi.world import World
 
@@ -70,6 +70,16 @@ def test_passes_by_hand():
     assert models_per_pass(slots, np.full(3, 8), clients) is None
     assert models_per_pass(slots, np.full(3, 5), clients) == 2  # the second's; the first has room for all that there is
     assert models_per_pass(slots, np.full(3, 1), clients) == 0
+
+
+def test_groups_by_hand():
+    """Two ranks, of clients 0, 2, 4, 1 and of 3: as many clients after one another as have room for all their models, 5 and 9 of them."""
+    owner, in_order = np.array([0, 0, 0, 1, 0]), np.array([0, 2, 4, 1, 3])
+    models = np.array([3, 4, 2, 9, 0])
+    assert groups_of(models, owner, in_order, np.array([5, 9])).tolist() == [0, 1, 0, 0, 0]
+    assert groups_of(models, owner, in_order, np.array([4, 9])).tolist() == [0, 2, 1, 0, 1]
+    assert groups_of(models, owner, in_order, np.array([3, 9])) is None  # no room for those of client 1
+    assert groups_of(models, owner, in_order, np.array([5, 8])) is None
 
 
 def cast(n, ranks, density, seed):

@@ -162,10 +162,10 @@ def test_a_plan_has_slots_of_an_encoded_row():
     assert plans["body"].window.tolist() == [3 * 4 * body] * 2
     assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * plans["none"].row] * 2
     assert plans["int8"].message == encoded
-    # of three versions six slots a rank, for two rounds of three whole rows, or one of six encoded ones
+    # of three versions six slots a rank, for three clients one after the other, two whole rows each of three that fit, or all at once, encoded
     narrow = 3.01 * plans["none"].row / 2**30
     late = [plan(LATE | {"codec": codec}, window_gb=narrow) for codec in ("none", "int8")]
-    assert [each.passes for each in late] == [2, 1]
+    assert [each.passes for each in late] == [3, 1]
     assert late[1].window.tolist() == [6 * encoded] * 2
     assert plan(LATE | {"codec": "int8"}, window_gb=narrow / 1.1).passes == 0  # a row may have to come whole
 

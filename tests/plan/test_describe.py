@@ -117,6 +117,14 @@ def test_seconds_by_hand():
     cost = needs.Cost(step=0.5, image=0.01, candidate=3.0, byte=0.0)
     took = needs.seconds_of(Run(**FEW).resolve(), plan, cost)
     assert took["choose"] == pytest.approx(7.0) and took["train"] == pytest.approx(0.5 * plan.steps.max())
+    # 1000 bytes before round 1, which the search asks for, and 10 a round, each copied twice, a microsecond a byte
+    plan, cost = dataclasses.replace(plan, wire=(1000, 10), anew=1), dataclasses.replace(cost, byte=1e-6)
+    run, crowd = Run(**FEW).resolve(), needs.crowding(plan)
+    took = needs.seconds_of(run, plan, cost)
+    assert took["choose"] == pytest.approx(crowd * (7.0 + 4000e-6))
+    assert took["exchange"] == pytest.approx(crowd * 20e-6 * run.rounds)
+    took = needs.seconds_of(run, dataclasses.replace(plan, judged=np.zeros(2), candidates=np.zeros(2)), cost)
+    assert took["choose"] == 0 and took["exchange"] == pytest.approx(crowd * (4000e-6 + 20e-6 * run.rounds))
 
 
 def test_window_of_a_rank():
@@ -125,7 +133,10 @@ def test_window_of_a_rank():
     assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
     assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
     narrow = planned(fields, 4, 2, window_gb=plan.clients.max() * plan.row * 2.01 / 2**30)
-    assert narrow.passes == 2 and (narrow.window < plan.window).all()
+    assert narrow.passes == 2 and (narrow.window < plan.window).all()  # four clients a time of 4 models each, of 8
+    assert not narrow.rows["passes"].any()
+    columns = planned(fields | {"budget": 20}, 4, 2, window_gb=plan.clients.max() * plan.row * 2.01 / 2**30)
+    assert columns.passes == 10 and columns.rows["passes"].tolist() == (8 * columns.clients).tolist()
     more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     everywhere = dataclasses.replace(find("method", "random_graph"), every_row=2)
@@ -267,35 +278,37 @@ kind = "RssAnon" if spill else "VmHWM"  # pages of files go where memory is shor
 def held():
     return int(re.search(kind + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
 def watch(most, end):
-    while not end.wait(0.01):
+    while not end.wait(0.002):
         most[0] = max(most[0], held())
-for clients in map(int, sys.argv[2:]):
-    run = Run(**fields, clients=clients, rounds=1, tau_init=1, tau_train=1).resolve()
-    job = Job(quiet=True, out="run.h5", fresh=True, save_models=False, spill=spill)
-    most, end = [0], threading.Event()
-    (watcher := threading.Thread(target=watch, args=(most, end))).start()
-    train(run, job, World(MPI.COMM_SELF))
-    end.set()
-    watcher.join()
-    source = open_source(run)
-    plan = needs.needs_of(run, job, source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
-    print(max(most[0], held()), plan.memory[0], plan.row)
+clients = int(sys.argv[2])
+run = Run(**fields, clients=clients, rounds=1, tau_init=1, tau_train=1).resolve()
+job = Job(quiet=True, out="run.h5", fresh=True, save_models=False, spill=spill)
+most, end = [0], threading.Event()
+(watcher := threading.Thread(target=watch, args=(most, end))).start()
+train(run, job, World(MPI.COMM_SELF))
+end.set()
+watcher.join()
+source = open_source(run)
+plan = needs.needs_of(run, job, source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
+print(max(most[0], held()), plan.memory[0], plan.row)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("spill", ["", "."])
 def test_a_client_holds_as_many_models_as_planned(tmp_path, spill):
-    """As the kernel counts it, in a process of its own, of which only what more clients add is compared; with --spill memory that is no file's."""
+    """As the kernel counts it, of which only what more clients add is compared; with --spill memory that is no file's."""
     few, many, each, rng = 150, 400, 8, np.random.default_rng(0)
     count = many * each
     whose = {"client": np.repeat(np.arange(many), each), "test": np.tile(np.arange(each) >= 6, many)}
     x, y = rng.integers(0, 256, (count, 28, 28, 1), dtype=np.uint8), rng.integers(0, 10, count)
     np.savez(tmp_path / "data.npz", x=x, y=y, **whose)
     prepare.prepare("arrays", tmp_path / "data.npz", tmp_path / "data.h5", {})
-    command = [sys.executable, "-c", WATCHED, spill, str(few), str(many)]
-    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    (held, planned, row), (held_more, planned_more, _) = (map(int, line.split()) for line in out.splitlines())
+    seen = []
+    for clients in (few, many):  # a process each: what one frees the next would get in pieces
+        command = [sys.executable, "-c", WATCHED, spill, str(clients)]
+        seen.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+    (held, planned, row), (held_more, planned_more, _) = (map(int, line.split()) for line in seen)
     models, expected = (
         (more - less) / (many - few) / row for less, more in ((held, held_more), (planned, planned_more))
     )
