@@ -1,5 +1,6 @@
 """Does the choice of collaborators help? `python -m dpfl_mpi.sweep reproduction/arena.py`, again when that is through, computes the cells.
 With `--collect DIR` arena.csv gets a line of each finished cell, arena-clients.csv one of each client of it; page.py makes the tables of arena.md of them.
+Cells that arena.csv has are not computed again, so the work can go on on another machine.
 `--cell WORDS` prints the commands of the cells whose names have all of these words.
 
 A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the budget B_c = 0.1N (HAR's 30 people: 6) and as many local epochs:
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.figures.arena import RANDOM
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -45,7 +47,7 @@ CHOICE = {"method": "dpfl_choice"}
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
     "DPFL": {"method": "dpfl"},
-    "Random graph, DPFL's degrees": {"method": "random_graph"},
+    RANDOM: {"method": "random_graph"},
     "Local": {"method": "local"},
     "FedAvg+FT": {"method": "fedavg", "finetune_epochs": 10},
     "Oracle": {"method": "oracle"},
@@ -79,7 +81,7 @@ def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
     fields = same | {"seed": seed, "rounds": rounds} | fields
     if "data" in fields:
         fields["data"] = fields["data"].format(seed=seed)
-    if row == "Random graph, DPFL's degrees":
+    if row == RANDOM:
         if "data" in fields and not Path(fields["data"]).is_file():
             return None
         of = Run(**same | fields | {"method": "dpfl"}).path()
@@ -100,8 +102,28 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
             yield setting, row, epochs, run
 
 
+def known(file: Path) -> pd.DataFrame:
+    """Return the lines of a CSV file that was collected before, none where there is none."""
+    return pd.read_csv(file, dtype={"run": str, "commit": str}) if file.is_file() else pd.DataFrame({"run": []})
+
+
+def place(line: dict[str, Any]) -> tuple[int, ...]:
+    """Return where a cell's line comes: by setting, epochs, row, seed."""
+    rows = list(ROWS | RIVALS | SWITCHES)
+    return list(SETTINGS).index(line["setting"]), line["epochs"], rows.index(line["row"]), line["seed"]
+
+
 CELLS = list(cells())
-RUNS = [run for *_, run in CELLS]
+DONE = {place(line) for line in known(FILE).to_dict("records")}
+
+
+def lacks(setting: str, row: str, epochs: int, seed: int) -> bool:
+    """Return whether a cell is to be computed: it is not in arena.csv, or the degrees of one that is not are its."""
+    wanted = (row, RANDOM) if row == "DPFL" else (row,)
+    return any(place({"setting": setting, "row": name, "epochs": epochs, "seed": seed}) not in DONE for name in wanted)
+
+
+RUNS = [run for setting, row, epochs, run in CELLS if lacks(setting, row, epochs, run.seed)]
 
 
 def line_of(asked: Run, result: Result) -> dict[str, Any]:
@@ -125,18 +147,23 @@ def line_of(asked: Run, result: Result) -> dict[str, Any]:
 
 
 def collect(folder: str) -> int:
-    lines, clients = [], []
+    lines, clients = known(FILE).to_dict("records"), known(CLIENTS)
     for setting, row, epochs, run in CELLS:
         for result in gather([run], folder)[0]:
             if result.finished:
-                name = {"setting": setting, "row": row, "epochs": epochs, "seed": run.seed}
-                lines.append(name | line_of(run, result))
+                line: dict[str, Any] = {"setting": setting, "row": row, "epochs": epochs, "seed": run.seed}
+                lines = [old for old in lines if place(old) != place(line)] + [line | line_of(run, result)]
                 who = {"run": lines[-1]["run"], "client": np.arange(len(result["client/p"]))}
-                clients.append(pd.DataFrame(who | {"test_acc": result["best/test_acc"].round(6)}))
+                clients = pd.concat([clients, pd.DataFrame(who | {"test_acc": result["best/test_acc"].round(6)})])
     if lines:
-        pd.DataFrame(lines).round(4).to_csv(FILE, index=False)
-        pd.concat(clients).to_csv(CLIENTS, index=False)
-    print(f"{len(lines)} of {len(CELLS)} cells are finished in {folder}")
+        made = pd.DataFrame(sorted(lines, key=place)).round(4)
+        order = {run: i for i, run in enumerate(made["run"])}
+        clients = clients[clients["run"].isin(order)].drop_duplicates(["run", "client"], keep="last")
+        made.to_csv(FILE, index=False)
+        clients.sort_values(["run", "client"], key=lambda c: c.map(order) if c.name == "run" else c).to_csv(
+            CLIENTS, index=False
+        )
+    print(f"{len(lines)} cells are in {FILE.name}; {len(RUNS)} were still to be computed when this began")
     return 0
 
 

@@ -85,3 +85,29 @@ def test_a_cells_line(tmp_path):
     assert line["accuracy"] == pytest.approx(100 * np.mean(result["best/test_acc"]))
     assert line["models"] == pytest.approx(result["traffic/models_received"].sum(0).mean())
     assert line["megabytes"] == pytest.approx(4e-6 * line["models"] * int(result.fact("parameters")))
+
+
+def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
+    """DPFL's cell comes from one folder and local's from another; then only cells that need DPFL's result to be there are still to be computed."""
+    cells = script(ROOT / "reproduction" / "arena.py")
+    setting, of = "CIFAR-10 Patho(3)", {"DPFL": "dpfl", "Local": "local"}
+    monkeypatch.setattr(cells, "FILE", tmp_path / "arena.csv")
+    monkeypatch.setattr(cells, "CLIENTS", tmp_path / "arena-clients.csv")
+    asked = []
+    for row, method in of.items():
+        (folder := tmp_path / row).mkdir()
+        run = Run(method=method, clients=4, rounds=2, seed=42, **({} if method == "local" else {"budget": 3}))
+        tiny_result.make(run.path(folder), method, 42)
+        asked.append((setting, row, 160, run))
+    monkeypatch.setattr(cells, "CELLS", asked)
+    for row in ("Local", "DPFL", "DPFL"):
+        assert cells.collect(str(tmp_path / row)) == 0
+    lines, clients = pd.read_csv(cells.FILE), pd.read_csv(cells.CLIENTS, dtype={"run": str})
+    assert lines["row"].tolist() == ["DPFL", "Local"] and lines["accuracy"].tolist() == [70.0, 65.0]
+    assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
+    assert clients["test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
+    monkeypatch.setattr(cells, "DONE", {cells.place(line) for line in lines.to_dict("records")})
+    lacks = {row: cells.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
+    assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's
+    cells.DONE.add(cells.place({"setting": setting, "row": arena.RANDOM, "epochs": 160, "seed": 42}))
+    assert not cells.lacks(setting, "DPFL", 160, 42)
