@@ -2,7 +2,8 @@
 
 `runs` is a line per Run (setting, epochs, row, seed, run, partition, what it cost per client), `clients` a line per Run and client (run, client, test_acc).
 A difference is paired by clients. Its chance p is the larger of two t-tests': over the means of partitions, and over the clients within them.
-It is decided where p is below 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) over all differences of the page.
+It is decided where p is below 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) over all differences of the page that are of
+two partitions or more; one partition decides nothing.
 """
 
 from collections.abc import Iterable
@@ -51,7 +52,9 @@ def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
                 if comparable(parts):
                     out.append((setting, epochs, row, to, parts, chance(parts)))
     found = pd.DataFrame(out, columns=["setting", "epochs", "row", "to", "parts", "p"])
-    return found.assign(decided=holm(found["p"]) < 0.05)
+    tested, decided = found["parts"].map(len).to_numpy() > 1, np.zeros(len(found), bool)
+    decided[tested] = holm(found["p"][tested]) < 0.05
+    return found.assign(decided=decided)
 
 
 def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lines:

@@ -64,6 +64,8 @@ def test_a_table_says_what_is_decided(lines):
     noise = clients.assign(test_acc=clients.groupby("client")["test_acc"].transform("mean"))
     noise["test_acc"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
     assert not arena.differences(runs, noise)["decided"].any()
+    one = arena.differences(runs[runs["seed"] == 1], clients)
+    assert not one["decided"].any() and one["p"].min() < 1e-6  # one partition decides nothing
     assert len(arena.picture(runs, clients, found).axes) == 2
 
 
