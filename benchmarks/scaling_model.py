@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import subprocess
@@ -156,10 +157,11 @@ def constants(folder: Path, data: Path, model: str, k: int) -> Costs:
     from dpfl_mpi.graph import CollaborationGraph
     from dpfl_mpi.mpi.window import route
     from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.plan.needs import quickest
+    from dpfl_mpi.plan import needs
     from dpfl_mpi.results.recorder import Recorder
     from dpfl_mpi.settings import Job
 
+    quickest = functools.partial(needs.quickest, seconds=0.5)
     made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model=model, budget=10).resolve()
     parts = build(made, Job(), World(MPI.COMM_SELF))
     fed = parts.fed
