@@ -67,6 +67,8 @@ SWITCHES = {
     "DPFL, forward, tolerance 0.02": CHOICE | {"options": FORWARD | {"tolerance": 0.02}},
     "DPFL, order loss, stop": CHOICE | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
     "DPFL, order loss, Omega every 5": CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
+    "DPFL, 20 nearest": {"method": "dpfl", "candidates": 20},
+    "DPFL, 20 nearest, neither smaller": CHOICE | {"options": {"neither": "smaller"}, "candidates": 20},
 }
 
 
@@ -94,8 +96,10 @@ def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
 def cells() -> Iterator[tuple[str, str, int, Run]]:
     """Yield (setting, row, local epochs, Run), the central ones first."""
     first, central = list(SETTINGS), ("CIFAR-10 Patho(3)", "CIFAR-10 Dir(0.1)")
-    asked = [(s, row, seed, 160) for seed in SEEDS for s in first for row in ROWS]
-    asked += [(s, row, seed, 160) for seed in SEEDS for s in first[:3] for row in (SWITCHES | RIVALS)]
+    asked = []
+    for seed in SEEDS:
+        asked += [(s, row, seed, 160) for s in first for row in ROWS]
+        asked += [(s, row, seed, 160) for s in first[:3] for row in (SWITCHES | RIVALS)]
     asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
     for setting, row, seed, epochs in asked:
         if run := cell(setting, row, seed, epochs):
