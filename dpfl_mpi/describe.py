@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"drawn to {own.plot}")
     refuse(job, plan)
     if own.measure:
-        print(fit(estimate(run, plan, measure(run, job, source, ensemble))))
+        print(fit(estimate(run, plan, measure(run, job, source, ensemble, sizes=plan.sizes))))
     return 0
 
 

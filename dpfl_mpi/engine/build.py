@@ -111,7 +111,10 @@ def foretell(run: Resolved, job: Job, source: Source, partition: Partition, ense
     """Say on root how long the Run takes from its start to its end, by what `describe` measures, in a fifth of its time; of a GPU it knows nothing."""
     if world.root and not job.quiet and ensemble.device.type == "cpu":
         needs = needs_of(run, job, source, partition, ensemble, world.size, -(-world.size // world.node.size))
-        print(f"computing takes {length_of(run, needs, measure(run, job, source, ensemble, 0.2))}", flush=True)
+        print(
+            f"computing takes {length_of(run, needs, measure(run, job, source, ensemble, 0.2, needs.sizes))}",
+            flush=True,
+        )
 
 
 def budget_of_one(run: Resolved) -> str:
