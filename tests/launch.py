@@ -73,7 +73,7 @@ def run_many(
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     said = {name: Path(f"{path}.said").read_text() for name, path in out.items()}
     if refusals is None:
-        assert said == dict.fromkeys(runs, "")
+        assert said == dict.fromkeys(runs, ""), said
     else:
         refusals |= said
     return out

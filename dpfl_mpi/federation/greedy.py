@@ -80,6 +80,7 @@ class Greedy:
             for here, now in received.passes(orders):
                 consider(searches, here, now)
             repeats.append([search.found for search in searches])
+            del searches  # with its sums, before the next repeat's are made
         return best_of(repeats)
 
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
@@ -100,6 +101,7 @@ class Greedy:
                 self._in_phases(searches, w_KW, send, repeat, losses)
                 send = self._again
                 repeats.append([search.found for search in searches])
+                del searches
             chosen += best_of(repeats)
         self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return self.members.collect(chosen)

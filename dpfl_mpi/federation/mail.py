@@ -390,8 +390,8 @@ class Received:
         mail, members = self.mail, self.mail.members
         to, group = graph.receivers(), None
         if self.here is None and not members.world.agree(any(b.stop - b.start > 1 for b in blocks)):
-            away = np.bincount(to, members.owner[to] != members.owner[graph.senders], members.n)
-            group = placement.groups_of(away, members.owner, members.rank_by_rank, mail._capacity(0))
+            room = mail._capacity(0)
+            group = placement.groups_of(to, graph.senders, members.owner, members.rank_by_rank, room)
         if group is None:
             yield self, blocks
             return

@@ -65,22 +65,30 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
 
 
 def groups_of(
-    models: np.ndarray, owner: np.ndarray, rank_by_rank: np.ndarray, capacity: np.ndarray
+    to: np.ndarray, senders: np.ndarray, owner: np.ndarray, rank_by_rank: np.ndarray, capacity: np.ndarray
 ) -> np.ndarray | None:
-    """Return for every client, int64 `[N]`, in which group of its rank's clients it receives: the window has room for all `models` `[N]` of a group.
+    """Return for every client, int64 `[N]`, in which group of its rank's clients it receives: the window has room for all models of a group.
 
-    None where a rank's window has no room for those of one client.
+    `to` and `senders` `[E]` are the graph's edges. None where a rank's window has no room for the models of one client.
     """
-    group = np.zeros(len(owner), np.int64)
-    for rank, slots in enumerate(capacity):
-        mine = rank_by_rank[owner[rank_by_rank] == rank]
-        ends, first, number = np.cumsum(models[mine]), 0, 0
-        while first < len(mine):
-            before = ends[first - 1] if first else 0
-            stop = int(np.searchsorted(ends, before + slots, side="right"))
+    away, place = owner[to] != owner[senders], np.argsort(rank_by_rank)
+    order = np.argsort(place[to[away]], kind="stable")
+    at, sender = place[to[away]][order], senders[away][order]
+    same = np.argsort(owner[rank_by_rank[at]] * len(owner) + sender, kind="stable")
+    again = (np.diff(sender[same]) == 0) & (np.diff(owner[rank_by_rank[at[same]]]) == 0)
+    before = np.full(len(at), -1)  # the edge that brought the same sender to the same rank last
+    before[same[1:][again]] = same[:-1][again]
+    group, first = np.zeros(len(owner), np.int64), 0
+    for slots, end in zip(capacity, np.cumsum(np.bincount(owner, minlength=len(capacity))), strict=True):
+        number = 0
+        while first < end:
+            edges = np.arange(*np.searchsorted(at, [first, end]))
+            held = np.cumsum(before[edges] < edges[:1])  # models, were the group to end with this edge's client
+            over = edges[np.searchsorted(held, slots, side="right") :]
+            stop = int(at[over[0]]) if len(over) else int(end)
             if stop == first:
                 return None
-            group[mine[first:stop]] = number
+            group[rank_by_rank[first:stop]] = number
             first, number = stop, number + 1
     return group
 

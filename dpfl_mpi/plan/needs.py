@@ -102,7 +102,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
 
     method = run.found("method")
     packed, native = packed_bytes(run, source, ensemble), native_bytes(job, source, ensemble)
-    slots, window, passes = windows(run, job, method, k_r, row, packed or row)
+    slots, window, passes, columns = windows(run, job, method, k_r, row, packed or row)
     received, wire = traffic(run, method, k_r, slots, row, packed or row)
     unpacked = np.minimum(k_r * run.most_senders, n - k_r) * (run.staleness + 1)  # what was decoded lies in memory
     graph = run.most_senders > 0
@@ -114,7 +114,8 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     anew = run.rounds if graph and run.churn else int(run.rounds // run.omega_period) if graph else 0
     searches = run.rounds // max(run.ggc_period, 1)
     choices = first * (1 + anew) + later * searches
-    usual = min(first, USUAL * run.most_senders) if method.searches else first
+    alone = run.asked * (run.options.get("order") == "loss")  # every candidate's own model is scored, too
+    usual = min(first, USUAL * run.most_senders + alone) if method.searches else first
     epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
     sketched = held(n) * (run.asked < n - 1)
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
@@ -123,7 +124,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
     # models that come in columns: sums in 64 bits, their quotients, and what the kernels' search keeps, of all clients
-    held_K = k_r * (8 if graph and method.searches else 2) * in_columns(run, slots, window)
+    held_K = k_r * (8 if graph and method.searches else 2) * columns
     rows, best_confusion = rows_of(run, k_r), k_r * 8 * source.classes**2
     return Needs(
         owner=owner,
@@ -188,10 +189,10 @@ def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
 
 def windows(
     run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int, slot: int
-) -> tuple[np.ndarray, np.ndarray, int]:
+) -> tuple[np.ndarray, np.ndarray, int, bool]:
     """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits.
 
-    A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
+    And whether a pass brings all clients a few models each: the window has no room for all of one client, or they compute in blocks. A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
     """
     n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, slot))
     versions = run.staleness + 1
@@ -201,15 +202,15 @@ def windows(
         most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))
         window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
     whole = np.full(len(k_r), placement.window_rows(job.window_gb, row))
-    width = placement.models_per_pass(slots, limit, k_r) if placement.models_per_pass(slots, whole, k_r) != 0 else 0
-    if width and not in_columns(run, slots, window):  # clients in groups that have room for all their models
-        return slots, window, int((-(-k_r // (limit // run.most_senders)))[slots > limit].max())
-    return slots, window, 1 if width is None else -(-run.most_senders // width) if width else 0
-
-
-def in_columns(run: Resolved, slots: np.ndarray, window: np.ndarray) -> bool:
-    """Return whether all clients receive a few models each at a time, since the window has no room for all of one client."""
-    return bool((window < np.minimum(slots, run.most_senders)).any())
+    if placement.models_per_pass(slots, whole, k_r) == 0:
+        return slots, window, 0, False
+    if (slots <= limit).all():
+        return slots, window, 1, False
+    room = whole if run.codec else limit  # a row may have to come whole
+    columns = job.block > 1 or bool((np.minimum(slots, room) < np.minimum(slots, run.most_senders)).any())
+    if columns:
+        return slots, window, -(-run.most_senders // (placement.models_per_pass(slots, room, k_r) or 1)), True
+    return slots, window, int((-(-k_r // (room // run.most_senders)))[slots > room].max(initial=1)), False
 
 
 def traffic(
@@ -334,7 +335,7 @@ def measure(
     """
     from dpfl_mpi.numerics.ensemble import Block
 
-    most = max(HELD, run.batch_size), SCORED
+    most = max(1, HELD // run.batch_size) * run.batch_size, SCORED
     trained, scored = (max(1, min(pair)) for pair in zip(sizes, most, strict=True))
     backend, steps = one_client(run, job, source, ensemble, trained, scored)
     client, one = slice(0, 1), np.ones(1)

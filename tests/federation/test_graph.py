@@ -335,6 +335,10 @@ TRAINED_ON = """received = fed.exchange(w, chosen)
     kept = [row for _, row in fed.every_row(w)]
     fed.local_opt(w, 1)
     w = torch.stack([(row + sum(kept)) / 6 for row in w]) if len(w) else w"""
+PARTS = """received = fed.exchange(w, chosen)
+    parts = [sum(b.stop - b.start for b in blocks) for _, blocks in received.parts(chosen, fed._parts.sums.blocks)]
+    assert sum(parts) == len(fed.ids) and MANY, parts
+    w = fed.average(w, chosen, received)"""
 GONE = {
     "exchange": "a = fed.exchange(w, chosen); b = fed.exchange(w * 0, chosen); w = fed.average(w, chosen, a)",
     "average": "a = fed.exchange(w, chosen); v = fed.average(w * 0, chosen); w = fed.average(w, chosen, a)",
@@ -372,10 +376,15 @@ def test_what_is_averaged_has_the_same_bits_on_any_ranks(tmp_path):
         runs |= dict.fromkeys((f"{topology} on 2", topology), squares(tmp_path, topology))
     two = {name: {"ranks": 2} for name in ("few", "narrow", "graph on 2", "server on 2")}
     two["narrow"]["window_gb"] = 3.7e-5
+    nine = FIELDS | {"clients": 9}  # three clients a rank, three senders each, room for three rows
+    for name, many in (("a client or two at a time", "len(parts) > 1"), ("in blocks", "len(parts) == 1")):
+        runs[name] = nine | {"method": written(tmp_path, PARTS.replace("MANY", f"({many} or len(fed.ids) == fed.n)"))}
+        two[name] = {"window_gb": 5.5e-5} | ({"block": 2, "kernels": "torch"} if name == "in blocks" else {})
     out = run_many(3, tmp_path, runs, **two)
     bytes_put = {name: int(Result(path)["traffic/bytes_rma"].sum()) for name, path in out.items()}
     # a sender that two clients of a rank want is sent to it in more than one pass
     assert bytes_put["narrow"] > bytes_put["few"]
+    del runs["in blocks"]  # PyTorch's numbers
     for name, fields in runs.items():
         assert differences(run_here(tmp_path / f"{name}, alone.h5", fields), out[name]) == [], name
 

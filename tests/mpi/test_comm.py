@@ -73,13 +73,40 @@ def test_passes_by_hand():
 
 
 def test_groups_by_hand():
-    """Two ranks, of clients 0, 2, 4, 1 and of 3: as many clients after one another as have room for all their models, 5 and 9 of them."""
-    owner, in_order = np.array([0, 0, 0, 1, 0]), np.array([0, 2, 4, 1, 3])
-    models = np.array([3, 4, 2, 9, 0])
-    assert groups_of(models, owner, in_order, np.array([5, 9])).tolist() == [0, 1, 0, 0, 0]
-    assert groups_of(models, owner, in_order, np.array([4, 9])).tolist() == [0, 2, 1, 0, 1]
-    assert groups_of(models, owner, in_order, np.array([3, 9])) is None  # no room for those of client 1
-    assert groups_of(models, owner, in_order, np.array([5, 8])) is None
+    """Rank 0 has clients 0, 2, 4, 1, which take one after the other 5 6, 6 7, none of another rank, 5 6 8; rank 1 has 3 and the senders, and needs two."""
+    owner, in_order = np.array([0, 0, 0, 1, 0, 1, 1, 1, 1]), np.array([0, 2, 4, 1, 3, 5, 6, 7, 8])
+    lists = [[5, 6], [5, 6, 8], [6, 7], [0, 1, 5], [0, 2], [], [], [], [0]]
+    graph = CollaborationGraph.from_lists(lists)
+    group = lambda *room: groups_of(graph.receivers(), graph.senders, owner, in_order, np.array(room))  # noqa: E731
+    assert group(3, 2).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]  # 5 6 7 for the first three
+    assert group(4, 2).tolist() == [0] * 9  # a sender that several want is there once
+    assert group(3, 1) is None and group(2, 2) is None  # no room for those of client 3, or of client 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(2, 12),
+    ranks=st.integers(1, 4),
+    density=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+    room=st.integers(0, 6),
+)
+def test_groups_are_as_large_as_can_be(n, ranks, density, seed, room):
+    """Against sets, client by client."""
+    graph, owner, *_ = cast(n, ranks, density, seed)
+    in_order = np.concatenate([np.flatnonzero(owner == rank) for rank in range(ranks)])
+    expected, fits = np.zeros(n, int), True
+    for rank in range(ranks):
+        held, number = set(), 0
+        for k in np.flatnonzero(owner == rank):
+            mine = {j for j in graph.of(k).tolist() if owner[j] != rank}
+            fits &= len(mine) <= room
+            if len(held | mine) > room:
+                held, number = set(), number + 1
+            held |= mine
+            expected[k] = number
+    found = groups_of(graph.receivers(), graph.senders, owner, in_order, np.full(ranks, room))
+    assert (found is not None) == fits and (not fits or found.tolist() == expected.tolist())
 
 
 def cast(n, ranks, density, seed):
