@@ -250,7 +250,7 @@ def test_every_picture_is_drawn(page):
     for path, figure in page.pictures():
         drawn.add(path)
         page.plt.close(figure)
-    assert drawn == {*FOLDER.glob("*/*.png"), *(ROOT / "docs" / "pictures").glob("findings-*.png")}
+    assert drawn == {*FOLDER.rglob("*.png"), *(ROOT / "docs" / "pictures").glob("findings-*.png")}
 
 
 def test_what_a_seed_alone_changes_is_what_the_files_say(page):
