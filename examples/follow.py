@@ -9,11 +9,16 @@ from dpfl_mpi.results import Result
 
 
 def follow(path, pause=0.5):
-    """Yield (round, mean test accuracy, state) of each round once, as the file grows; a file that is not there yet is waited for."""
+    """Yield (round, mean test accuracy, state) of each round once, as the file grows; a file that is not there yet is waited for.
+
+    The last round comes when the file is complete, so its state is that of the end.
+    """
     seen, state, scores = -1, "running", []
     while state.startswith("running"):
         with contextlib.suppress(UserError), Result(path) as result:
             state, scores = result.state, result.mean("round/test_acc") if result.last_round >= 0 else []
+            if state.startswith("running"):
+                scores = scores[: result.run.rounds]
         for t in range(seen + 1, len(scores)):
             yield t, float(scores[t]), state
         seen = len(scores) - 1
