@@ -388,9 +388,9 @@ class Received:
         Where it has no room for all senders of one client, all clients come at once, too, their models in `passes`. Collective.
         """
         mail, members = self.mail, self.mail.members
-        to, group = graph.receivers(), None
+        group = None
         if self.here is None and not members.world.agree(any(b.stop - b.start > 1 for b in blocks)):
-            room = mail._capacity(0)
+            to, room = graph.receivers(), mail._capacity(0)
             group = placement.groups_of(to, graph.senders, members.owner, members.rank_by_rank, room)
         if group is None:
             yield self, blocks

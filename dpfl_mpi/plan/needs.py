@@ -29,10 +29,8 @@ DECISION = 5e-4
 AT_ONCE = 2**26  # bytes of all clients' models or confusion matrices that come to root at a time
 # averages that a search for Omega scores per model it may choose: 4.4 to 5.3 on digits and CIFAR-10, 50 to 100,000 clients, B_c = 10 (measured)
 USUAL = 5
-HELD, SCORED = (
-    64,
-    100,
-)  # most images of an epoch that is timed, and of a pass of scoring; fewer where clients have fewer
+HELD = 64  # most images of an epoch that is timed, in whole mini-batches; at least one
+SCORED = 100  # most images on which scoring is timed: a client's validation images in the paper, the last of them a part of a pass
 LR = 1e-4  # small, so that the weights stay finite; a step costs what others do
 
 
@@ -192,7 +190,8 @@ def windows(
 ) -> tuple[np.ndarray, np.ndarray, int, bool]:
     """Return per rank the slots of the widest graph and those of the window, and in how many passes it is sent; 0: not even one model per client fits.
 
-    And whether a pass brings all clients a few models each: the window has no room for all of one client, or they compute in blocks. A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
+    And whether a pass brings all clients a few models each: the window has no room for all of one client, or they compute in blocks.
+    A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
     """
     n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, slot))
     versions = run.staleness + 1
