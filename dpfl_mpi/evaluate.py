@@ -14,7 +14,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.storage.files import check_apart, write_csv
 from dpfl_mpi.studies.saved import dealt, fill, network_of, one_pool, source_of, with_code
 
-CHUNK = 2048  # images scored at once
+CHUNK = 256  # images scored at once: what a small network makes of them fits a core's cache
 
 
 def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
@@ -27,8 +27,36 @@ def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
     return rows
 
 
-def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str, device: Any) -> np.ndarray:
-    """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images."""
+def of_classes(
+    result: Result, source: Source, groups: np.ndarray | None = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return for each client all clients' test images of its classes, and what each counts, so that a class counts as much as among its own.
+
+    Where clients differ in nothing but their classes, an accuracy on these is expected to be that on its own, and has less of chance. Clients of
+    different `groups` `[N]` share no images. Images that other clients train on must not be among them (`one_pool`).
+    """
+    partition, labels = dealt(result, source), source.labels["test"]
+    own = [partition.of("test", k) for k in range(partition.n)]
+    groups = np.zeros(partition.n, np.int64) if groups is None else groups
+    pools = {g: np.unique(np.concatenate([own[k] for k in np.flatnonzero(groups == g)])) for g in np.unique(groups)}
+    rows, weights = [], []
+    for mine, pool in zip(own, (pools[g] for g in groups), strict=True):
+        counts, there = (np.bincount(labels[some], minlength=source.classes) for some in (mine, pool))
+        each = (counts / max(len(mine), 1) / np.maximum(there, 1))[labels[pool]]
+        rows.append(pool[each > 0])
+        weights.append(each[each > 0])
+    return rows, weights
+
+
+def accuracies(
+    result: Result,
+    source: Source,
+    rows: list[np.ndarray],
+    part: str,
+    device: Any,
+    weights: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images; each counts its weight, or as much."""
     import torch
 
     model = network_of(result, source).to(device)
@@ -41,12 +69,16 @@ def accuracies(result: Result, source: Source, rows: list[np.ndarray], part: str
         with torch.no_grad():
             found = torch.cat([model(part.to(device)).argmax(1).cpu() for part in images.split(CHUNK)])
         right = found.numpy() == source.labels[pool][chosen]
-        out[k] = right.sum() / max(len(chosen), 1)
+        out[k] = right.sum() / max(len(chosen), 1) if weights is None else right @ weights[k]
     return out
 
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
-    where = "the whole test set" if on == "all" else f"their own {part} samples"
+    where = {
+        "all": "the whole test set",
+        "classes": "all test samples of their classes",
+        "own": f"their own {part} samples",
+    }[on]
     stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
     scores = scores[result.benign]
     if not len(scores):
@@ -75,7 +107,8 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
         add(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")
     add("--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)")
-    add("--on", choices=("own", "all"), default="own", help="its own samples, or the whole test set (default own)")
+    on = "its own samples; the whole test set; or its samples of the client's classes, each class weighted as its own are (default own)"
+    add("--on", choices=("own", "all", "classes"), default="own", help=on)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
     return parser.parse_args(words)
@@ -96,13 +129,19 @@ def main(arguments: list[str] | None = None) -> None:
         result.run = with_code(result.run, needed)
         source = source_of(result, args.data)
         verify(source)
-        if args.on == "all" and one_pool(result, source):
-            pool = f"--partition {result.run.partition} takes training and test samples from one pool"
-            raise UserError(f"--on is all; {pool}: name other data with --data")
-        part = "test" if args.on == "all" else args.part
-        everything = [np.arange(len(source.labels["test"]))] * result.run.clients
-        rows = everything if args.on == "all" else samples(result, source, part)
-        scores = accuracies(result, source, rows, part, pick_device(args.device, "float32", 0))
+        kind = result.run.partition
+        if args.on != "own" and one_pool(result, source):
+            pool = f"--partition {kind} takes training and test samples from one pool"
+            raise UserError(f"--on is {args.on}; {pool}: name other data with --data")
+        if args.on == "classes" and kind.kind == "natural":
+            raise UserError("--on is classes; clients of --partition natural differ in more than their classes")
+        part = args.part if args.on == "own" else "test"
+        rows, weights = [np.arange(len(source.labels["test"]))] * result.run.clients, None
+        if args.on == "classes":
+            rows, weights = of_classes(result, source)
+        elif args.on == "own":
+            rows = samples(result, source, part)
+        scores = accuracies(result, source, rows, part, pick_device(args.device, "float32", 0), weights)
         print(report(result, scores, args.on, part))
         if args.out:
             table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(zip(rows, scores, strict=True)))

@@ -1,5 +1,6 @@
 """Does the choice of collaborators help? `python -m dpfl_mpi.sweep reproduction/arena.py`, again when that is through, computes the cells.
 With `--collect DIR` arena.csv gets a line of each finished cell, arena-clients.csv one of each client of it; page.py makes the tables of arena.md of them.
+A client's accuracy is on all test images of its classes, weighted as its own are; `own` is that on its own.
 Cells that arena.csv has are not computed again, so the work can go on on another machine.
 `--cell WORDS` prints the commands of the cells whose names have all of these words.
 
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.evaluate import accuracies, of_classes
 from dpfl_mpi.figures.arena import RANDOM
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.plugins import find
@@ -25,6 +27,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.studies.saved import source_of, with_code
 
 HERE = Path(__file__).resolve().parent
 FILE, CLIENTS = HERE / "arena.csv", HERE / "arena-clients.csv"
@@ -42,6 +45,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what all its c
     "CIFAR-100, superclasses": (OWN | {"data": "data/superclass-{seed}.h5"}, {}),
     "CIFAR-100 Patho(10)": ({"dataset": "cifar100", "budget": "0.1N"}, {}),
     "HAR, 30 people": ({"dataset": "pfllib", "data": "data/har.h5", "budget": 6}, {}),
+}
+ALIKE = {  # in so many groups, client k in k mod these, are clients who differ in more than their classes
+    "CIFAR-10, labels moved": 4,
+    "CIFAR-10, rotated": 4,
+    "CIFAR-100, superclasses": 20,
+    "HAR, 30 people": 30,
 }
 CHOICE = {"method": "dpfl_choice"}
 FORWARD = {"order": "loss", "search": "forward"}
@@ -130,8 +139,20 @@ def lacks(setting: str, row: str, epochs: int, seed: int) -> bool:
 RUNS = [run for setting, row, epochs, run in CELLS if lacks(setting, row, epochs, run.seed)]
 
 
+def clients_of(setting: str, result: Result) -> pd.DataFrame:
+    """Return a cell's lines of arena-clients.csv."""
+    import torch
+
+    result.run = with_code(result.run, {"dataset": result.run.dataset} if result.run.contents.get("dataset") else {})
+    source, n = source_of(result, None), len(result["client/p"])
+    rows, weights = of_classes(result, source, np.arange(n) % ALIKE.get(setting, 1))
+    accuracy = accuracies(result, source, rows, "test", torch.device("cpu"), weights)
+    scores = {"accuracy": accuracy.round(6), "own": result["best/test_acc"].round(6)}
+    return pd.DataFrame({"run": result.path.stem[-8:], "client": np.arange(n)} | scores)
+
+
 def line_of(asked: Run, result: Result) -> dict[str, Any]:
-    """Return what a cell cost, per client, and its accuracy: models and megabytes received, evaluations of the search, gradient steps; core hours of all."""
+    """Return what a cell cost, per client: models and megabytes received, evaluations of the search, gradient steps; core hours of all."""
     run, n = result.run, len(result["client/p"])
     steps = result["finetune/gradient_steps" if run.finetune_epochs else "round/gradient_steps"][-1]
     models = float(result["traffic/models_received"].sum(0).mean())
@@ -139,7 +160,6 @@ def line_of(asked: Run, result: Result) -> dict[str, Any]:
     return {
         "run": result.path.stem[-8:],
         "partition": result.fact("partition_sha256")[:12],
-        "accuracy": 100 * float(np.nanmean(result["best/test_acc"])),
         "models": models,
         "megabytes": 4e-6 * models * int(result.fact("parameters")),
         "evaluations": result["graph/evaluations"].sum() / n if "graph/evaluations" in result else 0.0,
@@ -157,12 +177,12 @@ def collect(folder: str) -> int:
             if result.finished:
                 line: dict[str, Any] = {"setting": setting, "row": row, "epochs": epochs, "seed": run.seed}
                 lines = [old for old in lines if place(old) != place(line)] + [line | line_of(run, result)]
-                who = {"run": lines[-1]["run"], "client": np.arange(len(result["client/p"]))}
-                clients = pd.concat([clients, pd.DataFrame(who | {"test_acc": result["best/test_acc"].round(6)})])
+                if lines[-1]["run"] not in set(clients["run"]):
+                    clients = pd.concat([clients, clients_of(setting, result)])
     if lines:
         made = pd.DataFrame(sorted(lines, key=place)).round(4)
         order = {run: i for i, run in enumerate(made["run"])}
-        clients = clients[clients["run"].isin(order)].drop_duplicates(["run", "client"], keep="last")
+        clients = clients[clients["run"].isin(order)]
         made.to_csv(FILE, index=False)
         clients.sort_values(["run", "client"], key=lambda c: c.map(order) if c.name == "run" else c).to_csv(
             CLIENTS, index=False

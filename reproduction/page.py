@@ -212,17 +212,23 @@ def deciding() -> Lines:
     """Yield how many partitions of 100 clients decide half a point, and what ten find, in 80 % of the cases at a level of 5 %."""
     dpfl, random = "DPFL (B_c = 0.1N)", "Random graph (B_c = 0.1N)"
     table_1 = folders()["cifar-10-patho-3"]["clients"]
-    asked = [("Table 1, Patho(3), 500", row, paired(table_1, dpfl, row)) for row in (random, "FedAvg+FT", "Ditto")]
+    asked = [
+        ("Table 1, Patho(3), 500", "their own", row, paired(table_1, dpfl, row))
+        for row in (random, "FedAvg+FT", "Ditto")
+    ]
     if (HERE / "arena.csv").exists():
-        for line in arena_lines()[2].itertuples():
-            if line.row == "DPFL" and line.to == arena.RANDOM:
-                asked.append((f"{line.setting}, {line.epochs}", line.to, line.parts))
-    for where, row, parts in asked:
+        runs, clients, _ = arena_lines()
+        for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
+            lines, where = clients.merge(mine, on="run"), f"{setting}, {epochs}"
+            for scored, of in (("own", "their own"), ("accuracy", "all of their classes")):
+                asked.append((where, of, "Random graph", paired(lines, "DPFL", "Random graph", scored)))
+    for where, of, row, parts in asked:
         if len(parts) > 1:
             chance = chance_of(parts)
             found = (d / 100 for d in range(1, 10_000) if plan_power.power(chance, d / 100, 10, 100, 0.05) >= 0.8)
             yield {
                 "of, local epochs": where,
+                "test images": of,
                 "DPFL minus": row,
                 "points": told(parts),
                 "deviation within": f"{chance.within:.1f}",

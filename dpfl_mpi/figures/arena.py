@@ -1,6 +1,6 @@
 """Tables and the picture of `reproduction/arena.md`: each row of a setting against clients that train alone, and against as many models of random clients.
 
-`runs` is a line per Run (setting, epochs, row, seed, run, partition, what it cost per client), `clients` a line per Run and client (run, client, test_acc).
+`runs` is a line per Run (setting, epochs, row, seed, run, partition, what it cost per client), `clients` a line per Run and client (run, client, accuracy).
 A difference is paired by clients. Its chance p is the larger of two t-tests': over the means of partitions, and over the clients within them.
 It is decided where p is below 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) over all differences of the page that are of
 two partitions or more; one partition decides nothing.
@@ -19,7 +19,8 @@ from dpfl_mpi.figures.style import TEXT
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 
 RANDOM = "Random graph, DPFL's degrees"
-TO = {"Local": "to Local", RANDOM: "to random clients"}
+BOTH = {"Local": "to Local", RANDOM: "to random clients"}  # with both intervals
+TO = BOTH | {"FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
 
 
@@ -42,13 +43,13 @@ def holm(chances: Iterable[float]) -> np.ndarray:
 
 
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per difference of the page: setting, epochs, row, to, parts, p, and whether it is decided."""
-    out = []
+    """Return a line per difference of the page: setting, epochs, row, to, parts, p, and whether it is decided. No pair of rows comes twice."""
+    out, known = [], list(TO)
     for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
         lines = clients.merge(mine, on="run")
         for row in dict.fromkeys(mine["row"]):
-            for to in TO:
-                parts = paired(lines, row, to) if row != to else []
+            for to in known[: known.index(row)] if row in TO else known:
+                parts = paired(lines, row, to, "accuracy")
                 if comparable(parts):
                     out.append((setting, epochs, row, to, parts, chance(parts)))
     found = pd.DataFrame(out, columns=["setting", "epochs", "row", "to", "parts", "p"])
@@ -61,12 +62,12 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
     """Yield a line per row of a setting; bold is decided."""
     lines = clients.merge(runs, on="run")
     for row, mine in runs.groupby("row", sort=False):
-        out = {"row": str(row), "accuracy, %": cell(means(lines, str(row)))}
+        out = {"row": str(row), "accuracy, %": cell(means(lines, str(row), "accuracy"))}
         for to, name in TO.items():
             its = found[(found["row"] == row) & (found["to"] == to)]
             out[name] = "-"
             for parts, decided in zip(its["parts"], its["decided"], strict=True):
-                text = f"{told(parts)}, clients ± {over_clients(parts):.2f}"
+                text = told(parts) + (f", clients ± {over_clients(parts):.2f}" if to in BOTH else "")
                 out[name] = f"**{text}**" if decided else text
         costs = {name: number(mine[cost].mean(), ",.0f") for cost, name in COSTS.items()}
         yield out | costs | {"core hours": number(mine["core_hours"].mean())}
@@ -83,9 +84,10 @@ def picture(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> F
         parts = found[here].set_index("row")["parts"]
         intervals(left, {row: parts.get(row, []) for row in names})
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to random clients, as many")
-        mean = mine.groupby("row", sort=False)[["models", "accuracy"]].mean()
-        for number_, (row, point) in enumerate(mean.iterrows()):
-            right.plot(point["models"], point["accuracy"], "o", ms=3, color=f"C{number_ % 10}")
+        lines = clients.merge(mine, on="run")
+        for number_, (row, models) in enumerate(mine.groupby("row", sort=False)["models"].mean().items()):
+            point = float(models), float(means(lines, str(row), "accuracy").mean())
+            right.plot(*point, "o", ms=3, color=f"C{number_ % 10}")
             right.annotate(str(row), point, xytext=(3, 2), textcoords="offset points", fontsize=5)
         right.set_xscale("symlog", linthresh=100)
         right.set(xlabel="models received per client", ylabel="test accuracy, %")

@@ -43,8 +43,8 @@ def lines():
             test = of_client + gain + rng.normal(0, 0.002, 50)
             costs = {"models": 100.0 * seed, "megabytes": 3, "evaluations": 0, "steps": 7, "core_hours": 0.5}
             name = {"setting": "Digits", "epochs": 10, "row": row, "seed": seed, "run": run, "partition": f"p{seed}"}
-            runs.append(name | costs | {"accuracy": 100 * test.mean()})
-            clients.append(pd.DataFrame({"run": run, "client": range(50), "test_acc": test}))
+            runs.append(name | costs)
+            clients.append(pd.DataFrame({"run": run, "client": range(50), "accuracy": test}))
     return pd.DataFrame(runs), pd.concat(clients)
 
 
@@ -52,7 +52,7 @@ def test_a_table_says_what_is_decided(lines):
     runs, clients = lines
     found = arena.differences(runs, clients)
     assert set(zip(found["row"], found["to"], strict=True)) == {
-        ("DPFL", "Local"), ("DPFL", arena.RANDOM), (arena.RANDOM, "Local"), ("Local", arena.RANDOM),
+        ("DPFL", "Local"), ("DPFL", arena.RANDOM), (arena.RANDOM, "Local"),
     }  # fmt: skip
     assert found["decided"].all()
     table = pd.DataFrame(arena.table(runs, clients, found)).set_index("row")
@@ -61,8 +61,8 @@ def test_a_table_says_what_is_decided(lines):
         and table.loc["Local", "to Local"] == "-"
     )
     assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
-    noise = clients.assign(test_acc=clients.groupby("client")["test_acc"].transform("mean"))
-    noise["test_acc"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
+    noise = clients.assign(accuracy=clients.groupby("client")["accuracy"].transform("mean"))
+    noise["accuracy"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
     assert not arena.differences(runs, noise)["decided"].any()
     one = arena.differences(runs[runs["seed"] == 1], clients)
     assert not one["decided"].any() and one["p"].min() < 1e-6  # one partition decides nothing
@@ -84,9 +84,16 @@ def test_a_cells_line(tmp_path):
     cells = script(ROOT / "reproduction" / "arena.py")
     result = tiny_result.tiny(tmp_path, "one", "dpfl", 42)
     line = cells.line_of(Run(method="dpfl"), result)
-    assert line["accuracy"] == pytest.approx(100 * np.mean(result["best/test_acc"]))
     assert line["models"] == pytest.approx(result["traffic/models_received"].sum(0).mean())
     assert line["megabytes"] == pytest.approx(4e-6 * line["models"] * int(result.fact("parameters")))
+
+
+def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
+    cells = script(ROOT / "reproduction" / "arena.py")
+    result = result_of({"clients": 4, "rounds": 1, "method": "local", "tau_train": 1})
+    alone, alike = (cells.clients_of(setting, result) for setting in ("HAR, 30 people", "CIFAR-10 Patho(3)"))
+    assert alone["accuracy"].tolist() == alone["own"].tolist() == result["best/test_acc"].round(6).tolist()
+    assert alike["own"].tolist() == alone["own"].tolist() != alike["accuracy"].tolist()
 
 
 def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
@@ -102,12 +109,19 @@ def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
         tiny_result.make(run.path(folder), method, 42)
         asked.append((setting, row, 160, run))
     monkeypatch.setattr(cells, "CELLS", asked)
+    scored = []  # these results hold no models
+
+    def clients_of(_, result):
+        scored.append(result.path.stem[-8:])
+        return pd.DataFrame({"run": scored[-1], "client": range(4), "accuracy": result["best/test_acc"]})
+
+    monkeypatch.setattr(cells, "clients_of", clients_of)
     for row in ("Local", "DPFL", "DPFL"):
         assert cells.collect(str(tmp_path / row)) == 0
     lines, clients = pd.read_csv(cells.FILE), pd.read_csv(cells.CLIENTS, dtype={"run": str})
-    assert lines["row"].tolist() == ["DPFL", "Local"] and lines["accuracy"].tolist() == [70.0, 65.0]
+    assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2  # what is known is not scored again
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
-    assert clients["test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
+    assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
     monkeypatch.setattr(cells, "DONE", {cells.place(line) for line in lines.to_dict("records")})
     lacks = {row: cells.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
     assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's

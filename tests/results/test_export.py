@@ -10,7 +10,7 @@ import pytest
 import tiny_result
 from launch import ROOT, run_here
 
-from dpfl_mpi import evaluate, export, prepare, show
+from dpfl_mpi import api, evaluate, export, prepare, show
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -279,6 +279,38 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, sai
         (tmp_path / "none.h5", "all", f": make it with {no_file} --out {tmp_path / 'none.h5'}`\n"),
     ):
         assert sentence in said(evaluate.main, trained, "--data", data, "--on", on, code=2)
+
+
+def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
+    """Against sums class by class; where every client is a group of its own these are its own samples."""
+    out = tmp_path / "scores.csv"
+    assert said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu").startswith(
+        "4 models on all test samples of their classes: mean"
+    )
+    with api.Result(trained) as result:
+        source, labels = result.source, result.source.labels["test"]
+        right = np.stack([
+            result.model(k)(source.images("test", np.arange(len(labels)))).argmax(1).numpy() == labels for k in range(4)
+        ])  # fmt: skip
+        own = result["best/confusion"].sum(2)  # test samples by class
+        by_hand = [sum(n / own[k].sum() * right[k, labels == c].mean() for c, n in enumerate(own[k])) for k in range(4)]
+        assert [float(r["accuracy"]) for r in rows_of(out)] == pytest.approx(by_hand)
+        held = [int(np.isin(labels, np.flatnonzero(n)).sum()) for n in own]
+        assert [int(r["samples"]) for r in rows_of(out)] == held and min(held) > own.sum(1).max()
+        rows, weights = evaluate.of_classes(result, source, np.arange(4))
+        alone = evaluate.accuracies(result, source, rows, "test", "cpu", weights)
+        assert alone == pytest.approx(result["best/test_acc"])
+
+
+def test_evaluate_refuses_classes_where_clients_differ_in_more(colour_file, tmp_path, result_of, said):
+    arrays = digits.load()
+    clients = {f"{part}_clients": np.arange(len(getattr(arrays, f"{part}_labels"))) % 4 for part in ("train", "test")}
+    people = dataclasses.replace(arrays, **clients, client_names=tuple("abcd"))
+    prepare.write(people, "image_folder", tmp_path / "people.h5")
+    fields = {"dataset": "image_folder", "data": str(tmp_path / "people.h5"), "partition": "natural", "method": "local"}
+    path = result_of(fields | {"clients": 4, "rounds": 1, "tau_train": 1}, save_models=True).path
+    sentence = "--on is classes; clients of --partition natural differ in more than their classes"
+    assert sentence in said(evaluate.main, path, "--on", "classes", code=2)
 
 
 def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, result_of, said):
