@@ -60,6 +60,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "Local": {"method": "local"},
     "FedAvg+FT": {"method": "fedavg", "finetune_epochs": 10},
     "Oracle": {"method": "oracle"},
+    "Nearest": {"method": "nearest"},
     "Pairwise": {"method": "pairwise"},
     "Ditto": {"method": "ditto"},
     "Random graph": {"method": "random_graph"},

@@ -36,11 +36,24 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)
+    chosen = choose(fed, w)
+    return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
+
+
+def choose(fed: Federation, w: Tensor, hubs: float = 0.0) -> CollaborationGraph:
+    """Return of each client's reachable j the B_c - 1 of the largest cosine of their signatures, less `hubs` times r_j. Collective.
+
+    r_j is the mean of client j's own B_c - 1 largest cosines.
+    """
     where, size = signatures(w - fed.initial_row(), fed.options["entries"])
     alike = cosines(fed.ids, fed.tell(where), fed.tell(size), w.shape[1])
-    best = [near[np.argsort(-alike[i, near], kind="stable")] for i, near in enumerate(map(fed.reachable, fed.ids))]
-    chosen = fed.collect([order[: fed.most_senders[k]] for k, order in zip(fed.ids, best, strict=True)])
-    return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
+    near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
+    if hubs:
+        largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(alike, near, most, strict=True)]
+        r = np.array([[values.sum() / max(len(values), 1)] for values in largest]).reshape(-1, 1)
+        alike -= hubs * fed.tell(r).T
+    best = [n[np.argsort(-row[n], kind="stable")][:m] for row, n, m in zip(alike, near, most, strict=True)]
+    return fed.collect(best)
 
 
 def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:

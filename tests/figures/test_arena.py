@@ -71,7 +71,7 @@ def test_a_table_says_what_is_decided(lines):
 
 def test_rows_of_a_setting_train_as_long_with_the_same_budget():
     cells = script(ROOT / "reproduction" / "arena.py")
-    before = ("dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise")  # train 10 epochs before round 1
+    before = ("dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "nearest")  # train 10 epochs before round 1
     for setting, row, epochs, run in cells.CELLS:
         asked = 5 * run.rounds + run.finetune_epochs + (10 if run.method in before else 0)
         assert asked == epochs, (setting, row)

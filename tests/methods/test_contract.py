@@ -54,7 +54,7 @@ def test_init_and_round_are_a_method(write_method, tmp_path):
 
 def test_what_the_methods_declare():
     found = {name: find("method", name) for name in names("method")}
-    graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay"}
+    graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay", "nearest"}
     rivals = {"pens", "dac", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
     assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
     assert {n for n, m in found.items() if m.preprocesses} == graphs

@@ -427,19 +427,35 @@ def twin_facade(tw, o):
         w = [core[k].masked_scatter(head, heads[k][cluster[k]]) for k in range(N)]
 
 
-def twin_sketch(tw, o):
-    def mix(w, t):
-        signature, new = [], []
-        for row in w:
-            moved = (row - tw.start).numpy().astype(float)
-            moved[np.argsort(-abs(moved), kind="stable")[o["entries"] :]] = 0
-            signature.append(moved / np.linalg.norm(moved))
-        for k in range(N):
-            others = sorted((j for j in range(N) if j != k), key=lambda j, k=k: -(signature[k] @ signature[j]))
-            new.append(tw.over([k, *others[: tw.run.most_senders]], w))
-        return new
+def alike(tw, o, w):
+    signature = []
+    for row in w:
+        moved = (row - tw.start).numpy().astype(float)
+        moved[np.argsort(-abs(moved), kind="stable")[o["entries"] :]] = 0
+        signature.append(moved / np.linalg.norm(moved))
+    return np.array([[signature[i] @ signature[j] if i != j else -np.inf for j in range(N)] for i in range(N)])
 
-    return tw.peers(mix)
+
+def best(tw, score):
+    return [[int(j) for j in np.argsort(-row, kind="stable")[: tw.run.most_senders]] for row in score]
+
+
+def twin_sketch(tw, o):
+    return tw.peers(lambda w, t: [tw.over([k, *j], w) for k, j in enumerate(best(tw, alike(tw, o, w)))])
+
+
+def twin_nearest(tw, o):
+    def mixed(w):
+        cos = alike(tw, o, w)
+        r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
+        return [tw.over([k, *j], w) for k, j in enumerate(best(tw, cos - o["hubs"] * np.array(r)))]
+
+    w = [tw.local(k, tw.start, 0) for k in range(N)]
+    yield w
+    for t in range(1, ROUNDS + 1):
+        w = mixed(w)
+        w = [tw.local(k, w[k], t * TAU) for k in range(N)]
+        yield w
 
 
 def twin_cobo(tw, o):

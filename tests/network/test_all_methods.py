@@ -11,7 +11,7 @@ from dpfl_mpi.settings import Run
 
 WORKS, SAME_ROUND, SERVER = "", "sends more than models, of the same round: allowed is 0", "waits for all: allowed is 0"
 LATE = dict.fromkeys(names("method"), SERVER)
-LATE |= dict.fromkeys(("dac", "fedsim", "dfedpgp", "facade", "sketch"), SAME_ROUND)
+LATE |= dict.fromkeys(("dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"), SAME_ROUND)
 LATE |= dict.fromkeys(("dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"), WORKS)
 del LATE["replay"]  # whose graphs are given
 GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
