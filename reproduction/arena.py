@@ -70,6 +70,7 @@ RIVALS = {
     for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
 }
 SWITCHES = {
+    "Nearest, hubs 0": {"method": "nearest", "options": {"hubs": 0.0}},
     "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
     "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
     "DPFL, order loss, neither smaller": CHOICE | {"options": {"order": "loss", "neither": "smaller"}},

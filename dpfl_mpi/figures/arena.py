@@ -20,7 +20,7 @@ from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, pair
 
 RANDOM = "Random graph, DPFL's degrees"
 BOTH = {"Local": "to Local", RANDOM: "to random clients"}  # with both intervals
-TO = BOTH | {"FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
+TO = BOTH | {"Random graph": "to nine random", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
 
 
