@@ -20,7 +20,7 @@ import pandas as pd
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, of_classes
-from dpfl_mpi.figures.arena import RANDOM
+from dpfl_mpi.figures.arena import DEGREES
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -56,7 +56,7 @@ CHOICE = {"method": "dpfl_choice"}
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
     "DPFL": {"method": "dpfl"},
-    RANDOM: {"method": "random_graph"},
+    DEGREES: {"method": "random_graph"},
     "Local": {"method": "local"},
     "FedAvg+FT": {"method": "fedavg", "finetune_epochs": 10},
     "Oracle": {"method": "oracle"},
@@ -94,7 +94,7 @@ def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
     fields = same | {"seed": seed, "rounds": rounds} | fields
     if "data" in fields:
         fields["data"] = fields["data"].format(seed=seed)
-    if row == RANDOM:
+    if row == DEGREES:
         if "data" in fields and not Path(fields["data"]).is_file():
             return None
         of = Run(**same | fields | {"method": "dpfl"}).path()
@@ -134,7 +134,7 @@ DONE = {place(line) for line in known(FILE).to_dict("records")}
 
 def lacks(setting: str, row: str, epochs: int, seed: int) -> bool:
     """Return whether a cell is to be computed: it is not in arena.csv, or the degrees of one that is not are its."""
-    wanted = (row, RANDOM) if row == "DPFL" else (row,)
+    wanted = (row, DEGREES) if row == "DPFL" else (row,)
     return any(place({"setting": setting, "row": name, "epochs": epochs, "seed": seed}) not in DONE for name in wanted)
 
 

@@ -221,7 +221,7 @@ def deciding() -> Lines:
         for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
             lines, where = clients.merge(mine, on="run"), f"{setting}, {epochs}"
             for scored, of in (("own", "their own"), ("accuracy", "all of their classes")):
-                asked.append((where, of, "Random graph", paired(lines, "DPFL", "Random graph", scored)))
+                asked.append((where, of, arena.RANDOM, paired(lines, "DPFL", arena.RANDOM, scored)))
     for where, of, row, parts in asked:
         if len(parts) > 1:
             chance = chance_of(parts)

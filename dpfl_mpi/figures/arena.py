@@ -1,4 +1,4 @@
-"""Tables and the picture of `reproduction/arena.md`: each row of a setting against clients that train alone, and against as many models of random clients.
+"""Tables and the picture of `reproduction/arena.md`: each row of a setting against clients that train alone, and against random clients.
 
 `runs` is a line per Run (setting, epochs, row, seed, run, partition, what it cost per client), `clients` a line per Run and client (run, client, accuracy).
 A difference is paired by clients. Its chance p is the larger of two t-tests': over the means of partitions, and over the clients within them.
@@ -18,9 +18,12 @@ from dpfl_mpi.figures.recomputed import Lines, error_over_clients, intervals, ov
 from dpfl_mpi.figures.style import TEXT
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 
-RANDOM = "Random graph, DPFL's degrees"
-BOTH = {"Local": "to Local", RANDOM: "to random clients"}  # with both intervals
-TO = BOTH | {"Random graph": "to nine random", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
+RANDOM, DEGREES = (
+    "Random graph",
+    "Random graph, DPFL's degrees",
+)  # the budget's random clients; as many as DPFL averages with
+BOTH = {"Local": "to Local", RANDOM: "to a random graph"}  # with both intervals
+TO = BOTH | {DEGREES: "to DPFL's degrees", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
 
 
@@ -83,7 +86,7 @@ def picture(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> F
         here = (found["setting"] == setting) & (found["epochs"] == epochs) & (found["to"] == RANDOM)
         parts = found[here].set_index("row")["parts"]
         intervals(left, {row: parts.get(row, []) for row in names})
-        left.set(title=f"{setting}, {epochs} epochs", xlabel="points to random clients, as many")
+        left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
         lines = clients.merge(mine, on="run")
         for number_, (row, models) in enumerate(mine.groupby("row", sort=False)["models"].mean().items()):
             point = float(models), float(means(lines, str(row), "accuracy").mean())

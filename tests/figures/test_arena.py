@@ -57,7 +57,7 @@ def test_a_table_says_what_is_decided(lines):
     assert found["decided"].all()
     table = pd.DataFrame(arena.table(runs, clients, found)).set_index("row")
     assert (
-        table.loc["DPFL", "to random clients"].startswith("**+1.98 ± 0.08 (3)")
+        table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
         and table.loc["Local", "to Local"] == "-"
     )
     assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
@@ -125,5 +125,5 @@ def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "DONE", {cells.place(line) for line in lines.to_dict("records")})
     lacks = {row: cells.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
     assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's
-    cells.DONE.add(cells.place({"setting": setting, "row": arena.RANDOM, "epochs": 160, "seed": 42}))
+    cells.DONE.add(cells.place({"setting": setting, "row": arena.DEGREES, "epochs": 160, "seed": 42}))
     assert not cells.lacks(setting, "DPFL", 160, 42)
