@@ -36,17 +36,17 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)
-    chosen = choose(fed, w)
+    chosen = choose(fed, w - fed.initial_row())
     return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
 
 
-def choose(fed: Federation, w: Tensor, hubs: float = 0.0) -> CollaborationGraph:
+def choose(fed: Federation, moved: Tensor, hubs: float = 0.0) -> CollaborationGraph:
     """Return of each client's reachable j the B_c - 1 of the largest cosine of their signatures, less `hubs` times r_j. Collective.
 
-    r_j is the mean of client j's own B_c - 1 largest cosines.
+    Signatures are of `moved` `[K, W]`. r_j is the mean of client j's own B_c - 1 largest cosines.
     """
-    where, size = signatures(w - fed.initial_row(), fed.options["entries"])
-    alike = cosines(fed.ids, fed.tell(where), fed.tell(size), w.shape[1])
+    where, size = signatures(moved, fed.options["entries"])
+    alike = cosines(fed.ids, fed.tell(where), fed.tell(size), moved.shape[1])
     near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
     if hubs:
         largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(alike, near, most, strict=True)]

@@ -40,7 +40,7 @@ CASES = [
     ("facade", None, {"budget": 3}),
     ("sketch", {"entries": 100}, {"budget": 2}),
     ("nearest", {"entries": 100}, {"budget": 3}),
-    ("nearest", {"hubs": 1.0}, {"budget": 2}),
+    ("nearest", {"hubs": 1.0, "until": 1}, {"budget": 2}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     # native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow
     ("fedavg", None, ADAM),

@@ -427,12 +427,12 @@ def twin_facade(tw, o):
         w = [core[k].masked_scatter(head, heads[k][cluster[k]]) for k in range(N)]
 
 
-def alike(tw, o, w):
+def alike(moved, entries):
     signature = []
-    for row in w:
-        moved = (row - tw.start).numpy().astype(float)
-        moved[np.argsort(-abs(moved), kind="stable")[o["entries"] :]] = 0
-        signature.append(moved / np.linalg.norm(moved))
+    for row in moved:
+        u = row.numpy().astype(float)
+        u[np.argsort(-abs(u), kind="stable")[entries:]] = 0
+        signature.append(u / np.linalg.norm(u))
     return np.array([[signature[i] @ signature[j] if i != j else -np.inf for j in range(N)] for i in range(N)])
 
 
@@ -441,21 +441,25 @@ def best(tw, score):
 
 
 def twin_sketch(tw, o):
-    return tw.peers(lambda w, t: [tw.over([k, *j], w) for k, j in enumerate(best(tw, alike(tw, o, w)))])
+    def mix(w, t):
+        chosen = best(tw, alike([row - tw.start for row in w], o["entries"]))
+        return [tw.over([k, *chosen[k]], w) for k in range(N)]
+
+    return tw.peers(mix)
 
 
 def twin_nearest(tw, o):
-    def mixed(w):
-        cos = alike(tw, o, w)
-        r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
-        return [tw.over([k, *j], w) for k, j in enumerate(best(tw, cos - o["hubs"] * np.array(r)))]
-
     w = [tw.local(k, tw.start, 0) for k in range(N)]
-    yield w
-    for t in range(1, ROUNDS + 1):
-        w = mixed(w)
-        w = [tw.local(k, w[k], t * TAU) for k in range(N)]
+    u = [row - tw.start for row in w]
+    for t in range(1, ROUNDS + 2):
         yield w
+        if t - 1 <= o["until"]:
+            cos = alike(u, o["entries"])
+            r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
+            chosen = best(tw, cos - o["hubs"] * np.array(r))
+        start = [tw.over([k, *chosen[k]], w) for k in range(N)]
+        w = [tw.local(k, start[k], t * TAU) for k in range(N)]
+        u = [u[k] + (w[k] - start[k]) for k in range(N)]
 
 
 def twin_cobo(tw, o):
