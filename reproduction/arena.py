@@ -1,7 +1,7 @@
 """Does the choice of collaborators help? `python -m dpfl_mpi.sweep reproduction/arena.py`, again when that is through, computes the cells.
 With `--collect DIR` arena.csv gets a line of each finished cell, arena-clients.csv one of each client of it; page.py makes the tables of arena.md of them.
 A client's accuracy is on all test images of its classes, weighted as its own are; `own` is that on its own.
-Cells that arena.csv has are not computed again, so the work can go on on another machine.
+Cells that arena.csv has are not computed again, so the work can go on on another machine; where a row changes, take its lines out.
 `--cell WORDS` prints the commands of the cells whose names have all of these words.
 
 A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the budget B_c = 0.1N (HAR's 30 people: 6) and as many local epochs:
