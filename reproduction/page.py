@@ -378,7 +378,8 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
         "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
     }
     if (HERE / "arena.csv").exists():
-        yield HERE / "arena.png", arena.picture(*arena_lines())
+        runs, _, found = arena_lines()
+        yield HERE / "arena.png", arena.picture(runs, found)
     yield from ((FINDINGS.parent / "pictures" / f"findings-{name}.png", figure) for name, figure in found.items())
 
 

@@ -76,22 +76,21 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
         yield out | costs | {"core hours": number(mine["core_hours"].mean())}
 
 
-def picture(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Figure:
-    """Return for each setting the differences to random clients with their intervals, and accuracy over models received per client."""
+def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
+    """Return for each setting the differences to a random graph, with their intervals and over the models received per client."""
     each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
-    rows = [list(dict.fromkeys(mine["row"])) for _, mine in each]
-    tall = [1.2 + 0.13 * len(names) for names in rows]
+    tall = [1.2 + 0.13 * len(set(mine["row"])) for _, mine in each]
     figure, panels = plt.subplots(len(each), 2, figsize=(TEXT, sum(tall)), height_ratios=tall, squeeze=False)
-    for (left, right), ((setting, epochs), mine), names in zip(panels, each, rows, strict=True):
+    for (left, right), ((setting, epochs), mine) in zip(panels, each, strict=True):
         here = (found["setting"] == setting) & (found["epochs"] == epochs) & (found["to"] == RANDOM)
-        parts = found[here].set_index("row")["parts"]
-        intervals(left, {row: parts.get(row, []) for row in names})
+        parts = dict(zip(found["row"][here], found["parts"][here], strict=True))
+        intervals(left, parts)
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
-        lines = clients.merge(mine, on="run")
-        for number_, (row, models) in enumerate(mine.groupby("row", sort=False)["models"].mean().items()):
-            point = float(models), float(means(lines, str(row), "accuracy").mean())
+        models = mine.groupby("row", sort=False)["models"].mean()
+        for number_, row in enumerate(row for row in models.index if row in parts or row == RANDOM):
+            point = float(models[row]), float(np.mean([part.mean() for part in parts.get(row, [np.zeros(1)])]))
             right.plot(*point, "o", ms=3, color=f"C{number_ % 10}")
-            right.annotate(str(row), point, xytext=(3, 2), textcoords="offset points", fontsize=5)
-        right.set_xscale("symlog", linthresh=100)
-        right.set(xlabel="models received per client", ylabel="test accuracy, %")
+            right.annotate(row, point, xytext=(3, 2), textcoords="offset points", fontsize=5)
+        right.margins(x=0.25)
+        right.set(xlabel="models received per client", ylabel="points to a random graph")
     return figure
