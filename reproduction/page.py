@@ -378,8 +378,8 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
         "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
     }
     if (HERE / "arena.csv").exists():
-        runs, _, found = arena_lines()
-        yield HERE / "arena.png", arena.picture(runs, found)
+        runs, _, against = arena_lines()
+        yield HERE / "arena.png", arena.picture(runs, against)
     yield from ((FINDINGS.parent / "pictures" / f"findings-{name}.png", figure) for name, figure in found.items())
 
 

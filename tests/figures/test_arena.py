@@ -66,7 +66,7 @@ def test_a_table_says_what_is_decided(lines):
     assert not arena.differences(runs, noise)["decided"].any()
     one = arena.differences(runs[runs["seed"] == 1], clients)
     assert not one["decided"].any() and one["p"].min() < 1e-6  # one partition decides nothing
-    left, right = arena.picture(runs, found).axes
+    _, right = arena.picture(runs, found).axes
     assert [text.get_text() for text in right.texts] == ["DPFL", arena.RANDOM]  # Local has no difference of its own
 
 
