@@ -14,7 +14,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, State, Tensor, _given, sketch
 from dpfl_mpi.settings import option
 
-METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#009E73", line=":", marker="P")
+METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P")
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ BOTH = (
     f"import math\nfrom torch import nn\ndef build(shape, classes):\n    return {LINEAR}\ndef load():\n    return 3\n"
 )
 ROWS = "    rows = [row for _, row in fed.every_row(w)]\n    fed.note_received(len(rows))\n"
+# a product of matrices sums in another order where a rank has fewer rows, on most processors; this does on all
+TURNED = "    at = int(fed.ids[0])\n    rows = rows[at:] + rows[:at]\n"
 # of each mistake: what is written instead of what, which check finds it, and a part of its sentence
 BROKEN = {
     "gossip": {
-        "product": (AVERAGE, f"{ROWS}    import torch\n    mean = torch.ones(len(w), fed.n) / fed.n @ torch.stack(rows)\n", "5 clients", r"by 2 ranks are .* on, by \de-0[5-8]\): do not multiply matrices of rows"),
+        "product": (AVERAGE, f"{ROWS}    import torch\n{TURNED}    mean = torch.stack(rows).sum(0).expand_as(w) / fed.n\n", "5 clients", r"by 2 ranks are .* on, by \de-0[5-8]\): do not multiply matrices of rows"),
         "mean": (AVERAGE, "    mean = w.mean(0).expand_as(w)\n", "8 clients", "by 3 ranks are .*: sum over clients by fed.mean"),
         "global": (AVERAGE, f"{AVERAGE}    import random\n    random.random()\n", "5 clients", "draws from the global generator of torch"),
         "unkeyed": (AVERAGE, f"{AVERAGE}    import numpy as np\n    w *= np.random.default_rng().random()\n", "5 clients", "by another start are .*: draw by fed.shuffle"),
