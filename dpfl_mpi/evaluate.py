@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
         kind = result.run.partition
         if args.on != "own" and one_pool(result, source):
             pool = f"--partition {kind} takes training and test samples from one pool"
-            raise UserError(f"--on is {args.on}; {pool}: name other data with --data")
+            advice = ": name other data with --data" * (args.on == "all")  # nobody has classes of its own in other data
+            raise UserError(f"--on is {args.on}; {pool}{advice}")
         if args.on == "classes" and kind.kind == "natural":
             raise UserError("--on is classes; clients of --partition natural differ in more than their classes")
         part = args.part if args.on == "own" else "test"

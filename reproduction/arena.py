@@ -143,12 +143,10 @@ RUNS = [run for setting, row, epochs, run in CELLS if lacks(setting, row, epochs
 
 def clients_of(setting: str, result: Result) -> pd.DataFrame:
     """Return a cell's lines of arena-clients.csv."""
-    import torch
-
     result.run = with_code(result.run, {"dataset": result.run.dataset} if result.run.contents.get("dataset") else {})
     source, n = source_of(result, None), len(result["client/p"])
     rows, weights = of_classes(result, source, np.arange(n) % ALIKE.get(setting, 1))
-    accuracy = accuracies(result, source, rows, "test", torch.device("cpu"), weights)
+    accuracy = accuracies(result, source, rows, "test", "cpu", weights)
     scores = {"accuracy": accuracy.round(6), "own": result["best/test_acc"].round(6)}
     return pd.DataFrame({"run": result.path.stem[-8:], "client": np.arange(n)} | scores)
 
@@ -184,7 +182,7 @@ def collect(folder: str) -> int:
     if lines:
         made = pd.DataFrame(sorted(lines, key=place)).round(4)
         order = {run: i for i, run in enumerate(made["run"])}
-        clients = clients[clients["run"].isin(order)]
+        clients = clients[clients["run"].isin(order)].astype({"client": int})  # an empty file's columns are floats
         made.to_csv(FILE, index=False)
         clients.sort_values(["run", "client"], key=lambda c: c.map(order) if c.name == "run" else c).to_csv(
             CLIENTS, index=False

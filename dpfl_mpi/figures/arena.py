@@ -18,10 +18,8 @@ from dpfl_mpi.figures.recomputed import Lines, error_over_clients, intervals, ov
 from dpfl_mpi.figures.style import TEXT
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 
-RANDOM, DEGREES = (
-    "Random graph",
-    "Random graph, DPFL's degrees",
-)  # the budget's random clients; as many as DPFL averages with
+RANDOM = "Random graph"  # of as many clients as the budget allows
+DEGREES = "Random graph, DPFL's degrees"  # of as many as DPFL averages with
 BOTH = {"Local": "to Local", RANDOM: "to a random graph"}  # with both intervals
 TO = BOTH | {DEGREES: "to DPFL's degrees", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}

@@ -122,6 +122,7 @@ def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
     lines, clients = pd.read_csv(cells.FILE), pd.read_csv(cells.CLIENTS, dtype={"run": str})
     assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2  # what is known is not scored again
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
+    assert clients["client"].tolist() == [0, 1, 2, 3] * 2 and clients["client"].dtype == int
     assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
     monkeypatch.setattr(cells, "DONE", {cells.place(line) for line in lines.to_dict("records")})
     lacks = {row: cells.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}

@@ -320,6 +320,8 @@ def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, re
         assert "the same for 4 of 4 clients" in said(evaluate.main, path, *data, "--device", "cpu")
         one_pool = "takes training and test samples from one pool"
         assert one_pool in said(evaluate.main, path, *data, "--on", "all", code=2)
+        refused = said(evaluate.main, path, *data, "--on", "classes", code=2)
+        assert one_pool in refused and "--data" not in refused
 
 
 def test_means_over_batches_are_not_compared_without_a_word(result_of, said):
