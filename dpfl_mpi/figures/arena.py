@@ -77,6 +77,7 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
 def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
     """Return for each setting the differences to a random graph, with their intervals and over the models received per client."""
     each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
+    colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(runs["row"]))}  # the same in all panels
     tall = [1.2 + 0.13 * len(set(mine["row"])) for _, mine in each]
     figure, panels = plt.subplots(len(each), 2, figsize=(TEXT, sum(tall)), height_ratios=tall, squeeze=False)
     for (left, right), ((setting, epochs), mine) in zip(panels, each, strict=True):
@@ -85,9 +86,9 @@ def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
         intervals(left, parts)
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
         models = mine.groupby("row", sort=False)["models"].mean()
-        for number_, row in enumerate(row for row in models.index if row in parts or row == RANDOM):
+        for row in (row for row in models.index if row in parts or row == RANDOM):
             point = float(models[row]), float(np.mean([part.mean() for part in parts.get(row, [np.zeros(1)])]))
-            right.plot(*point, "o", ms=3, color=f"C{number_ % 10}")
+            right.plot(*point, "o", ms=3, color=colours[row])
             right.annotate(row, point, xytext=(3, 2), textcoords="offset points", fontsize=5)
         right.margins(x=0.25)
         right.set(xlabel="models received per client", ylabel="points to a random graph")
