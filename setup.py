@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -49,7 +48,9 @@ def compile_lanes(compiler: list[str], source: Path, target: Path, extra: list[s
     Raises:
         subprocess.CalledProcessError, OSError: the compiler failed, or is not there.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # beside the target, whose place the library then takes at once: a run that has the old one open keeps it
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         # zig keeps a cache, by default in the home directory
         env = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         command = [*compiler, *FLAGS, *(extra or [])]
@@ -61,10 +62,7 @@ def compile_lanes(compiler: list[str], source: Path, target: Path, extra: list[s
             subprocess.run([*command, *flags, "-c", str(source), "-o", out], check=True, env=env, capture_output=True)
         library = f"{folder}/_lanes.so"
         subprocess.run([*command, "-shared", *objects, "-o", library, "-lm"], check=True, env=env, capture_output=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = f"{target}.{secrets.token_hex(6)}.new"  # another installation may copy at this moment
-        shutil.copyfile(library, new)
-        os.replace(new, target)  # a run that has the old one open keeps it
+        os.replace(library, target)
 
 
 class BuildLanes(build_ext):

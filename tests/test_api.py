@@ -13,6 +13,7 @@ import starts
 import tiny_result
 import torch
 from launch import ROOT, mpirun, refused, run_here
+from sklearn.metrics import confusion_matrix
 from torch import nn
 
 import dpfl_mpi
@@ -220,6 +221,7 @@ def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
         with torch.no_grad():
             predicted = model(torch.from_numpy(images)).argmax(1).numpy()
         assert (predicted == labels).mean() == result["best/test_acc"][k]
+        assert np.array_equal(confusion_matrix(labels, predicted, labels=range(10)), result["best/confusion"][k])
     assert len({tuple(result.model(k).network.head.bias.tolist()) for k in range(6)}) == 6  # each its own
 
 

@@ -233,45 +233,6 @@ def test_an_exception_on_some_ranks_ends_all(tmp_path, digits_file, size, where,
     assert "RootFailed" not in done.stderr
 
 
-UNLIKE = """
-import dataclasses, os, sys
-from mpi4py import MPI
-from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.engine.train import train
-from dpfl_mpi.errors import NO_READER, UserError
-from dpfl_mpi.mpi.world import World
-world = World(MPI.COMM_WORLD)
-last = world.rank == world.size - 1
-run, job = Run(clients=6, rounds=0, tau_init=0), Job(quiet=True, results=sys.argv[1])
-for other in (
-    (Run(clients=6, rounds=0, tau_init=0, seed=1, lr=0.5), job),
-    (run, Job(quiet=True, results=sys.argv[1], block=1)),
-    (run, Job(quiet=True, results=sys.argv[1], block=-1)),
-    (Run(clients=0), job),
-    (dataclasses.replace(run.resolve(), rounds=-3), job),
-):
-    try:
-        train(*(other if last else (run, job)), world)
-    except UserError as error:
-        os.write(1, f"{error}\\n".encode())
-assert train(run, job, world).is_file()
-"""
-
-
-def test_ranks_with_other_settings_are_refused(tmp_path):
-    """The last rank has another Run, another Job, an unchecked one: every rank raises the same sentence, and goes on."""
-    (tmp_path / "unlike.py").write_text(UNLIKE)
-    done = mpirun(2, tmp_path / "unlike.py", tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert sorted(lines) == sorted(2 * list(dict.fromkeys(lines)))
-    unlike = "the ranks were given different settings"
-    expected = [f"{unlike} (--partition_seed, --lr, --seed); every rank", f"{unlike} (--block); every rank"]
-    expected += ["--block is -1; allowed is a whole number", "--clients is 0; allowed", "--rounds is -3; allowed"]
-    for line, words in zip(dict.fromkeys(lines), expected, strict=True):
-        assert re.sub("^rank 1 on [^:]+: ", "", line).startswith(words)
-
-
 def test_singletons_under_srun_stop(tmp_path):
     """srun says two tasks and MPI sees one rank: each task would train alone and overwrite the other's result."""
     done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})

@@ -67,7 +67,6 @@ def test_top_k_sends_a_share_and_all_of_it_is_the_plain_average(folder, on_two_r
     assert one["traffic/models_received"].tolist() == [[0] * 5] + [[2] * 5] * 3
     plain = folder / "plain.py"
     plain.write_text((folder / "topk.py").read_text().replace("fed.exchange(known, graph)", "fed.exchange(w, graph)"))
-    changes = {}, {"options": {"share": 1.0}}, {"method": str(plain)}
     changes = {"options": {"share": 1.0}}, {"method": str(plain)}
     every, average = (result_of(fields | change)["round/test_loss"] for change in changes)
     np.testing.assert_allclose(every, average, rtol=1e-4)  # known + (w - known) is w but for rounding

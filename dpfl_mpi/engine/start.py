@@ -1,4 +1,4 @@
-"""Before a Run is computed: it is the same on all ranks, and what lies under the name of its result is found, or may be overwritten."""
+"""Before a Run is computed: it is checked on all ranks, and what lies under the name of its result is found, or may be overwritten."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from dpfl_mpi.plugins import admit, codes, find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import check_ours, torn
 from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
-from dpfl_mpi.settings.fields import as_dict, check
+from dpfl_mpi.settings.fields import check
 from dpfl_mpi.storage.foreign import Hdf5
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
@@ -19,7 +19,7 @@ KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of
 
 
 def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
-    """Return the resolved Run and the path of its result; errors, and settings that differ, on every rank. Collective."""
+    """Return the resolved Run and the path of its result; errors on every rank. Collective."""
     found: list[Resolved] = []  # once: the files that a Run names are read here
 
     def look() -> None:
@@ -29,10 +29,6 @@ def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
 
     world.each_rank(look)
     resolved = found[0]
-    mine = {name: f"{value} {resolved.contents.get(name, '')}" for name, value in as_dict(resolved).items()}
-    if unlike := world.unlike(mine | as_dict(job)):
-        names = ", ".join(f"--{name}" for name in unlike)
-        raise UserError(f"the ranks were given different settings ({names}); every rank needs the same Run and Job")
     if codes(resolved.contents):
         world.each_rank(lambda: load_code(resolved))
     path = Path(job.out) if job.out else resolved.path(job.results)

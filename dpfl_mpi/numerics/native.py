@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import Adam
+from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.lanes.declared import FUNCTIONS, SOURCES, STRUCTURES
 from dpfl_mpi.numerics.lanes.joins import KNOWN
 from dpfl_mpi.numerics.lanes.plan import Plan, plan
@@ -67,11 +67,6 @@ def without_fma() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and load().widest() == FORMS["portable"]
 
 
-def form_of(kernels: str) -> str:
-    """Return the form that a value of --kernels names, "" where the processor decides."""
-    return kernels if kernels in FORMS else ""
-
-
 class Images(NamedTuple):
     """Images and labels as they are stored; made and checked by `Native.images`."""
 
@@ -80,21 +75,17 @@ class Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sgd:
-    """How a step is taken from a gradient, as by `numerics.backend.SGD.step`.
+class Rule:
+    """How a step is taken from a gradient: as by the optimiser's `step`, in whose `memory` is the momentum that goes with a row.
 
-    mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns. With `adam` it is Adam's step, and the
-    momentum that goes with a row is what Adam remembers, `[2 W + 1]`.
+    mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns.
     """
 
+    optimiser: SGD
     lr: float
-    momentum: float
-    weight_decay: float
-    clip_norm: float
     trained: Tensor | None = None
     towards: Tensor | None = None
     mu: float = 0.0
-    adam: Adam | None = None
 
 
 class Epochs(NamedTuple):
@@ -105,7 +96,7 @@ class Epochs(NamedTuple):
     # uint8 [3, epochs, n]: where each image's window starts in y and x, and whether it is mirrored
     crop: np.ndarray | None
     batch_size: int
-    sgd: Sgd
+    rule: Rule
     keys: np.ndarray | None = None  # int64 [steps]: of each mini-batch's dropout; without them nothing is dropped
 
     @property
@@ -204,11 +195,8 @@ class Native:
 
     def train(self, w: Tensor, m: Tensor, epochs: Epochs) -> float:
         """Train row w with momentum m, `[W]` both, in place, and return the sum of the mini-batches' mean losses."""
-        chosen, rows, how = (
-            self._schedule(epochs),
-            self._pair((w, m), epochs.sgd),
-            self._sgd(epochs.sgd, m, epochs.steps),
-        )
+        chosen, rows = self._schedule(epochs), self._pair((w, m), epochs.rule)
+        how = self._sgd(epochs.rule, m, epochs.steps)
         return float(self._call.train(self._net, *rows, *chosen, how, self._work))
 
     def mix(self, w: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], share: float, epochs: Epochs) -> np.ndarray:
@@ -216,11 +204,11 @@ class Native:
 
         Return the sums of the losses at w and at the mixture, float32 `[2]`.
         """
-        chosen, sgd = self._schedule(epochs), epochs.sgd
-        if sgd.adam and w[1][-1] != v[1][-1]:
+        chosen, rule = self._schedule(epochs), epochs.rule
+        if isinstance(rule.optimiser, Adam) and w[1][-1] != v[1][-1]:
             raise ValueError("Adam has taken other numbers of steps of the two rows")
-        row, losses, how = torch.zeros_like(w[0]), np.zeros(2, np.float32), self._sgd(sgd, w[1], epochs.steps)
-        rows = *self._pair(w, sgd), *self._pair(v, sgd), self._row(row), share
+        row, losses, how = torch.zeros_like(w[0]), np.zeros(2, np.float32), self._sgd(rule, w[1], epochs.steps)
+        rows = *self._pair(w, rule), *self._pair(v, rule), self._row(row), share
         self._call.mix(self._net, *rows, *chosen, how, losses.ctypes.data, self._work)
         return losses
 
@@ -230,8 +218,8 @@ class Native:
         Return the sum of the losses of the second ones, added up in float32.
         """
         chosen, row, loss = self._schedule(epochs), torch.zeros_like(w), np.zeros(1, np.float32)
-        rows = *self._pair((w, m), epochs.sgd), self._row(row), inner
-        how = self._sgd(epochs.sgd, m, max(epochs.steps // 2, 1))
+        rows = *self._pair((w, m), epochs.rule), self._row(row), inner
+        how = self._sgd(epochs.rule, m, max(epochs.steps // 2, 1))
         self._call.ahead(self._net, *rows, *chosen, how, loss.ctypes.data, self._work)
         return float(loss[0])
 
@@ -266,9 +254,9 @@ class Native:
         total = _address(loss, "float32", (1,))
         self._call.descents(self._net, *rows, pull, rate, steps, chosen, len(order), total, self._work)
 
-    def step(self, w: Tensor, m: Tensor, g: Tensor, sgd: Sgd) -> None:
+    def step(self, w: Tensor, m: Tensor, g: Tensor, rule: Rule) -> None:
         """Take one step of row w with momentum m along the gradient g, to which the proximal term and the mask are applied in place."""
-        self._call.step(*self._pair((w, m), sgd), self._row(g), self.width, self._sgd(sgd, m, 1), 0)
+        self._call.step(*self._pair((w, m), rule), self._row(g), self.width, self._sgd(rule, m, 1), 0)
 
     def score(
         self, w_rW: Tensor, images: Images, order: np.ndarray, logits: bool = False, features: bool = False
@@ -311,21 +299,21 @@ class Native:
     def _row(self, row: Tensor) -> int:
         return _address(row, "float32", (self.width,))
 
-    def _pair(self, pair: tuple[Tensor, Tensor], sgd: Sgd) -> tuple[int, int]:
+    def _pair(self, pair: tuple[Tensor, Tensor], rule: Rule) -> tuple[int, int]:
         """Return where a row and its momentum are."""
-        remembered = self.width if sgd.adam is None else sgd.adam.memory(self.width)
-        return self._row(pair[0]), _address(pair[1], "float32", (remembered,))
+        return self._row(pair[0]), _address(pair[1], "float32", (rule.optimiser.memory(self.width),))
 
-    def _sgd(self, sgd: Sgd, m: Tensor, steps: int) -> Any:
+    def _sgd(self, rule: Rule, m: Tensor, steps: int) -> Any:
         """Return how so many steps are taken, of which the first follows on what `m` remembers."""
-        towards = None if sgd.towards is None else self._row(sgd.towards)
-        trained = None if sgd.trained is None else _address(sgd.trained, "bool", (self.width,))
-        out = _Sgd(sgd.lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, sgd.mu, towards, trained)
-        if sgd.adam:
-            (first, second), held = sgd.adam.betas, sgd.adam.corrections(int(m[-1]), steps)
+        towards = None if rule.towards is None else self._row(rule.towards)
+        trained = None if rule.trained is None else _address(rule.trained, "bool", (self.width,))
+        by = rule.optimiser
+        out = _Sgd(rule.lr, by.momentum, by.weight_decay, by.clip_norm, rule.mu, towards, trained)
+        if isinstance(by, Adam):
+            (first, second), held = by.betas, by.corrections(int(m[-1]), steps)
             out.corrections, out.held = held.ctypes.data, held  # as long as the structure is there
-            out.take, out.keep, out.add, out.eps = 1 - first, second, 1 - second, sgd.adam.eps
-            out.decoupled = sgd.adam.decoupled
+            out.take, out.keep, out.add, out.eps = 1 - first, second, 1 - second, by.eps
+            out.decoupled = by.decoupled
         return out
 
     def _schedule(self, epochs: Epochs) -> tuple[Any, int, int, int]:

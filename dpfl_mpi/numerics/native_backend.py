@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Learn, Predict, Proximal
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import Chooser, Epochs, Native, Sgd, Start
+from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, Native, Rule, Start, without_fma
+from dpfl_mpi.settings import Job
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class NativeBackend(Backend):
     ) -> None:
         if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own gradient: entered once per step
             return super().train_epochs(block, epochs, first, lr, gradient, trained)
-        sgd = self._sgd(lr, trained)
+        rule = Rule(self.sgd, lr, trained)
         if isinstance(gradient, Proximal):
-            sgd = replace(sgd, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
-        seen = self._epochs(block.rows, epochs, first, sgd)
+            rule = replace(rule, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
+        seen = self._epochs(block.rows, epochs, first, rule)
         block.loss += self.native.train(block.w[0], block.momentum[0], seen)
         block.steps += seen.steps
 
@@ -57,7 +59,7 @@ class NativeBackend(Backend):
     ) -> None:
         if learn:
             return super().train_mixed(w, v, alpha_K1, epochs, first, lr, learn)
-        seen = self._epochs(w.rows, epochs, first, self._sgd(lr, None))
+        seen = self._epochs(w.rows, epochs, first, Rule(self.sgd, lr))
         own, other = ((block.w[0], block.momentum[0]) for block in (v, w))
         losses = self.native.mix(other, own, float(alpha_K1[self._client(w.rows), 0]), seen)
         for block, loss in zip((w, v), losses.tolist(), strict=True):
@@ -65,12 +67,12 @@ class NativeBackend(Backend):
             block.steps += seen.steps
 
     def train_ahead(self, block: Block, inner: float, epochs: int, first: np.ndarray, lr: float) -> None:
-        seen = self._epochs(block.rows, epochs, first, self._sgd(lr, None))
+        seen = self._epochs(block.rows, epochs, first, Rule(self.sgd, lr))
         block.loss += self.native.ahead(block.w[0], block.momentum[0], inner, seen)
         block.steps += seen.steps // 2
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
-        seen, step = self._epochs(rows, epochs, first_epoch, self._sgd(0.0, None)), 0
+        seen, step = self._epochs(rows, epochs, first_epoch, Rule(self.sgd, 0.0)), 0
         for epoch in range(epochs):
             for at in range(0, seen.order.shape[1], seen.batch_size):
                 now = slice(at, at + seen.batch_size)
@@ -85,7 +87,7 @@ class NativeBackend(Backend):
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
         m = torch.zeros_like(block.w[0])
-        self.native.step(block.w[0], m, block.g[0], Sgd(rate, momentum=0, weight_decay=0, clip_norm=0))
+        self.native.step(block.w[0], m, block.g[0], Rule(SGD(0, 0, 0, 0), rate))
         self._count(block, loss)
 
     def descents(  # type: ignore[override]
@@ -97,7 +99,7 @@ class NativeBackend(Backend):
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         self._count(block, loss)
-        self.native.step(block.w[0], block.momentum[0], block.g[0], self._sgd(lr, trained))
+        self.native.step(block.w[0], block.momentum[0], block.g[0], Rule(self.sgd, lr, trained))
 
     # scoring -------------------------------------------------------------------------------------------------------------
     def score(
@@ -150,14 +152,14 @@ class NativeBackend(Backend):
     def _client(self, rows: Rows) -> int:
         return int(rows.start if isinstance(rows, slice) else rows[0])
 
-    def _epochs(self, rows: Rows, epochs: int, first_epoch: np.ndarray, sgd: Sgd) -> Epochs:
+    def _epochs(self, rows: Rows, epochs: int, first_epoch: np.ndarray, rule: Rule) -> Epochs:
         """Return what a client's next epochs see, counted from its `first_epoch` `[K]` on."""
         clients, size, keys = self.clients, self.sgd.batch_size, None
         i = self._client(rows)
         order, crop = clients.schedule(i, epochs, int(first_epoch[i]))
         if self.ensemble.draws.layers:
             keys = clients.keys(np.array([i]), epochs, first_epoch, size)[0].numpy()
-        return Epochs(self._train, order, crop if clients.augment else None, size, sgd, keys)
+        return Epochs(self._train, order, crop if clients.augment else None, size, rule, keys)
 
     def _read_by(self, head: str) -> None:
         names = self.ensemble.names
@@ -167,7 +169,12 @@ class NativeBackend(Backend):
     def _order(self, i: int) -> np.ndarray:  # validation images, then test images
         return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)
 
-    def _sgd(self, lr: float, trained: Tensor | None) -> Sgd:
-        sgd = self.sgd
-        adam = sgd if isinstance(sgd, Adam) else None
-        return Sgd(lr, sgd.momentum, sgd.weight_decay, sgd.clip_norm, trained, adam=adam)
+
+def native_here(job: Job, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[NativeBackend | None, str]:
+    """Return the native kernels, in the form that --kernels may name; None and why, where they do not compute the model here."""
+    try:
+        if job.kernels == "auto" and without_fma():
+            raise UserError("this processor has no fused multiply-add")
+        return NativeBackend(ensemble, clients, sgd, job.kernels if job.kernels in FORMS else ""), ""
+    except UserError as error:
+        return None, str(error)

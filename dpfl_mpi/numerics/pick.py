@@ -7,8 +7,7 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.native import form_of, without_fma
-from dpfl_mpi.numerics.native_backend import NativeBackend
+from dpfl_mpi.numerics.native_backend import native_here
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.settings import Job
 
@@ -24,13 +23,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
             only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
             raise UserError(f"--kernels is {job.kernels}; {only}")
         return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch(), ""
-    native, why = None, ""
-    try:
-        if job.kernels == "auto" and without_fma():
-            raise UserError("this processor has no fused multiply-add")
-        native = NativeBackend(ensemble, clients, sgd, form_of(job.kernels))
-    except UserError as error:
-        why = str(error)
+    native, why = native_here(job, ensemble, clients, sgd)
     missing = world.agree(native is None)
     if native and not missing:
         return native, ""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from dpfl_mpi.data.partition import PARTS, Partition, assemble
 from dpfl_mpi.data.source import Source
@@ -16,6 +17,11 @@ from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
 from dpfl_mpi.numerics import PAD
+from dpfl_mpi.numerics.backend import Backend, optimiser
+from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.codec import Encoder, columns_of
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.native_backend import native_here
 from dpfl_mpi.numerics.sketches import ENTRIES, held
 from dpfl_mpi.settings import Job, Resolved
 
@@ -75,19 +81,16 @@ class Needs:
         return PYTHON + self.data + self.models + self.scratch + self.confusion + self.window
 
 
-def ensemble_of(run: Resolved, source: Source) -> Any:
+def ensemble_of(run: Resolved, source: Source) -> Ensemble:
     """Return the model's numerics on this machine's CPU."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
-    from dpfl_mpi.numerics.ensemble import Ensemble
-
     torch.set_num_threads(1)  # as each rank of a run
     module = make(run, source).module
     return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
 
 
-def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble: Any, ranks: int, nodes: int) -> Needs:
+def needs_of(
+    run: Resolved, job: Job, source: Source, dealt: Partition, ensemble: Ensemble, ranks: int, nodes: int
+) -> Needs:
     """Return what each of `ranks` ranks will hold and do: arithmetic alone."""
     n = dealt.n
     train, val, test = (dealt.sizes(part) for part in PARTS)
@@ -99,7 +102,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         return np.bincount(owner, values, ranks).astype(np.int64)
 
     method = run.found("method")
-    packed, native = packed_bytes(run, source, ensemble), native_bytes(job, source, ensemble)
+    packed, native = packed_bytes(run, source, ensemble), one_client(run, job, source, ensemble, 1, 1)[0].native
     slots, window, passes, columns = windows(run, job, method, k_r, row, packed or row)
     received, wire = traffic(run, method, k_r, slots, row, packed or row)
     unpacked = np.minimum(k_r * run.most_senders, n - k_r) * (run.staleness + 1)  # what was decoded lies in memory
@@ -132,7 +135,7 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
         rows=rows | ({"unpacked": unpacked} if packed else {}) | ({"passes": held_K} if passes > 1 else {}),
         files=AT_REST if job.spill else (),
         at_rest=sum(rows[name] for name in AT_REST) * row + best_confusion,
-        scratch=(native * (k_r > 0) if native else largest_val * image_bytes(source, ensemble)) + sketched,
+        scratch=(native.bytes * (k_r > 0) if native else largest_val * image_bytes(source, ensemble)) + sketched,
         confusion=best_confusion // 2
         + best_confusion * (not job.spill)
         + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
@@ -154,10 +157,8 @@ def needs_of(run: Resolved, job: Job, source: Source, dealt: Partition, ensemble
     )
 
 
-def packed_bytes(run: Resolved, source: Source, ensemble: Any) -> int:
+def packed_bytes(run: Resolved, source: Source, ensemble: Ensemble) -> int:
     """Return the bytes of a slot where not whole rows are sent (--codec, --send, or as the method says), else 0."""
-    from dpfl_mpi.numerics.codec import Encoder, columns_of
-
     columns = columns_of(run, ensemble, make(run, source).head)
     if run.codec:
         return -(-Encoder(run, ensemble, ensemble.zeros(1)[0], columns).bytes // 4) * 4
@@ -245,27 +246,8 @@ def traffic(
     return received, wire
 
 
-def native_bytes(job: Job, source: Source, ensemble: Any) -> int:
-    """Return the bytes in which this machine's CPU would compute by the native kernels, 0 where PyTorch would."""
-    from dpfl_mpi.numerics.native import Native, form_of, without_fma
-
-    if ensemble.bf16 or job.block > 1 or job.kernels == "torch":
-        return 0
-    try:
-        if job.kernels == "auto" and without_fma():
-            return 0
-        kernels = Native(
-            ensemble.module, source.shape, ensemble.scale, ensemble.shift, form_of(job.kernels), dtype=source.dtype
-        )
-    except UserError:
-        return 0
-    return kernels.bytes
-
-
-def image_bytes(source: Source, ensemble: Any) -> int:
+def image_bytes(source: Source, ensemble: Ensemble) -> int:
     """Return the bytes that one image takes once PyTorch has prepared it for scoring."""
-    import torch
-
     prepared = ensemble.prepare(ensemble.normalise(torch.zeros(1, 1, *source.shape)))
     tensors = prepared if isinstance(prepared, tuple) else (prepared,)
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
@@ -324,7 +306,7 @@ def measure(
     run: Resolved,
     job: Job,
     source: Source,
-    ensemble: Any,
+    ensemble: Ensemble,
     seconds: float = 0.9,
     sizes: tuple[int, int] = (HELD, SCORED),
 ) -> Cost:
@@ -332,8 +314,6 @@ def measure(
 
     `sizes` are a client's images to train on and to score: what a visit of a client costs beside them is then a part of these.
     """
-    from dpfl_mpi.numerics.ensemble import Block
-
     most = max(1, HELD // run.batch_size) * run.batch_size, SCORED
     trained, scored = (max(1, min(pair)) for pair in zip(sizes, most, strict=True))
     backend, steps = one_client(run, job, source, ensemble, trained, scored)
@@ -353,13 +333,8 @@ def measure(
     )
 
 
-def one_client(run: Resolved, job: Job, source: Source, ensemble: Any, n: int, scored: int) -> tuple[Any, int]:
+def one_client(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int, scored: int) -> tuple[Any, int]:
     """Return what computes a run here, for one client with n random samples to train on and `scored` others, and the steps of its epoch."""
-    from dpfl_mpi.numerics.backend import Backend, optimiser
-    from dpfl_mpi.numerics.clients import Clients
-    from dpfl_mpi.numerics.native import form_of
-    from dpfl_mpi.numerics.native_backend import NativeBackend
-
     steps, rng = -(-n // run.batch_size), np.random.default_rng(0)
     images = rng.integers(0, source.vocabulary or 256, (n + scored, *source.shape)).astype(source.dtype)
     labels = rng.integers(0, source.classes, n + scored)
@@ -372,9 +347,9 @@ def one_client(run: Resolved, job: Job, source: Source, ensemble: Any, n: int, s
         images=lambda part, rows: images[rows],
     )
     clients, sgd = Clients(made, partition, np.zeros(1, np.int64), run.seed, run.augment, ensemble), optimiser(run)
-    if native_bytes(job, source, ensemble):
-        return NativeBackend(ensemble, clients, sgd, form_of(job.kernels)), steps
-    return Backend(ensemble, clients, sgd, 1), steps
+    by_torch = ensemble.bf16 or job.block > 1 or job.kernels == "torch"
+    native = None if by_torch else native_here(job, ensemble, clients, sgd)[0]
+    return native or Backend(ensemble, clients, sgd, 1), steps
 
 
 def quickest(action: Callable[[], object], seconds: float) -> float:

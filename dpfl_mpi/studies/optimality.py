@@ -17,6 +17,7 @@ import numpy as np
 from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import check_apart, write_csv
 from dpfl_mpi.studies.saved import dealt, source_of
 
@@ -66,7 +67,7 @@ class Models:
         from dpfl_mpi.numerics.backend import Backend, optimiser
         from dpfl_mpi.numerics.clients import Clients
         from dpfl_mpi.numerics.ensemble import Ensemble
-        from dpfl_mpi.numerics.native_backend import NativeBackend
+        from dpfl_mpi.numerics.native_backend import native_here
 
         run = result.run
         self.n, self.p = len(result["client/p"]), result["client/p"]
@@ -83,11 +84,10 @@ class Models:
         ordered, n_search = search_first(run, source.labels["train"], partition)
         ids = np.arange(self.n)
         clients = Clients(source, ordered, ids, run.seed, run.augment, ensemble, flipped(run), n_search)
-        self.backend: Any = Backend(ensemble, clients, optimiser(run), 1)
-        try:
-            self.backend = NativeBackend(ensemble, clients, optimiser(run))
-        except UserError as error:
-            print(f"warning: PyTorch computes, several times slower: {error}", file=sys.stderr)
+        native, why = native_here(Job(), ensemble, clients, optimiser(run))
+        if why:
+            print(f"warning: PyTorch computes, several times slower: {why}", file=sys.stderr)
+        self.backend: Any = native or Backend(ensemble, clients, optimiser(run), 1)
         self.rows = ensemble.zeros(self.n)
         self.rows[:, : ensemble.size] = torch.from_numpy(result["model/best"])
 

@@ -16,7 +16,6 @@ from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import check, content_sha256, in_file, made_by, open_source, verify
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._files import unpickled
@@ -206,18 +205,6 @@ def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypa
     assert advised(open_source, "mine.py", "no.h5") == f"make it with {prepare} mine.py --source PATH --out no.h5`"
     assert advised(open_source, "arrays", "a.npz") == f"prepare one with {prepare} DATASET --source PATH`"
     assert advised(open_source, "cinic10", "a.npz") == f"prepare one with {prepare} cinic10`"
-
-
-def test_few_samples_need_fewer_clients(tmp_path):
-    """What the page says of scikit-learn's wine."""
-    from sklearn.datasets import load_wine
-
-    wine = load_wine()
-    np.savez(tmp_path / "wine.npz", x=wine.data, y=wine.target)
-    stage("arrays", tmp_path / "wine.npz", tmp_path / "wine.h5")
-    twenty, ten = (Run(dataset="arrays", data=str(tmp_path / "wine.h5"), clients=n).resolve() for n in (None, 10))
-    refused("client 4 would hold no test sample", deal, twenty, open_source(twenty))
-    assert deal(ten, open_source(ten)).n == 10
 
 
 def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):

@@ -40,14 +40,12 @@ BROKEN = {
         "empty": (AVERAGE, f"{AVERAGE}    w[0] *= 1\n", "a rank has none", r"\(3 ranks\): IndexError: index 0 is out of bounds .*empty.py, line 3"),
     },
     "net": {
-        "statistics": ("nn.GroupNorm(4, b)", "nn.BatchNorm2d(b)", "8x8x1", "keeps batch statistics"),
         "ten": (HEAD, HEAD.replace("classes", "10"), "8x8x1", r"returned a tensor \[2, 10\] for 2 samples of 4 classes"),
         "branch": ("        return self.head(", "        x = x if x.sum() > 0 else -x\n        return self.head(", "8x8x1", "all clients at once.*no `if` on values"),
         "start": (HEAD, f"{HEAD}        import numpy, torch\n        self.register_buffer('s', torch.tensor(numpy.random.default_rng().random()))\n", "8x8x1", "let build draw from PyTorch"),
     },
     "topics": {
         "order": ("sorted(set(sum(texts, [])))", "set(sum(texts, []))", "as a run", "by 3 ranks are .*: seed what load draws, and sort"),
-        "short": ("np.array(y)", "np.array(y)[:10]", "as a run", r"\(1 rank\): the data: y is"),
     },
 }  # fmt: skip
 

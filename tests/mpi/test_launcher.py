@@ -151,9 +151,10 @@ def test_an_abort_leaves_its_code_for_the_script(tmp_path):
 
 
 @pytest.mark.parametrize(("task", "asked"), [({}, "17"), ({"JOB_ID": "17", "TASK_ID": "5"}, "17_5")])
-def test_of_an_array_its_task_is_requeued(tmp_path, task, asked):
+def test_of_an_array_its_task_has_its_seed_and_is_requeued(tmp_path, task, asked):
     """The last task of an array has the array's own number, by which squeue lists, and scontrol would requeue, all of them."""
     array = {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
     done = submitted(tmp_path, "*) exit 75 ;;", asked, **array)
     assert done.returncode == 75
+    assert ("--seed 5" in (tmp_path / "tries").read_text()) == bool(task)
     assert (tmp_path / "requeued").read_text() == f"requeue {asked}\n"

@@ -17,10 +17,10 @@ from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.backend import Adam
+from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Epochs, Native, Sgd
+from dpfl_mpi.numerics.native import Epochs, Native, Rule
 
 SOURCE = ROOT / "dpfl_mpi/numerics/lanes/lanes.c"
 # networks for lanes_entries.c: how they are made, samples, images, border, batch
@@ -66,12 +66,12 @@ def bits(kind, form, path=native.LIBRARY):
     order, crop = plan(net, n=40, epochs=10)
     w, m = net.row.clone(), torch.zeros_like(net.row)
     # four steps an epoch, the last of 1: 40 images in mini-batches of 13
-    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, Sgd(0.01, 0.9, 1e-3, 20.0)))
+    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, Rule(SGD(13, 0.9, 1e-3, 20.0), 0.01)))
     pair = torch.stack([w, net.row])
     scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
     sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
     v, m_v, m_w = net.row * 0.9, *(torch.zeros(2 * len(w) + 1) for _ in range(2))
-    adamw = Sgd(0.01, 0.0, 1e-3, 20.0, adam=Adam(13, 0.0, 0.0, 0.0, decoupled=True))
+    adamw = Rule(Adam(13, 0.0, 1e-3, 20.0, decoupled=True), 0.01)
     losses = net.native.mix((w, m_w), (v, m_v), 0.3, Epochs(net.images, order[:2], crop[:, :2].copy(), 13, adamw))
     assert np.isfinite(loss)
     parts = (loss, losses, v, m_v, w, m, *scores, *sums, pair)
@@ -97,21 +97,6 @@ def test_every_compiler_gives_the_same_bits(name, extra, tmp_path):
     build.compile_lanes(compiler, SOURCE, tmp_path / "_lanes.so", extra)
     for form in FORMS:
         assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
-
-
-def test_two_installations_at_once_do_not_take_each_others_copy(tmp_path, monkeypatch):
-    build, compiler, copy = setup_py(), setup_py().compilers()[0], shutil.copyfile
-    source, target = tmp_path / "lanes.c", tmp_path / "_lanes.so"
-    source.write_text("static int nothing;\n")  # the same in every form
-
-    def another_in_between(*paths):
-        copy(*paths)
-        monkeypatch.setattr(shutil, "copyfile", copy)
-        build.compile_lanes(compiler, source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", another_in_between)
-    build.compile_lanes(compiler, source, target)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["_lanes.so", "lanes.c"]
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ def attend(s, t):
 
 NETS = {
     "dense": (head(nn.Flatten(), nn.Linear(270, 33), nn.ReLU(), nn.Linear(33, 9), nn.Tanh(), pooled=False), IMAGE),
+    "lines of one byte": (head(nn.Flatten(), nn.Linear(3, 9), nn.ReLU(), pooled=False), ((3, 1, 1), "uint8")),
     "padding": (head(conv(3, 7, 3, padding=1), nn.ReLU(), conv(7, 6, 3, padding=1)), IMAGE),
     "stride": (head(conv(3, 7, 3, 2, 1), nn.ReLU(), conv(7, 6, 3, 2)), IMAGE),
     "a stride beyond the kernel": (head(conv(3, 4, 1, 2), nn.GELU(), conv(4, 6, 2, 3)), IMAGE),

@@ -169,19 +169,6 @@ def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, long,
     assert starts.same(out, undisturbed)
 
 
-def test_an_array_is_a_sweep_over_seeds(jobs, tmp_path):
-    shape = ["--nodes=1", "--ntasks-per-node=1", "--mem-per-cpu=1G", f"--output={tmp_path}/%j.log", "--array=1-2"]
-    job = jobs.ask("sbatch", "--parsable", *shape, "slurm/cifar10.sbatch", *starts.of_sweep(tmp_path))
-    for task in (1, 2):
-        jobs.until(f"{job}_{task}", "COMPLETED")
-    seeds = []
-    for path in tmp_path.glob("*.h5"):
-        with Result(path) as result:
-            seeds.append(result.run.seed)
-            assert result.finished
-    assert sorted(seeds) == [1, 2]
-
-
 def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
     words = ["--seeds=1,2", *starts.of_sweep(tmp_path)]
     assert "submitted 2 jobs as array" in jobs.sweep(*words)

@@ -100,11 +100,12 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
 def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, ended, monkeypatch, capsys):
     end = int(time.time()) + 4
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
-    with signals.Watch(Job(grace=1), World) as watch:
+    with signals.Watch(Job(grace=1, fresh=True), World) as watch:
         watch.begin(3)
         starts.wait_for(lambda: ended, timeout=10)
     assert ended == [signals.REQUEUE] and time.time() < end + 1
-    assert capsys.readouterr().err.startswith("end of the allocation: round 3 would outlast --grace 1, stopped at once")
+    said = "round 3 would outlast --grace 1, stopped at once; the same command without --fresh replays it"
+    assert capsys.readouterr().err.startswith(f"end of the allocation: {said}")
 
 
 LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610, "UNLIMITED": None, "INVALID": None, "": None}
@@ -144,29 +145,22 @@ def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     assert starts.checkpoint_rounds(out) == [1, 2]
 
 
-@pytest.mark.parametrize("first", [0, 1, 8], ids=["a new run", "without preprocessing", "one that goes on"])
-def test_what_came_before_the_first_round_tells_nothing_about_its_length(first):
-    watch = signals.Watch(Job(), World)
-    watch.started = time.monotonic() - 40  # reading data
-    watch.begin(first)
-    assert watch.last == 0
-    watch.started -= 3
-    watch.begin(first + 1)
-    assert watch.last == (pytest.approx(3, abs=0.5) if first else 0)
-
-
-def test_preprocessing_is_no_round_that_could_not_end(heard_nothing, monkeypatch):
-    """Five hours of preprocessing, four left: round 1 is begun. A round of five hours is the last one."""
+@pytest.mark.parametrize("rounds", [(0, 1), (1,), (8,)], ids=["a new run", "without preprocessing", "one that goes on"])
+def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(heard_nothing, monkeypatch, rounds):
+    """Five hours of reading data, and of preprocessing as round 0, four left: the next is begun. A round of five hours is the last one."""
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 4 * 3600))
     watch = signals.Watch(Job(), World)
-    watch.begin(0)
-    watch.started -= 5 * 3600
-    assert not watch.stop(more=True, spare=5) and not signals.Heard.at
-    watch.begin(1)
+    for t in rounds:
+        watch.started -= 5 * 3600
+        assert not watch.stop(more=True, spare=5) and not signals.Heard.at
+        watch.begin(t)
+        assert watch.last == 0
     assert not watch.stop(more=True, spare=5)
     watch.started -= 5 * 3600
     assert not watch.stop(more=False, spare=5)  # nothing follows: finish
     assert watch.stop(more=True, spare=5) and signals.Heard.name == signals.ALLOCATION
+    watch.begin(9)
+    assert watch.last == pytest.approx(5 * 3600, abs=5)
 
 
 def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatch, undisturbed):
@@ -179,14 +173,3 @@ def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatc
     assert str(leave.value) == said
     starts.here(out)
     assert starts.same(out, undisturbed) and starts.times_started(out) == 2
-
-
-def test_what_replays_a_round_after_fresh_is_the_command_without_it(ended, monkeypatch, capsys):
-    monkeypatch.setattr(signals.Heard, "name", "SIGTERM")
-    monkeypatch.setattr(signals.Heard, "at", time.monotonic() - 30)
-    watch = signals.Watch(Job(fresh=True), World)
-    watch.round = 3
-    watch._watch()
-    assert ended == [signals.REQUEUE]
-    said = "SIGTERM: round 3 would outlast --grace 25, stopped at once; the same command without --fresh"
-    assert capsys.readouterr().err.startswith(said)

@@ -17,13 +17,13 @@ import own
 import pytest
 import starts
 from starts import script
-from sweeps import base_and_tuned, jobs_of, lines, runs_file, submitted
+from sweeps import base_and_tuned, lines, runs_file, submitted
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock, born
-from dpfl_mpi.sweep import here, jobs, known, table
+from dpfl_mpi.sweep import here, known, table
 
 
 def start_sweep(*words: str) -> subprocess.Popen[str]:
@@ -163,27 +163,10 @@ def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
     assert done.err.endswith("jobs.json, the list of jobs of this sweep, cannot be written: No space left on device\n")
 
 
-def test_a_log_that_cannot_be_opened_leaves_no_run_behind(tmp_path, swept, mpirun, monkeypatch):
-    make = here.new_folder
-    second = Run(**starts.small(seed=2)).resolve().path(tmp_path).stem
-
-    def blocked(job: Any) -> Path:
-        folder = make(job)
-        (folder / f"{second}.log").mkdir()
-        return folder
-
-    def flags_of(k: known.Known, *more: Any) -> list[str]:
-        if k.path.stem == second:  # the first one is up, and hears
-            starts.wait_for(lambda: lines(mpirun / "up"), timeout=30)
-        return jobs.flags_of(k, *more)
-
-    monkeypatch.setattr(here, "new_folder", blocked)
-    monkeypatch.setattr(here, "flags_of", flags_of)
-    done = swept("--seeds", "1,2", "--max_parallel", "2")
-    assert (done.code, done.err) == (2, "error: mpirun cannot be started: Is a directory\n")
-    (pid,) = lines(mpirun / "left")
-    assert not born(int(pid))
-    assert len(jobs_of(tmp_path)["stopped"]) == 1  # so that the same command goes on
+def test_without_an_mpirun_that_is_said(swept, fakes, monkeypatch):
+    monkeypatch.setenv("PATH", str(fakes))
+    done = swept("--seeds", "1")
+    assert (done.code, done.err) == (2, "error: mpirun cannot be started: No such file or directory\n")
 
 
 # beside jobs on Slurm ----------------------------------------------------------------------------------------------------
