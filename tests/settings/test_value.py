@@ -91,7 +91,7 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said):
     assert "the settings are the same" in said(show.main, out, "--compare", out, out)
 
 
-@pytest.mark.parametrize("one", ["data"], indirect=True)
+@every_file
 def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatch):
     from dpfl_mpi.engine import train
 
