@@ -2,35 +2,36 @@
 
 Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
 u_i sums what client i's own training has moved. Averages are not part of it: else whom a client has averaged with seems more and more like it. After the
-epochs before round 1, and in each round up to `until`, all tell signatures of u_i (`sketch`); later movements tell one's own images more than one's kind.
-Client i averages with the B_c - 1 reachable j of the largest cos_ij - r_j / 2, r_j the mean of client j's own B_c - 1 largest cosines. Without r_j a few
-models that are near to all, hubs (Radovanovic, Nanopoulos and Ivanovic, JMLR 2010), are in the averages of very many. This order is that of CSLS
-(Conneau et al., ICLR 2018), 2 cos_ij - r_i - r_j.
+epochs before round 1, and in each round up to `until`, all tell sketches of u_i, a byte per entry; later movements tell one's own images more than one's
+kind. Client i averages with the B_c - 1 reachable j of the largest cos_ij - r_j / 2, r_j the mean of client j's own B_c - 1 largest cosines. Without r_j
+a few models that are near to all, hubs (Radovanovic, Nanopoulos and Ivanovic, JMLR 2010), are in the averages of very many. This order is that of CSLS
+(Conneau et al., ICLR 2018), 2 cos_ij - r_i - r_j. A j far less like client i than the nearest (`alike`) is left out, though the budget has room.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import OWN_GRAPH, Federation, State, Tensor, _given, sketch
+from dpfl_mpi.methods import OWN_GRAPH, Federation, State, Tensor, _given
+from dpfl_mpi.numerics.sketches import MOST, cosines, sketches
 from dpfl_mpi.settings import option
 
 METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P")
 
 
 @dataclass(frozen=True)
-class Options(sketch.Options):
+class Options:
+    entries: int = option(MOST, "entries of a sketch, a byte each", low=1, high=MOST)
     until: int = option(5, "the last round that chooses; later ones keep its graph", low=0)
     hubs: float = option(0.5, "how much of r_j is taken off; 0: the plain cosine", low=0, high=1)
+    alike: float = option(0.3, "the least cosine of those kept, a share of one's largest", low=0, high=1)
 
 
 def init(fed: Federation) -> State:
     start = fed.common_row()
     u = start * 0
-
-    def choose(w: Tensor) -> CollaborationGraph:
-        return sketch.choose(fed, u.copy_(w - start), fed.options["hubs"])
-
-    state = _given.init(fed, choose)
+    state = _given.init(fed, lambda w: nearest(fed, u.copy_(w - start)))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
 
 
@@ -39,10 +40,20 @@ def round(fed: Federation, state: State, t: int) -> State:
 
     def choose(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
-        return nearest(w) if t <= fed.options["until"] else state["shared"]["chosen"]
+        return nearest(fed, u) if t <= fed.options["until"] else state["shared"]["chosen"]
 
-    def nearest(_: Tensor) -> CollaborationGraph:
-        return sketch.choose(fed, u, fed.options["hubs"])
-
-    state = _given.round(fed, state, choose, nearest)
+    state = _given.round(fed, state, choose, lambda _: nearest(fed, u))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
+
+
+def nearest(fed: Federation, u: Tensor) -> CollaborationGraph:
+    """Return whom each client averages with, by the sketches of u `[K, W]`. Collective."""
+    told = fed.tell(sketches(u, u[0] * 0, fed.active[fed.ids], fed.run.seed, fed.options["entries"]))
+    near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
+    largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(cosines(fed.ids, told), near, most, strict=True)]
+    r = fed.options["hubs"] * fed.tell(np.array([values.sum() / max(len(values), 1) for values in largest]))
+    best = []
+    for row, n, m in zip(cosines(fed.ids, told), near, most, strict=True):
+        kept = n[row[n] >= fed.options["alike"] * row[n].max(initial=0)]
+        best.append(kept[np.argsort(r[kept] - row[kept], kind="stable")][:m])
+    return fed.collect(best)

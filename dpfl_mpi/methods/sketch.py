@@ -40,20 +40,12 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
 
 
-def choose(fed: Federation, moved: Tensor, hubs: float = 0.0) -> CollaborationGraph:
-    """Return of each client's reachable j the B_c - 1 of the largest cosine of their signatures, less `hubs` times r_j. Collective.
-
-    Signatures are of `moved` `[K, W]`. r_j is the mean of client j's own B_c - 1 largest cosines.
-    """
+def choose(fed: Federation, moved: Tensor) -> CollaborationGraph:
+    """Return of each client's reachable j the B_c - 1 of the largest cosine of their signatures, which are of `moved` `[K, W]`. Collective."""
     where, size = signatures(moved, fed.options["entries"])
     alike = cosines(fed.ids, fed.tell(where), fed.tell(size), moved.shape[1])
     near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
-    if hubs:
-        largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(alike, near, most, strict=True)]
-        r = np.array([[values.sum() / max(len(values), 1)] for values in largest]).reshape(-1, 1)
-        alike -= hubs * fed.tell(r).T
-    best = [n[np.argsort(-row[n], kind="stable")][:m] for row, n, m in zip(alike, near, most, strict=True)]
-    return fed.collect(best)
+    return fed.collect([n[np.argsort(-row[n], kind="stable")][:m] for row, n, m in zip(alike, near, most, strict=True)])
 
 
 def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:

@@ -448,15 +448,27 @@ def twin_sketch(tw, o):
     return tw.peers(mix)
 
 
+def counted(tw, u, entries):
+    """Cosines of count sketches of u."""
+    drawn = streams.stream(tw.run.seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, len(tw.start))
+    matrix = np.zeros((len(drawn), entries))
+    matrix[np.arange(len(drawn)), drawn % entries] = np.where(drawn < entries, 1, -1)
+    sums = np.stack([row.numpy().astype(float) @ matrix for row in u])
+    told = np.rint(127 * sums / abs(sums).max(1, keepdims=True))
+    cos = told @ told.T / np.sqrt(np.outer((told**2).sum(1), (told**2).sum(1)))
+    return np.where(np.eye(N) > 0, -np.inf, cos)
+
+
 def twin_nearest(tw, o):
     w = [tw.local(k, tw.start, 0) for k in range(N)]
     u = [row - tw.start for row in w]
     for t in range(1, ROUNDS + 2):
         yield w
         if t - 1 <= o["until"]:
-            cos = alike(u, o["entries"])
+            cos = counted(tw, u, o["entries"])
             r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
-            chosen = best(tw, cos - o["hubs"] * np.array(r))
+            order = best(tw, np.where(cos < o["alike"] * cos.max(1, keepdims=True), -np.inf, cos - o["hubs"] * np.array(r)))
+            chosen = [[j for j in row if cos[k, j] >= o["alike"] * cos[k].max()] for k, row in enumerate(order)]
         start = [tw.over([k, *chosen[k]], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
