@@ -31,6 +31,7 @@ from dpfl_mpi.studies.saved import source_of, with_code
 
 HERE = Path(__file__).resolve().parent
 FILE, CLIENTS = HERE / "arena.csv", HERE / "arena-clients.csv"
+KEYS = ["setting", "row", "epochs", "seed"]  # of a cell
 SEEDS = (42, 32, 52)  # a partition each
 MORE = (1, 2, 3, 4, 5, 6, 7)
 GROUPS = "groups:" + ";".join(",".join(map(str, range(g, 100, 4))) for g in range(4))
@@ -127,20 +128,19 @@ def known(file: Path) -> pd.DataFrame:
     return pd.read_csv(file, dtype={"run": str, "commit": str}) if file.is_file() else pd.DataFrame({"run": []})
 
 
-def place(line: dict[str, Any]) -> tuple[int, ...]:
+def place(setting: str, row: str, epochs: int, seed: int) -> tuple[int, ...]:
     """Return where a cell's line comes: by setting, epochs, row, seed."""
-    rows = list(ROWS | RIVALS | SWITCHES)
-    return list(SETTINGS).index(line["setting"]), line["epochs"], rows.index(line["row"]), line["seed"]
+    return list(SETTINGS).index(setting), epochs, list(ROWS | RIVALS | SWITCHES).index(row), seed
 
 
 CELLS = list(cells())
-DONE = {place(line) for line in known(FILE).to_dict("records")}
+DONE = {place(*line) for line in known(FILE).reindex(columns=KEYS).itertuples(index=False)}
 
 
 def lacks(setting: str, row: str, epochs: int, seed: int) -> bool:
     """Return whether a cell is to be computed: it is not in arena.csv, or the degrees of one that is not are its."""
     wanted = (row, DEGREES) if row == "DPFL" else (row,)
-    return any(place({"setting": setting, "row": name, "epochs": epochs, "seed": seed}) not in DONE for name in wanted)
+    return any(place(setting, name, epochs, seed) not in DONE for name in wanted)
 
 
 RUNS = [run for setting, row, epochs, run in CELLS if lacks(setting, row, epochs, run.seed)]
@@ -176,24 +176,25 @@ def line_of(asked: Run, result: Result) -> dict[str, Any]:
 
 
 def collect(folder: str) -> int:
+    """Add the cells that arena.csv lacks and whose results are there, and write both files after each."""
     lines, clients = known(FILE).to_dict("records"), known(CLIENTS)
-    for setting, row, epochs, run in CELLS:
-        for result in gather([run], folder)[0]:
+    for *cell, run in CELLS:
+        for result in gather([run], folder)[0] if place(*cell, run.seed) not in DONE else ():
             if result.finished:
-                line: dict[str, Any] = {"setting": setting, "row": row, "epochs": epochs, "seed": run.seed}
-                lines = [old for old in lines if place(old) != place(line)] + [line | line_of(run, result)]
-                if lines[-1]["run"] not in set(clients["run"]):
-                    clients = pd.concat([clients, clients_of(setting, result)])
-    if lines:
-        made = pd.DataFrame(sorted(lines, key=place)).round(4)
-        order = {run: i for i, run in enumerate(made["run"])}
-        clients = clients[clients["run"].isin(order)].astype({"client": int})  # an empty file's columns are floats
-        made.to_csv(FILE, index=False)
-        clients.sort_values(["run", "client"], key=lambda c: c.map(order) if c.name == "run" else c).to_csv(
-            CLIENTS, index=False
-        )
+                lines.append(dict(zip(KEYS, (*cell, run.seed), strict=True)) | line_of(run, result))
+                clients = pd.concat([clients[clients["run"] != lines[-1]["run"]], clients_of(cell[0], result)])
+                write(lines, clients)
     print(f"{len(lines)} cells are in {FILE.name}; {len(RUNS)} were still to be computed when this began")
     return 0
+
+
+def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
+    made = pd.DataFrame(sorted(lines, key=lambda line: place(*(line[key] for key in KEYS)))).round(4)
+    order = {run: i for i, run in enumerate(made["run"])}
+    clients = clients[clients["run"].isin(order)].astype({"client": int})  # an empty file's columns are floats
+    clients = clients.sort_values(["run", "client"], key=lambda c: c.map(order) if c.name == "run" else c)
+    made.to_csv(FILE, index=False)
+    clients.to_csv(CLIENTS, index=False)
 
 
 def told(words: str) -> int:

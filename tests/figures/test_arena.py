@@ -110,6 +110,7 @@ def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
         tiny_result.make(run.path(folder), method, 42)
         asked.append((setting, row, 160, run))
     monkeypatch.setattr(cells, "CELLS", asked)
+    monkeypatch.setattr(cells, "DONE", set())
     scored = []  # these results hold no models
 
     def clients_of(_, result):
@@ -119,13 +120,14 @@ def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "clients_of", clients_of)
     for row in ("Local", "DPFL", "DPFL"):
         assert cells.collect(str(tmp_path / row)) == 0
+        known = pd.read_csv(cells.FILE)[cells.KEYS].itertuples(index=False)
+        monkeypatch.setattr(cells, "DONE", {cells.place(*line) for line in known})
     lines, clients = pd.read_csv(cells.FILE), pd.read_csv(cells.CLIENTS, dtype={"run": str})
     assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2  # what is known is not scored again
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
     assert clients["client"].tolist() == [0, 1, 2, 3] * 2 and clients["client"].dtype == int
     assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
-    monkeypatch.setattr(cells, "DONE", {cells.place(line) for line in lines.to_dict("records")})
     lacks = {row: cells.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
     assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's
-    cells.DONE.add(cells.place({"setting": setting, "row": arena.DEGREES, "epochs": 160, "seed": 42}))
+    cells.DONE.add(cells.place(setting, arena.DEGREES, 160, 42))
     assert not cells.lacks(setting, "DPFL", 160, 42)

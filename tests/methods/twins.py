@@ -467,7 +467,9 @@ def twin_nearest(tw, o):
         if t - 1 <= o["until"]:
             cos = counted(tw, u, o["entries"])
             r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
-            order = best(tw, np.where(cos < o["alike"] * cos.max(1, keepdims=True), -np.inf, cos - o["hubs"] * np.array(r)))
+            order = best(
+                tw, np.where(cos < o["alike"] * cos.max(1, keepdims=True), -np.inf, cos - o["hubs"] * np.array(r))
+            )
             chosen = [[j for j in row if cos[k, j] >= o["alike"] * cos[k].max()] for k, row in enumerate(order)]
         start = [tw.over([k, *chosen[k]], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
