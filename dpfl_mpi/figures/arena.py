@@ -75,7 +75,10 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
 
 
 def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
-    """Return for each setting the differences to a random graph, with their intervals and over the models received per client."""
+    """Return for each setting the differences to a random graph, with their intervals and over the models received per client.
+
+    There, a name stands at DPFL, the random graph, and each row that none with as few models is above.
+    """
     each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(runs["row"]))}  # the same in all panels
     tall = [1.2 + 0.13 * len(set(mine["row"])) for _, mine in each]
@@ -85,11 +88,13 @@ def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
         parts = dict(zip(found["row"][here], found["parts"][here], strict=True))
         intervals(left, parts)
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
-        models = mine.groupby("row", sort=False)["models"].mean()
-        for row in (row for row in models.index if row in parts or row == RANDOM):
-            point = float(models[row]), float(np.mean([part.mean() for part in parts.get(row, [np.zeros(1)])]))
-            right.plot(*point, "o", ms=3, color=colours[row])
-            right.annotate(row, point, xytext=(3, 2), textcoords="offset points", fontsize=5)
+        models, above = mine.groupby("row", sort=False)["models"].mean(), -np.inf
+        points = {row: float(np.mean([part.mean() for part in parts[row]])) for row in parts} | {RANDOM: 0.0}
+        for row in sorted(points, key=lambda row: (models[row], -points[row])):
+            right.plot(models[row], points[row], "o", ms=3, color=colours[row])
+            if points[row] > above or row in ("DPFL", RANDOM):
+                right.annotate(row, (models[row], points[row]), (3, 2), textcoords="offset points", fontsize=5)
+            above = max(above, points[row])
         right.margins(x=0.25)
         right.set(xlabel="models received per client", ylabel="points to a random graph")
     return figure
