@@ -216,12 +216,11 @@ def deciding() -> Lines:
         ("Table 1, Patho(3), 500", "their own", row, paired(table_1, dpfl, row))
         for row in (random, "FedAvg+FT", "Ditto")
     ]
-    if (HERE / "arena.csv").exists():
-        runs, clients, _ = arena_lines()
-        for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
-            lines, where = clients.merge(mine, on="run"), f"{setting}, {epochs}"
-            for scored, of in (("own", "their own"), ("accuracy", "all of their classes")):
-                asked.append((where, of, arena.RANDOM, paired(lines, "DPFL", arena.RANDOM, scored)))
+    runs, clients, _ = arena_lines()
+    for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
+        lines, where = clients.merge(mine, on="run"), f"{setting}, {epochs}"
+        for scored, of in (("own", "their own"), ("accuracy", "all of their classes")):
+            asked.append((where, of, arena.RANDOM, paired(lines, "DPFL", arena.RANDOM, scored)))
     for where, of, row, parts in asked:
         if len(parts) > 1:
             chance = chance_of(parts)
@@ -240,15 +239,12 @@ def deciding() -> Lines:
 
 def in_arena() -> dict[str, str]:
     """Return the tables of arena.md: what is decided by how many partitions, and as one text a part per setting."""
-    power = recomputed.text(deciding())
-    if not (HERE / "arena.csv").exists():
-        return {"arena": "(not run)", "deciding": power}
     runs, clients, found = arena_lines()
     parts = []
     for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
         its = found[(found["setting"] == setting) & (found["epochs"] == epochs)]
         parts.append(f"### {setting}, {epochs} epochs\n\n{recomputed.text(arena.table(mine, clients, its))}\n")
-    return {"arena": "\n".join(parts), "deciding": power}
+    return {"arena": "\n".join(parts), "deciding": recomputed.text(deciding())}
 
 
 def differences(frames: Frames) -> Figure:
@@ -343,7 +339,9 @@ def tables() -> dict[Path, dict[str, str]]:
     of_controls = (compared, reached, graphs, power, attacks, newcomers, moved)
     found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))
-    front = {"headline": recomputed.text(headline), "core hours": recomputed.total(full)}
+    runs, _, against = arena_lines()
+    answer = recomputed.text(arena.answer(runs, against))
+    front = {"headline": recomputed.text(headline), "answer": answer, "core hours": recomputed.total(full)}
     return {
         PAGE: recomputed.tables(folders()),
         FRONT: front,
@@ -377,9 +375,8 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
         "newcomers": over(frames, "newcomers", "newcomers", "epochs", "epochs of their own", "newcomers' accuracy, %"),
         "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
     }
-    if (HERE / "arena.csv").exists():
-        runs, _, against = arena_lines()
-        yield HERE / "arena.png", arena.picture(runs, against)
+    runs, _, against = arena_lines()
+    yield HERE / "arena.png", arena.picture(runs, against)
     yield from ((FINDINGS.parent / "pictures" / f"findings-{name}.png", figure) for name, figure in found.items())
 
 

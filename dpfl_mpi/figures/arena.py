@@ -22,6 +22,14 @@ RANDOM = "Random graph"  # of as many clients as the budget allows
 DEGREES = "Random graph, DPFL's degrees"  # of as many as DPFL averages with
 BOTH = {"Local": "to Local", RANDOM: "to a random graph"}  # with both intervals
 TO = BOTH | {DEGREES: "to DPFL's degrees", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
+OVER = (
+    "Oracle",
+    "Nearest",
+    "DPFL",
+    "Pairwise",
+    "Ditto",
+    "FedAvg+FT",
+)  # whose differences to a random graph the front page has
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
 
 
@@ -74,10 +82,23 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
         yield out | costs | {"core hours": number(mine["core_hours"].mean())}
 
 
+def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
+    """Yield a line per setting: what a random graph is worth, and others over it, where the most partitions are; of these the most epochs."""
+    for setting in dict.fromkeys(runs["setting"]):
+        out = {"setting": str(setting)}
+        for name, row, to in ("random graph over Local", RANDOM, "Local"), *((row, row, RANDOM) for row in OVER):
+            its = found[(found["setting"] == setting) & (found["row"] == row) & (found["to"] == to)]
+            known = zip(its["parts"], its["epochs"], its["decided"], strict=True)
+            parts, _, decided = max(known, key=lambda of: (len(of[0]), of[1]), default=(None, 0, False))
+            text = told(parts) if parts else "-"
+            out[name] = f"**{text}**" if decided else text
+        yield out
+
+
 def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
     """Return for each setting the differences to a random graph, with their intervals and over the models received per client.
 
-    There, a name stands at DPFL, the random graph, and each row that none with as few models is above.
+    There, a name stands at DPFL, Nearest, the random graph, and each row that none with as few models is above.
     """
     each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(runs["row"]))}  # the same in all panels
@@ -92,7 +113,7 @@ def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
         points = {row: float(np.mean([part.mean() for part in parts[row]])) for row in parts} | {RANDOM: 0.0}
         for row in sorted(points, key=lambda row: (models[row], -points[row])):
             right.plot(models[row], points[row], "o", ms=3, color=colours[row])
-            if points[row] > above or row in ("DPFL", RANDOM):
+            if points[row] > above or row in ("DPFL", "Nearest", RANDOM):
                 right.annotate(row, (models[row], points[row]), (3, 2), textcoords="offset points", fontsize=5)
             above = max(above, points[row])
         right.margins(x=0.25)
