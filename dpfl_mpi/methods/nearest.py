@@ -5,7 +5,7 @@ u_i sums what client i's own training has moved. Averages are not part of it: el
 epochs before round 1, and in each round up to `until`, all tell sketches of u_i, a byte per entry; later movements tell one's own images more than one's
 kind. Client i averages with the B_c - 1 reachable j of the largest cos_ij - r_j / 2, r_j the mean of client j's own B_c - 1 largest cosines. Without r_j
 a few models that are near to all, hubs (Radovanovic, Nanopoulos and Ivanovic, JMLR 2010), are in the averages of very many. This order is that of CSLS
-(Conneau et al., ICLR 2018), 2 cos_ij - r_i - r_j. A j far less like client i than the nearest (`alike`) is left out, though the budget has room.
+(Conneau et al., ICLR 2018), 2 cos_ij - r_i - r_j. A j less than half (`alike`) as like client i as its nearest is left out, though the budget has room.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Options:
     entries: int = option(MOST, "entries of a sketch, a byte each", low=1, high=MOST)
     until: int = option(5, "the last round that chooses; later ones keep its graph", low=0)
     hubs: float = option(0.5, "how much of r_j is taken off; 0: the plain cosine", low=0, high=1)
-    alike: float = option(0.3, "the least cosine of those kept, a share of one's largest", low=0, high=1)
+    alike: float = option(0.5, "the least cosine of those kept, a share of one's largest", low=0, high=1)
 
 
 def init(fed: Federation) -> State:
