@@ -71,7 +71,8 @@ INLINE F greater(F a, F b, M *second) {
   return PICK(*second, b, a);
 }
 
-/* Return e^x of x <= 0, to 1e-7. Adding 1.5 * 2^23 rounds and leaves the whole number in the low bits (Cephes). */
+/* Return e^x of x <= 0, to 1e-7. Adding 1.5 * 2^23 rounds and leaves the whole number in the low bits (Cephes). Below -50
+ * it is 0: as gradients, 1e-22 and less would become subnormal numbers on their way back, which take 100 times as long. */
 static F exponential(F x) {
   static const float c[5] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
   const F shifted = FMA(x, FILL(1.44269504f), FILL(12582912.f)), n = shifted - 12582912.f;
@@ -79,7 +80,7 @@ static F exponential(F x) {
   F p = FILL(1.9875691500e-4f);
   for (int i = 0; i < 5; i++) p = FMA(p, r, FILL(c[i]));
   const F y = FMA(p, r * r, r) + 1.f;
-  return PICK(ABOVE(FILL(-87.f), x), ZERO, (F)((U)y + ((U)shifted << 23))); /* y 2^n */
+  return PICK(ABOVE(FILL(-50.f), x), ZERO, (F)((U)y + ((U)shifted << 23))); /* y 2^n */
 }
 
 /* Return log x of x >= 1, to 1e-7: e log 2 + log(1 + m), 1 + m from sqrt(1/2) to sqrt(2) (Cephes). */
