@@ -73,6 +73,7 @@ RIVALS = {
     for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
 }
 SWITCHES = {
+    "Nearest, drawn from twice as many": {"method": "nearest", "options": {"pool": 2}},
     "Nearest, hubs 0": {"method": "nearest", "options": {"hubs": 0.0}},
     "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
     "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
@@ -116,6 +117,7 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
     for seed in SEEDS:
         asked += [(s, row, seed, 160) for s in SETTINGS if s != HAR for row in ROWS]
         asked += [(s, row, seed, 160) for s in first for row in SWITCHES | RIVALS]
+    asked += [(s, "Nearest, drawn from twice as many", seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
     asked += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in ROWS | SWITCHES | RIVALS]  # seconds each
     asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
     for setting, row, seed, epochs in asked:

@@ -467,10 +467,10 @@ def twin_nearest(tw, o):
         if t - 1 <= o["until"]:
             cos = counted(tw, u, o["entries"])
             r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
-            order = best(
-                tw, np.where(cos < o["alike"] * cos.max(1, keepdims=True), -np.inf, cos - o["hubs"] * np.array(r))
-            )
-            chosen = [[j for j in row if cos[k, j] >= o["alike"] * cos[k].max()] for k, row in enumerate(order)]
+            order, m = np.argsort(o["hubs"] * np.array(r) - cos, axis=1, kind="stable"), tw.run.most_senders
+            alike = [[j for j in row if cos[k, j] >= o["alike"] * max(cos[k])] for k, row in enumerate(order)]
+            draw = [keyed(tw.run.seed, 4, k, (t - 1) * 1000).permutation(alike[k][: o["pool"] * m]) for k in range(N)]
+            chosen = [drawn[:m].astype(int).tolist() for drawn in draw]
         start = [tw.over([k, *chosen[k]], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
