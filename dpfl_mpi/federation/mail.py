@@ -90,9 +90,16 @@ class MailRoom:
         whole, width = self._whole_route(graph)
         return Received(self, w_KW, graph, self.put(graph, whole) if width is None else None, width or 0)
 
-    def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once."""
+    def every_row(self, w_KW: Tensor, parts: bool = False) -> Iterator[tuple[int, Tensor]]:
+        """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once.
+
+        No receiver completes a row of which not all is sent: it is a `UserError`, but where `parts` will do.
+        """
         members = self.members
+        if self.wire.columns is not None and not parts:
+            sent = members.limits.run.send
+            what = f"--send is {sent}" if sent else f"sends is {members.limits.run.found('method').sends}"
+            raise UserError(f"{what}; fed.every_row and losses of all models need whole ones: allowed is all")
         members.exclude_diverged(w_KW)
         came = self.wire.counts and self.came(w_KW)
         self.stage(w_KW)

@@ -262,7 +262,7 @@ class Sums:
         for i, senders in enumerate(sets):
             for j in senders.tolist():
                 wanted[j].append(i)
-        for j, row_W in self.mail.every_row(w_KW):
+        for j, row_W in self.mail.every_row(w_KW, parts=True):
             term = self._term(j, row_W)
             for i in wanted[j]:  # a liar sums its own true row
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term

@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
@@ -37,8 +36,7 @@ class Options:
 def init(fed: Federation) -> State:
     x = fed.common_row()
     fed.evaluate(x)
-    shared = {"chosen": CollaborationGraph.empty(fed.n)}
-    return {"client": {"x": x, "w": np.ones((len(fed.ids), fed.n))}, "shared": shared}
+    return {"client": {"x": x, "w": np.ones((len(fed.ids), fed.n))}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

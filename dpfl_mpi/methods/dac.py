@@ -41,7 +41,7 @@ def init(fed: Federation) -> State:
     fed.evaluate(w)
     k, n = len(fed.ids), fed.n
     known = {"s": np.zeros((k, n)), "met": np.zeros((k, n), bool)}
-    return {"client": {"w": w, **known}, "shared": {"chosen": CollaborationGraph.empty(n)}}
+    return {"client": {"w": w, **known}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

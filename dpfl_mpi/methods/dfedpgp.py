@@ -38,7 +38,7 @@ def init(fed: Federation) -> State:
         raise UserError(f"--options.head_epochs is {epochs}; allowed is 0 to {most}, all of tau_train")
     w = fed.common_row()
     fed.evaluate(w)
-    return {"client": {"w": w, "mu": np.ones(len(w))}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+    return {"client": {"w": w, "mu": np.ones(len(w))}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
@@ -35,8 +34,7 @@ def init(fed: Federation) -> State:
     for number in range(1, k):
         heads[:, number] = fed.initial_row(number)[head]
     fed.evaluate(w)
-    client = {"w": w, "heads": heads, "cluster": np.zeros(len(w), np.int32)}
-    return {"client": client, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+    return {"client": {"w": w, "heads": heads, "cluster": np.zeros(len(w), np.int32)}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
@@ -31,7 +30,7 @@ class Options:
 def init(fed: Federation) -> State:
     w = fed.common_row()
     fed.evaluate(w)
-    return {"client": {"w": w, "u": w * 0}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+    return {"client": {"w": w, "u": w * 0}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

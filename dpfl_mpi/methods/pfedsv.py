@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
 from dpfl_mpi.settings import option
 
@@ -39,7 +38,7 @@ def init(fed: Federation) -> State:
     w = fed.common_row()
     fed.evaluate(w)
     r = np.zeros((len(fed.ids), fed.n))
-    return {"client": {"w": w, "r": r}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+    return {"client": {"w": w, "r": r}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -30,7 +30,7 @@ class Options:
 def init(fed: Federation) -> State:
     w = fed.common_row()
     fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {"chosen": CollaborationGraph.empty(fed.n)}}
+    return {"client": {"w": w}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

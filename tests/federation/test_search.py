@@ -11,7 +11,6 @@ from launch import federation
 from dpfl_mpi.federation import greedy
 from dpfl_mpi.federation.greedy import Search
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.native_backend import NativeBackend
 
 if not native.LIBRARY.exists():
     pytest.skip("the kernels were not built", allow_module_level=True)
@@ -144,25 +143,3 @@ def test_a_coin_that_is_just_the_probability(fed, monkeypatch):
             assert (order[both[0]] in by_python[0]) is added
         tried += 1
     assert tried > 2
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_whole_graphs_are_the_same(fed, monkeypatch, repeats):
-    """`bggc` and `ggc` of all clients, with more than one repeat from the same sums."""
-
-    def graphs():
-        fed.begin_round(2)
-        fed.most_senders[:] = 3
-        fed.greedy.repeats = repeats
-        omega = fed.bggc(w)
-        chosen = fed.ggc(w, fed.exchange(w, omega))
-        notes = [fed.notes[name].copy() for name in ("evaluations", "cases", "models_received")]
-        return [omega.matrix(), chosen.matrix(), *notes]
-
-    fed.p[:] = np.random.default_rng(0).dirichlet(np.ones(N))
-    w = models_of(fed, "usual", 5)
-    at_once = graphs()
-    monkeypatch.setattr(NativeBackend, "chooser", lambda *given: None)
-    for a, b in zip(at_once, graphs(), strict=True):
-        assert np.array_equal(a, b)
-    assert 0 < at_once[0].sum() <= 3 * N

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, run_here, run_many
+from launch import differences, federation, refused, run_here, run_many
 
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
@@ -244,3 +244,15 @@ def test_bad_settings_are_sentences(fields, sentence):
 def test_a_layer_that_is_not_there_is_a_sentence():
     with pytest.raises(UserError, match="--send layers is nose; allowed are head, none, all, or of the layers"):
         federation(SMALL | {"send": "layers=nose"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [({"send": "layers=body", "method": "random_graph"}, "--send"), ({"method": "dfedpgp"}, "sends")],
+)
+def test_no_method_is_given_rows_of_which_layers_are_missing(fields, sent):
+    """Of clients of the same rank they would be there, of others not."""
+    with federation(SMALL | fields) as fed:
+        w = fed.common_row()
+        for verb in (lambda: next(fed.every_row(w)), lambda: fed.losses_of_all(w)):
+            refused(f"{sent} is ...body; fed.every_row and losses of all models need whole ones: allowed is all", verb)
