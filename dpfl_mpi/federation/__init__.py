@@ -272,10 +272,7 @@ class Federation:
     mean = verb("sums", Sums.mean, collective=True)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield `(j, copy of its row [W])` of every client that takes part, in client order, on every rank with clients; send nothing meanwhile. Collective.
-
-        Columns that --send keeps at home are 0.
-        """
+        """Yield `(j, copy of its row [W])` of every client that takes part, in client order, on every rank with clients; send nothing meanwhile. Collective."""
         self._parts.meet("fed.every_row")
         self._parts.log.every_row = True
         return self._parts.mail.every_row(w_KW)

@@ -126,8 +126,7 @@ class MailRoom:
             here = self.put(graph, self.route(graph), slots)
             with self.log.clock("exchange"):
                 for j in now[wanted[now]].tolist() if k else []:
-                    row, columns = here.as_sent([j])[0], self.wire.columns
-                    yield j, row if columns is None else torch.where(columns, row, 0)
+                    yield j, here.as_sent([j])[0]
             self.check(here.number)  # the method sent nothing meanwhile: the next pass puts the rows staged above
 
     def tell(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:

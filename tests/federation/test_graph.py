@@ -464,14 +464,6 @@ def test_kept_rows_are_copies():
         assert torch.equal(torch.stack(kept), before)
 
 
-def test_layers_that_are_not_sent_are_zeros_in_every_row():
-    """As they are in rows of other ranks."""
-    with federation(FIELDS | {"send": "layers=head"}) as fed:
-        w = fed.local_opt(fed.common_row(), 1)
-        for j, row in fed.every_row(w):
-            assert torch.equal(row, w[fed.row_of[j]] * fed.columns("head"))
-
-
 @pytest.mark.parametrize("topology", ["graph", "server"])
 def test_a_matrix_times_the_rows(topology, tmp_path):
     """Weights of all rows at a server, and of the senders along a graph; of client 2 nobody takes anything."""
