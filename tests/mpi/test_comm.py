@@ -72,40 +72,29 @@ def test_passes_by_hand():
     assert models_per_pass(slots, np.full(3, 1), clients) == 0
 
 
-def test_groups_by_hand():
-    """Rank 0 has clients 0, 2, 4, 1, which take one after the other 5 6, 6 7, none of another rank, 5 6 8; rank 1 has 3 and the senders, and needs two."""
-    owner, in_order = np.array([0, 0, 0, 1, 0, 1, 1, 1, 1]), np.array([0, 2, 4, 1, 3, 5, 6, 7, 8])
-    lists = [[5, 6], [5, 6, 8], [6, 7], [0, 1, 5], [0, 2], [], [], [], [0]]
-    graph = CollaborationGraph.from_lists(lists)
-    group = lambda *room: groups_of(graph.receivers(), graph.senders, owner, in_order, np.array(room))  # noqa: E731
-    assert group(3, 2).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]  # 5 6 7 for the first three
-    assert group(4, 2).tolist() == [0] * 9  # a sender that several want is there once
-    assert group(3, 1) is None and group(2, 2) is None  # no room for those of client 3, or of client 1
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(2, 12),
     ranks=st.integers(1, 4),
     density=st.floats(0, 1),
     seed=st.integers(0, 2**32 - 1),
-    room=st.integers(0, 6),
+    room=st.lists(st.integers(0, 6), min_size=4, max_size=4),
 )
 def test_groups_are_as_large_as_can_be(n, ranks, density, seed, room):
     """Against sets, client by client."""
-    graph, owner, *_ = cast(n, ranks, density, seed)
-    in_order = np.concatenate([np.flatnonzero(owner == rank) for rank in range(ranks)])
+    graph, owner, _, work = cast(n, ranks, density, seed)
+    of_rank = [ids_of(owner, work, rank) for rank in range(ranks)]
     expected, fits = np.zeros(n, int), True
     for rank in range(ranks):
         held, number = set(), 0
-        for k in np.flatnonzero(owner == rank):
+        for k in of_rank[rank]:
             mine = {j for j in graph.of(k).tolist() if owner[j] != rank}
-            fits &= len(mine) <= room
-            if len(held | mine) > room:
+            fits &= len(mine) <= room[rank]
+            if len(held | mine) > room[rank]:
                 held, number = set(), number + 1
             held |= mine
             expected[k] = number
-    found = groups_of(graph.receivers(), graph.senders, owner, in_order, np.full(ranks, room))
+    found = groups_of(graph.receivers(), graph.senders, owner, np.concatenate(of_rank), np.array(room[:ranks]))
     assert (found is not None) == fits and (not fits or found.tolist() == expected.tolist())
 
 
