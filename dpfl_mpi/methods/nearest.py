@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, State, Tensor, _given
-from dpfl_mpi.numerics.sketches import MOST, cosines, sketches
 from dpfl_mpi.settings import option
 
 METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P")
@@ -23,7 +23,7 @@ METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour=
 
 @dataclass(frozen=True)
 class Options:
-    entries: int = option(MOST, "entries of a sketch, a byte each", low=1, high=MOST)
+    entries: int = option(1024, "entries of a sketch, a byte each", low=1)
     until: int = option(5, "the last round that chooses; later ones keep its graph", low=0)
     hubs: float = option(0.5, "how much of r_j is taken off; 0: the plain cosine", low=0, high=1)
     pool: int = option(1, "of so many times B_c - 1 of the nearest, B_c - 1 are drawn", low=1)
@@ -50,12 +50,31 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def nearest(fed: Federation, u: Tensor) -> CollaborationGraph:
     """Return whom each client averages with, by the sketches of u `[K, W]`. Collective."""
-    told = fed.tell(sketches(u, u[0] * 0, fed.active[fed.ids], fed.run.seed, fed.options["entries"]))
+    cosines = alike(fed.ids, fed.tell(sketches(fed, u)))
     near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
-    largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(cosines(fed.ids, told), near, most, strict=True)]
+    largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(cosines, near, most, strict=True)]
     r = fed.options["hubs"] * fed.tell(np.array([values.sum() / max(len(values), 1) for values in largest]))
     best = []
-    for row, n, m in zip(cosines(fed.ids, told), near, most, strict=True):
+    for row, n, m in zip(cosines, near, most, strict=True):
         kept = n[row[n] >= fed.options["alike"] * row[n].max(initial=0)]
         best.append(kept[np.argsort(r[kept] - row[kept], kind="stable")][: fed.options["pool"] * m])
     return fed.collect([fed.shuffle(k, pool, 0)[:m] for k, pool, m in zip(fed.ids, best, most, strict=True)])
+
+
+def sketches(fed: Federation, u: Tensor) -> np.ndarray:
+    """Return count sketches (Charikar, Chen and Farach-Colton, ICALP 2002) of u `[K, W]`, int8 `[K, E]`; 0 of who takes no part."""
+    entries = fed.options["entries"]
+    out = np.zeros((len(u), entries), np.int8)
+    drawn = streams.stream(fed.run.seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, u.shape[1])
+    place, sign = drawn % entries, np.where(drawn < entries, 1.0, -1.0)
+    for i in np.flatnonzero(fed.active[fed.ids]):
+        sums = np.bincount(place, sign * u[i].cpu().numpy(), entries)
+        out[i] = np.rint(127 * (sums / max(abs(sums).max(), np.finfo(float).tiny)))
+    return out
+
+
+def alike(ids: np.ndarray, told: np.ndarray) -> np.ndarray:
+    """Return cosines of the sketches of `ids` with all, float64 `[K, N]`; the products are whole numbers, exact in any order."""
+    whole = told.astype(np.float64)
+    length = np.sqrt(np.maximum((whole**2).sum(1), 1))
+    return (whole[ids] @ whole.T) / length / length[ids, None]

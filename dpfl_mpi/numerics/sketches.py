@@ -1,18 +1,18 @@
-"""Whose models are most alike, by sketches of a byte per entry that clients send in place of models (--candidates, `nearest`).
+"""Whose models are most alike, by sketches of a byte per entry that clients send in place of models (--candidates).
 
 A sketch is a count sketch (Charikar, Chen and Farach-Colton, ICALP 2002) of what a client has learnt: each weight goes, with a sign, into one of a few
 sums. Cosines of sketches come near those of the rows. Sums go by the weights' order, and products of the sketches are small whole numbers, exact in
 float32 in any order: so the same bits on any processor and number of ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
 
 from dpfl_mpi import streams
 
-ENTRIES, MOST = 128, 1024  # of a sketch by default and at most: sums of up to 1024 products stay below 2^24
+ENTRIES = 128  # of a sketch; up to 1024 sums of products stay below 2^24
 AT_ONCE = 16  # clients that are compared with all others at a time
 
 
@@ -21,14 +21,14 @@ def held(n: int) -> int:
     return n * ((1 + 4) * ENTRIES + (4 + 8) * AT_ONCE)
 
 
-def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int, entries: int = ENTRIES) -> np.ndarray:
-    """Return sketches of how far rows are from `start_D`, int8 `[K, E]` of E `entries`; those of rows that are not `active` `[K]` are 0."""
-    out = np.zeros((len(rows_KD), entries), np.int8)
-    drawn = streams.stream(seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, len(start_D))
-    place, sign = drawn % entries, np.where(drawn < entries, 1.0, -1.0)
+def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int) -> np.ndarray:
+    """Return sketches of how far rows are from `start_D`, int8 `[K, ENTRIES]`; those of rows that are not `active` `[K]` are 0."""
+    out = np.zeros((len(rows_KD), ENTRIES), np.int8)
+    drawn = streams.stream(seed, streams.SKETCH, 0, 0).integers(0, 2 * ENTRIES, len(start_D))
+    place, sign = drawn % ENTRIES, np.where(drawn < ENTRIES, 1.0, -1.0)
     for i in np.flatnonzero(active):
         moved = (rows_KD[i] - start_D).detach().cpu().numpy()
-        sums = np.bincount(place, sign * moved, entries)
+        sums = np.bincount(place, sign * moved, ENTRIES)
         out[i] = np.rint(127 * (sums / max(abs(sums).max(), np.finfo(float).tiny)))
     return out
 
@@ -37,19 +37,13 @@ def nearest(
     ids: np.ndarray, sketches_NE: np.ndarray, candidates: Callable[[int], np.ndarray], most: int
 ) -> list[np.ndarray]:
     """Return for each of the clients `ids` the `most` of its candidates with the largest cosine, ascending; of equal ones the smaller numbers."""
-    out = []
-    for k, cosine in zip(ids, cosines(ids, sketches_NE), strict=True):
-        near = candidates(int(k))
-        value, least = cosine[near], max(0, len(near) - most)
-        edge = np.partition(value, least)[least] if least else -np.inf
-        equal = np.flatnonzero(value == edge)[: most - int((value > edge).sum())]
-        out.append(np.sort(np.append(near[value > edge], near[equal])))
-    return out
-
-
-def cosines(ids: np.ndarray, sketches_NE: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield for each of the clients `ids` the cosines of its sketch with all, float64 `[N]`; 0 with a sketch of zeros."""
-    whole = sketches_NE.astype(np.float32)
+    whole, out = sketches_NE.astype(np.float32), []
     length = np.sqrt(np.maximum(np.einsum("ne,ne->n", whole, whole), 1).astype(np.float64))
     for now in np.split(ids, range(AT_ONCE, len(ids), AT_ONCE)):
-        yield from (whole[now] @ whole.T) / length / length[now, None]
+        for k, cosine in zip(now, (whole[now] @ whole.T) / length, strict=True):  # times its own length
+            near = candidates(int(k))
+            value, least = cosine[near], max(0, len(near) - most)
+            edge = np.partition(value, least)[least] if least else -np.inf
+            equal = np.flatnonzero(value == edge)[: most - int((value > edge).sum())]
+            out.append(np.sort(np.append(near[value > edge], near[equal])))
+    return out
