@@ -55,6 +55,7 @@ ALIKE = {  # in so many groups, client k in k mod these, are clients who differ 
     "CIFAR-100, superclasses": 20,
     HAR: 30,
 }
+DRAWN = "Nearest, drawn from twice as many"
 CHOICE = {"method": "dpfl_choice"}
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
@@ -73,7 +74,7 @@ RIVALS = {
     for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
 }
 SWITCHES = {
-    "Nearest, drawn from twice as many": {"method": "nearest", "options": {"pool": 2}},
+    DRAWN: {"method": "nearest", "options": {"pool": 2}},
     "Nearest, hubs 0": {"method": "nearest", "options": {"hubs": 0.0}},
     "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
     "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
@@ -117,7 +118,7 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
     for seed in SEEDS:
         asked += [(s, row, seed, 160) for s in SETTINGS if s != HAR for row in ROWS]
         asked += [(s, row, seed, 160) for s in first for row in SWITCHES | RIVALS]
-    asked += [(s, "Nearest, drawn from twice as many", seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
+    asked += [(s, DRAWN, seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
     asked += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in ROWS | SWITCHES | RIVALS]  # seconds each
     asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
     for setting, row, seed, epochs in asked:

@@ -35,6 +35,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.network.profiles import NS
+from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
@@ -264,6 +265,11 @@ class Federation:
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
         return self._parts.backend.memory(i, w_1W, most, self._head())
+
+    def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
+        """Return count sketches of rows, int8 `[K, E]`, whose cosines come near those of the rows; 0 of clients that take no part."""
+        active = self.active[self.ids]
+        return sketches.sketches(moved_KW, moved_KW.new_zeros(moved_KW.shape[1]), active, self.run.seed, entries)
 
     exchange = verb("mail", MailRoom.exchange, collective=True)
     tell = verb("mail", MailRoom.tell, collective=True)

@@ -22,14 +22,8 @@ RANDOM = "Random graph"  # of as many clients as the budget allows
 DEGREES = "Random graph, DPFL's degrees"  # of as many as DPFL averages with
 BOTH = {"Local": "to Local", RANDOM: "to a random graph"}  # with both intervals
 TO = BOTH | {DEGREES: "to DPFL's degrees", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
-OVER = (
-    "Oracle",
-    "Nearest",
-    "DPFL",
-    "Pairwise",
-    "Ditto",
-    "FedAvg+FT",
-)  # whose differences to a random graph the front page has
+# whose differences to a random graph the front page has
+OVER = ("Oracle", "Nearest", "DPFL", "Pairwise", "Ditto", "FedAvg+FT")
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, State, Tensor, _given
 from dpfl_mpi.settings import option
@@ -50,7 +49,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def nearest(fed: Federation, u: Tensor) -> CollaborationGraph:
     """Return whom each client averages with, by the sketches of u `[K, W]`. Collective."""
-    cosines = alike(fed.ids, fed.tell(sketches(fed, u)))
+    cosines = alike(fed.ids, fed.tell(fed.sketches(u, fed.options["entries"])))
     near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
     largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(cosines, near, most, strict=True)]
     r = fed.options["hubs"] * fed.tell(np.array([values.sum() / max(len(values), 1) for values in largest]))
@@ -59,18 +58,6 @@ def nearest(fed: Federation, u: Tensor) -> CollaborationGraph:
         kept = n[row[n] >= fed.options["alike"] * row[n].max(initial=0)]
         best.append(kept[np.argsort(r[kept] - row[kept], kind="stable")][: fed.options["pool"] * m])
     return fed.collect([fed.shuffle(k, pool, 0)[:m] for k, pool, m in zip(fed.ids, best, most, strict=True)])
-
-
-def sketches(fed: Federation, u: Tensor) -> np.ndarray:
-    """Return count sketches (Charikar, Chen and Farach-Colton, ICALP 2002) of u `[K, W]`, int8 `[K, E]`; 0 of who takes no part."""
-    entries = fed.options["entries"]
-    out = np.zeros((len(u), entries), np.int8)
-    drawn = streams.stream(fed.run.seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, u.shape[1])
-    place, sign = drawn % entries, np.where(drawn < entries, 1.0, -1.0)
-    for i in np.flatnonzero(fed.active[fed.ids]):
-        sums = np.bincount(place, sign * u[i].cpu().numpy(), entries)
-        out[i] = np.rint(127 * (sums / max(abs(sums).max(), np.finfo(float).tiny)))
-    return out
 
 
 def alike(ids: np.ndarray, told: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Whose models are most alike, by sketches of a byte per entry that clients send in place of models (--candidates).
+"""Whose models are most alike, by sketches of a byte per entry that clients send in place of models (--candidates, `nearest`).
 
 A sketch is a count sketch (Charikar, Chen and Farach-Colton, ICALP 2002) of what a client has learnt: each weight goes, with a sign, into one of a few
 sums. Cosines of sketches come near those of the rows. Sums go by the weights' order, and products of the sketches are small whole numbers, exact in
@@ -21,14 +21,14 @@ def held(n: int) -> int:
     return n * ((1 + 4) * ENTRIES + (4 + 8) * AT_ONCE)
 
 
-def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int) -> np.ndarray:
-    """Return sketches of how far rows are from `start_D`, int8 `[K, ENTRIES]`; those of rows that are not `active` `[K]` are 0."""
-    out = np.zeros((len(rows_KD), ENTRIES), np.int8)
-    drawn = streams.stream(seed, streams.SKETCH, 0, 0).integers(0, 2 * ENTRIES, len(start_D))
-    place, sign = drawn % ENTRIES, np.where(drawn < ENTRIES, 1.0, -1.0)
+def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int, entries: int = ENTRIES) -> np.ndarray:
+    """Return sketches of how far rows are from `start_D`, int8 `[K, E]` of E `entries`; those of rows that are not `active` `[K]` are 0."""
+    out = np.zeros((len(rows_KD), entries), np.int8)
+    drawn = streams.stream(seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, len(start_D))
+    place, sign = drawn % entries, np.where(drawn < entries, 1.0, -1.0)
     for i in np.flatnonzero(active):
         moved = (rows_KD[i] - start_D).detach().cpu().numpy()
-        sums = np.bincount(place, sign * moved, ENTRIES)
+        sums = np.bincount(place, sign * moved, entries)
         out[i] = np.rint(127 * (sums / max(abs(sums).max(), np.finfo(float).tiny)))
     return out
 
