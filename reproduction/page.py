@@ -335,13 +335,11 @@ def folders() -> dict[str, Frames]:
 def tables() -> dict[Path, dict[str, str]]:
     """Return every page's tables by the names of their marks."""
     full = {name: frames for name, frames in folders().items() if name != "controls"}
-    headline = recomputed.headline(full["cifar-10-patho-3"])
     of_controls = (compared, reached, graphs, power, attacks, newcomers, moved)
     found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))
     runs, _, against = arena_lines()
-    answer = recomputed.text(arena.answer(runs, against))
-    front = {"headline": recomputed.text(headline), "answer": answer, "core hours": recomputed.total(full)}
+    front = {"answer": recomputed.text(arena.answer(runs, against)), "core hours": recomputed.total(full)}
     return {
         PAGE: recomputed.tables(folders()),
         FRONT: front,

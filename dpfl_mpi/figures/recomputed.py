@@ -23,7 +23,6 @@ from dpfl_mpi.figures.tables import Parts, by_budget, cell, comparable, interval
 from dpfl_mpi.graph import asymmetry, sparsity
 
 Lines = Iterator[dict[str, str]]
-HEADLINE = ("FedAvg", "Local", "FedAvg+FT", "DPFL (B_c = 0.1N)", "Ditto")  # of the project's README
 CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
 DPFL = {f"DPFL (B_c = {budget})": budget for budget in paper.BUDGETS}
 
@@ -79,11 +78,6 @@ def table_1(frames: Frames) -> Lines:
             "paper, to Local": paper_gap(frames, row, "Local"),
             "verdict": verdict(values, *map(float, theirs)) if len(values) and theirs else "-",
         }
-
-
-def headline(frames: Frames) -> pd.DataFrame:
-    lines = pd.DataFrame(table_1(frames)).set_index("method").loc[list(HEADLINE)]
-    return lines.drop(columns=["over clients", "verdict"]).reset_index()
 
 
 def order(frames: Frames) -> Lines:
