@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR")
     args = parser.parse_args()
     folders = defaultdict[str, Any](lambda: defaultdict(list))  # the frames of each file of a folder
-    seen, repeated = set(), []
+    seen, repeated = set(), {}  # a path for each seed and partition: 6 and 20 rounds of one have the same Omega
     for file in args.tables:
         controls = file.name == CONTROLS.name
         for run, path in finished(file, args.results):
@@ -202,11 +202,11 @@ def main() -> None:
                 for name, frame in lines_of(run, result, controls).items():
                     folders[folder][name].append(frame)
                 if controls and control_row(run, method_name(result.run)) in ("DPFL", "DPFL, same clients"):
-                    repeated.append(path)
+                    repeated[result.run.seed, result.fact("partition_sha256")] = path
     for folder, files in folders.items():
         write(args.out / folder, files)
     if "controls" in folders:
-        of = frames.of_results([Result(path) for path in repeated])
+        of = frames.of_results([Result(path) for path in repeated.values()])
         same = omega.agreement(of.runs.assign(row="DPFL"), 50)
         same.to_csv(args.out / "controls" / "agreement.csv", index=False)
 
