@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, of_classes
 from dpfl_mpi.figures.arena import DEGREES
 from dpfl_mpi.figures.command import gather
@@ -55,7 +55,7 @@ ALIKE = {  # in so many groups, client k in k mod these, are clients who differ 
     "CIFAR-100, superclasses": 20,
     HAR: 30,
 }
-DRAWN = "Nearest, drawn from twice as many"
+UNDRAWN = "Nearest, pool 1"
 CHOICE = {"method": "dpfl_choice"}
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
@@ -74,8 +74,8 @@ RIVALS = {
     for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
 }
 SWITCHES = {
-    DRAWN: {"method": "nearest", "options": {"pool": 2}},
-    "Nearest, hubs 0": {"method": "nearest", "options": {"hubs": 0.0}},
+    UNDRAWN: {"method": "nearest", "options": {"pool": 1}},
+    "Nearest, hubs 0, pool 1": {"method": "nearest", "options": {"hubs": 0.0, "pool": 1}},
     "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
     "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
     "DPFL, order loss, neither smaller": CHOICE | {"options": {"order": "loss", "neither": "smaller"}},
@@ -118,7 +118,7 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
     for seed in SEEDS:
         asked += [(s, row, seed, 160) for s in SETTINGS if s != HAR for row in ROWS]
         asked += [(s, row, seed, 160) for s in first for row in SWITCHES | RIVALS]
-    asked += [(s, DRAWN, seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
+    asked += [(s, UNDRAWN, seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
     asked += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in ROWS | SWITCHES | RIVALS]  # seconds each
     asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
     for setting, row, seed, epochs in asked:
@@ -180,6 +180,8 @@ def line_of(asked: Run, result: Result) -> dict[str, Any]:
 
 def collect(folder: str) -> int:
     """Add the cells that arena.csv lacks and whose results are there, and write both files after each."""
+    if not Path(folder).is_dir():
+        raise UserError(f"--collect is {folder}; allowed is a folder with results")
     lines, clients = known(FILE).to_dict("records"), known(CLIENTS)
     for *cell, run in CELLS:
         for result in gather([run], folder)[0] if place(*cell, run.seed) not in DONE else ():

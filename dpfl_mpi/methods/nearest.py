@@ -6,7 +6,7 @@ epochs before round 1, and in each round up to `until`, all tell sketches of u_i
 kind. Client i averages with B_c - 1 reachable j of the largest cos_ij - r_j / 2, r_j the mean of client j's own B_c - 1 largest cosines. Without r_j
 a few models that are near to all, hubs (Radovanovic, Nanopoulos and Ivanovic, JMLR 2010), are in the averages of very many. This order is that of CSLS
 (Conneau et al., ICLR 2018), 2 cos_ij - r_i - r_j. A j less than half (`alike`) as like client i as its nearest is left out, though the budget has room.
-With a `pool` of 2, B_c - 1 of twice as many in this order are drawn: the nearest are often one another's, and what others of their kind know comes late.
+Of `pool` times as many in this order B_c - 1 are drawn: the nearest are often one another's, and what others of their kind know comes late.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Options:
     entries: int = option(1024, "entries of a sketch, a byte each", low=1)
     until: int = option(5, "the last round that chooses; later ones keep its graph", low=0)
     hubs: float = option(0.5, "how much of r_j is taken off; 0: the plain cosine", low=0, high=1)
-    pool: int = option(1, "of so many times B_c - 1 of the nearest, B_c - 1 are drawn", low=1)
+    pool: int = option(2, "of so many times B_c - 1 of the nearest, B_c - 1 are drawn", low=1)
     alike: float = option(0.5, "the least cosine of those kept, a share of one's largest", low=0, high=1)
 
 

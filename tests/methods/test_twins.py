@@ -40,7 +40,7 @@ CASES = [
     ("facade", None, {"budget": 3}),
     ("sketch", {"entries": 100}, {"budget": 2}),
     ("nearest", {"entries": 100, "hubs": 0.9, "pool": 2}, {"budget": 2}),
-    ("nearest", {"until": 1, "alike": 0.98}, {"budget": 3}),
+    ("nearest", {"until": 1, "alike": 0.98, "pool": 1}, {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     # native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow
     ("fedavg", None, ADAM),
