@@ -16,7 +16,7 @@ from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.data.source import check, content_sha256, in_file, made_by, open_source, verify
+from dpfl_mpi.data.source import ARRAYS, check, content_sha256, in_file, made_by, open_source, verify
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._files import unpickled
 from dpfl_mpi.errors import UserError
@@ -219,17 +219,15 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
     assert content_sha256(in_file(tmp_path / "2.h5")) != source.sha256
 
 
-DAMAGED = "train/clients", "test/clients", "train/labels", "class_names", "client_names", "mean", "std"
-MANY = 2**40
-
-
-ODD = MANY, -1, np.full(48, MANY), np.full(48, -1), np.zeros((2, 2)), np.full(3, np.nan), b"text", "rows", None
+DAMAGED = *ARRAYS, "class_names", "client_names", "mean", "std"
+MANY, LEADS = 2**40, h5py.ExternalLink("/tmp/other.h5", "x")
+ODD = MANY, -1, np.full(48, MANY), np.full(48, -1), np.zeros((2, 2)), np.full(3, np.nan), b"text", LEADS, "rows", None
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_a_damaged_prepared_file_is_one_sentence(tmp_path, name, value):
-    """An array of 2^40 rows, a number of 2^40, a scalar where an array belongs, another shape or type, or nothing at all."""
+    """An array of 2^40 rows, a number of 2^40, a scalar where an array belongs, another shape or type, another file's, or nothing at all."""
     arrays, path = arrays_of(np.arange(180.0).reshape(60, 3), np.arange(60) % 3, np.arange(60) % 5), tmp_path / "a.h5"
     write(arrays, "arrays", path, own=True)
     with h5py.File(path, "r+") as file:
