@@ -57,7 +57,8 @@ ALLOWED = {
     "a share above 0 and at most 1": "participation 0.0, participation 1.5, search_share 0.0",
     "a share of at least 0 and below 1": "newcomers 1.0",
     "true or false": "method apfl --options.adaptive 1",
-    BUDGET: "budget 0, budget -3, budget -0.1N, budget half, budget 2.5, budget nowhere, budget uniform:5:2, budget uniform:0:2",
+    BUDGET: "budget 0, budget -3, budget -0.1N, budget 0N, budget nan, budget half, budget 2.5, budget nowhere, "
+    "budget uniform:5:2, budget uniform:0:2",
     REACH: "clients 9 --reach sites:10, clients 9 --reach groups:0,9",
     "geometric:R with R above 0, sites:S with S from 1 to ": "reach geometric:0, reach nowhere",
     "a whole number of rounds of at least 1, or inf": "omega_period 0, omega_period 2.5",

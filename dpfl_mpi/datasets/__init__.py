@@ -1,23 +1,12 @@
-"""The data sets, one file each, and the contract that such a file keeps. `load` alone makes a data set.
+"""The data sets, one file each, by the contract of docs/own-data.md; `data.source.check` says what is refused. Beside it a file may hold
 
-What the file of a data set holds:
+    TITLE         as tables print it; the file's name where it is left out
+    AUTHORS_CODE  defaults of --preset authors_code, where the authors' published code differs
+    DOWNLOAD      (url, "md5:...", bytes): where `prepare` gets it without `--source`
+    WEIGHTS       "train": p_k follows the samples left to train; otherwise those before the validation split
+    OWN_DATA      True where the name says nothing about the content, so a Run is keyed by the file's content under any path
 
-    name                     needed  what it is
-    load() -> Arrays         yes *   the data, where making them needs no prepared file; called on root alone
-    read(source, **options)  yes *   the same from what `python -m dpfl_mpi.prepare NAME --source SOURCE` names (* one of the two)
-    TITLE                    no      as tables print it; the file's name where it is left out
-    PAPER                    no      defaults of Run for these data, by name; `SMALL` below fills in the rest
-    DATA                     no      with `read`: where the prepared file lies, data/NAME.h5; None where nothing needs preparing
-    AUTHORS_CODE             no      defaults of --preset authors_code, where the authors' published code differs
-    SOURCE                   no      what `--source` takes, for the help
-    DOWNLOAD                 no      (url, "md5:...", bytes): where `prepare` gets it without `--source`
-    NO_DOWNLOAD              no      what to do instead, one sentence
-    Options                  no      a dataclass whose fields become flags of `prepare` and keywords of `read`
-    WEIGHTS                  no      "train": p_k follows the samples left to train; otherwise those before the validation split
-    OWN_DATA                 no      True where the name says nothing about the content, so a Run is keyed by the file's content under any path
-
-`data.own.arrays_of(x, y)` makes the Arrays of plain NumPy arrays; `data.source.check` says what is refused. No module imports torch; Pillow and
-scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
+No module imports torch; Pillow and scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,28 +1,4 @@
-"""The methods, one file each, and the contract that such a file keeps. `init` and `round` alone make a method.
-
-What the file of a method holds:
-
-    name                            needed  what it is
-    init(fed) -> state              yes     round 0: makes the models, and scores them by fed.evaluate
-    round(fed, state, t) -> state   yes     round t = 1 to T: the new state; the old one is not used again, its tensors may be changed
-    METHOD = Method(...)            no      what the rest of the program must know of the method (see `Method`; every field has a default)
-    Options                         no      frozen dataclass of fields `option(default, text)`: --options.NAME, read as fed.options["NAME"]
-    newcomer(fed, state)            no      the Newcomer that comes after the last round (--newcomers); without it from the server's "w"
-    finetune_gradient(fed, start)   no      the gradient of +FT from the rows start [K, W]; without it, or where it is None, the plain one
-
-`fed` is the `dpfl_mpi.federation.Federation`, whose verbs are all that a method needs: it knows neither MPI nor files. The state is a dict
-of two dicts, and everything that must outlive a round is in it, because a checkpoint keeps nothing else of the method:
-
-    key                             what it is
-    state["client"][NAME]           tensor or array [K, ...]: row i is client fed.ids[i]'s; goes with its client to whichever rank has it
-    state["shared"][NAME]           the same on every rank: a tensor, an array, a CollaborationGraph, a number, a text or None
-    state["shared"]["omega"]        CollaborationGraph Omega of round 0, the result's /graph/omega; without it a graph without edges
-    state["shared"]["chosen"]       CollaborationGraph of this round, the result's /graph/chosen; without it Omega
-
-No other name has a meaning outside the method; by custom "w" is the models. What init returned a key for, every round must. Init and
-round 1 score, they call fed.evaluate; a later round need not. A graph, sent along or in the state, gives no client more senders than its budget
-allows (`fed.most_senders`); the weights of a server's mixture may. Rows that a verb takes are float32 and without gaps. `load` checks a file,
-`engine/checks.py` what its functions return.
+"""The methods, one file each, by the contract of docs/own-method.md: `load` checks a file, `engine/checks.py` what its functions return.
 
 Axes: N clients in all, K on this rank, W row width, T rounds.
 """

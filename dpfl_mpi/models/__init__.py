@@ -1,17 +1,7 @@
-"""The models, one file each, and the contract that such a file keeps. `build` alone makes a model.
+"""The models, one file each, by the contract of docs/own-model.md. What is refused, and in which words, is in `numerics/fitness.py`.
 
-What the file of a model holds:
-
-    name                    needed  what it is
-    build(shape, classes)   yes     returns a torch.nn.Module on the CPU: forward takes normalised samples, returns logits [S, C]
-    HEAD                    no      name of its last layer, as named_modules has it: FedRep, kNN-Per and --options.head need it
-    Options                 no      frozen dataclass of fields `option(default, text)`: --model_options.NAME, keywords of build
-
-`shape` is that of one sample: (H, W, C) of images, (F,) of vectors, (L,) of tokens. forward takes float32 [S, C, H, W], float32 [S, F], or
-int64 [S, L]. A build for tokens has a parameter `vocabulary`: tokens are 0 to vocabulary - 1, and 0 fills up short texts.
-
-What is refused, and in which words, is in `numerics/fitness.py`. A method `stacked()` of a module's own class is for speed alone: kernels that
-compute many clients' models at once (without them `Ensemble` uses `torch.func`).
+A method `stacked()` of a module's own class is for speed alone: kernels that compute many clients' models at once (without them `Ensemble`
+uses `torch.func`).
 """
 
 import dataclasses

@@ -1,9 +1,4 @@
-"""Data sets, methods and models by what a Run calls them: a name, a file of one's own, or `MODULE:OBJECT` of an installed package.
-
-    fedavg               shipped: one file of this package, found by its name
-    path/to/mine.py      a file of one's own
-    package.module:NAME  the object NAME of an importable module; it holds what the file of its kind holds
-    mine                 a name that an installed package announces as an entry point of the group `dpfl_mpi.methods`, `.models` or `.datasets`
+"""Data sets, methods and models by what a Run calls them, as docs/own-code.md says.
 
 `find` executes only what was admitted. A resolved Run has admitted what it names; results and checkpoints are never resolved.
 """

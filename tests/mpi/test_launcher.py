@@ -5,18 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import starts
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import launcher
-
-
-def command(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -28,7 +22,7 @@ def place(tmp_path, monkeypatch):
     for name in [n for n in os.environ if n.startswith("SLURM_")]:
         monkeypatch.delenv(name)
 
-    return lambda name, text: command(tmp_path / name, f"#!/bin/sh\n{text}\n")
+    return lambda name, text: starts.script(tmp_path / name, text)
 
 
 GOOD = "echo 'world of 2'; echo 'world of 2'"
@@ -90,25 +84,23 @@ def test_the_sbatch_files_pass_signals_on_and_requeue(name):
     assert subprocess.run(["bash", "-n", path]).returncode == 0
 
 
-START = """#!/bin/bash
-# in the place of python and of the launcher: the attempt's number, whether MPI "starts" in it, and the exit code
+START = """# in the place of python and of the launcher: the attempt's number, whether MPI "starts" in it, and the exit code
 if [ "$2" = dpfl_mpi.mpi.launcher ]; then echo {folder}/python; exit; fi
 echo "$SITE $*" >> {folder}/tries
 case $(wc -l < {folder}/tries) in
 {cases}
-esac
-"""
+esac"""
 
 
 def submitted(folder, cases, asked="17", flags=(), **env):
     """Run train.sbatch as Slurm would, on fake commands, in job 17; return the finished process."""
     commands = {
         "python": START.format(folder=folder, cases=cases),
-        "squeue": f'#!/bin/sh\n[ "$3" != {asked} ] || echo RUNNING\n',
-        "scontrol": f'#!/bin/sh\necho "$@" > {folder}/requeued\n',
+        "squeue": f'[ "$3" != {asked} ] || echo RUNNING',
+        "scontrol": f'echo "$@" > {folder}/requeued',
     }
     for name, text in commands.items():
-        command(folder / name, text)
+        starts.script(folder / name, text)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     env |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
     script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), *flags]

@@ -43,11 +43,6 @@ def test_budget_that_does_not_count_the_client_itself():
     assert Run(clients=20, budget=1).resolve().most_senders == 0
 
 
-@pytest.mark.parametrize("budget", [0, -1, "0N", "0.0N", "-0.1N", "1.5", 1.5, "N", "half", "", None, "nan", True])
-def test_budget_refused(budget):
-    refused("--budget is ...; allowed is a whole number of at least 1, a share", budget_name, budget, 100, True)
-
-
 def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bare = {"budget": "inf", "reach": "sites:4", "partition": "dirichlet"}

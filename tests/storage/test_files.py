@@ -4,11 +4,8 @@ import errno
 import os
 import resource
 import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from launch import refused
@@ -88,14 +85,6 @@ def test_what_is_spilled_has_room_and_no_name(tmp_path):
 
 
 # HDF5 in memory ---------------------------------------------------------------------------------------------------------
-def test_the_bytes_are_those_of_hdf5s_own_files(tmp_path):
-    for name, make in (("ours.h5", files.new_hdf5), ("theirs.h5", partial(h5py.File, mode="w"))):
-        with make(tmp_path / name, libver="earliest") as file:
-            file.create_dataset("x", data=np.arange(5000.0).reshape(50, 100), chunks=(7, 100), compression=1)
-            file["x"].attrs["kind"] = "numbers"
-    assert (tmp_path / "ours.h5").read_bytes() == (tmp_path / "theirs.h5").read_bytes()
-
-
 def begin(path) -> Recorder:
     return Recorder(path, Run(clients=30, rounds=40).resolve(), {"data_sha256": "d"}, {"time": "now"})
 
@@ -134,50 +123,19 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
             assert result.last_round == last
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
-import test_files as these
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.results import recorder
-from dpfl_mpi.storage import files
-
-recorder.CHEAP = 60.0
-path = Path(sys.argv[2]) / "run.h5"
-for room in range(0, 60_000, 8_999):
-    path.unlink(missing_ok=True)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-    done, writing = -2, None
+def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch):
+    """Full where the next round is written: one sentence, and the file of the round before."""
+    monkeypatch.setattr(recorder, "CHEAP", 60)
+    path, before = tmp_path / "run.h5", resource.getrlimit(resource.RLIMIT_FSIZE)
+    writing = begin(path)
+    record(writing, 0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
     try:
-        writing = these.begin(path)
-        for t in range(-1, 40):
-            done = t
-            these.record(writing, t + 1)
-        raise AssertionError("there is room for all")
-    except UserError as error:
-        assert str(error) == f"the results file {path} cannot be written: File too large", error
-    for _ in range(2):  # the run ends for this reason, whatever else fails
-        if writing:
+        refused(f"the results file {path} cannot be written: File too large", record, writing, 1)
+        for _ in range(2):  # the run ends for this reason, whatever else fails
             writing.abandon()
-    assert path.exists() == (done >= -1) and len(list(path.parent.iterdir())) == path.exists()
-    if done >= -1:
-        with these.Result(path) as result:
-            assert result.last_round == done
-    try:
-        with files.new_hdf5(path.with_name("x.h5")) as file:
-            file["x"] = list(range(20_000))
-        print(room)
-    except OSError:
-        path.with_name("x.h5").unlink()
-left_open = these.begin(path.with_name("left.h5"))
-raise ValueError("of something else")
-"""
-
-
-def test_a_full_disk_is_an_error_and_no_more(tmp_path):
-    """At every size at which it can become full; HDF5 notices nothing, so the process ends as if nothing had been."""
-    words = [sys.executable, "-c", FULL, os.path.dirname(__file__), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("Error")) == (1, 1), done.stderr
-    assert "ValueError: of something else" in done.stderr
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with Result(path) as result:
+        assert result.last_round == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]

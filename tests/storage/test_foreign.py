@@ -22,7 +22,7 @@ from making import folder, images, png, zipped
 from PIL import Image
 
 from dpfl_mpi import __main__, describe, export, prepare
-from dpfl_mpi.data.source import in_file, open_source, verify
+from dpfl_mpi.data.source import open_source, verify
 from dpfl_mpi.datasets import _files, arrays, image_folder
 from dpfl_mpi.datasets._files import decode
 from dpfl_mpi.results import Result
@@ -141,14 +141,6 @@ def limited():
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_data_that_claim_terabytes(path, limited):
-    with h5py.File(path, "r+") as file:
-        del file["train/labels"], file["train/images"]
-        file.create_dataset("train/labels", (10**12,), np.uint8, chunks=True)
-        file.create_dataset("train/images", (10**12, 8, 8, 1), np.uint8)
-    refused("train/images claims 64000000000000 bytes, which 0 stored ones cannot hold", in_file, path, "image_folder")
-
-
 @pytest.fixture
 def path(tmp_path) -> Path:
     """Return a copy of the small data, to damage."""
@@ -167,20 +159,6 @@ def test_a_flipped_byte_of_the_data_is_noticed(path):
     refused("which is damaged: its content has the sha256", verify, open_source(run))
     refused("which is damaged", federation, starts.small(data=str(path)))  # as a run starts
     assert describe.main(["--dataset", "image_folder", "--data", str(path), "--model", "mlp"]) == 2
-
-
-@pytest.mark.parametrize("name, values, words", [
-    ("train/labels", np.full(480, 9, np.uint8), "train_labels must be int64 [480], from 0 to 3"),
-    ("train/labels", np.zeros(480), "train/labels is of type float64"),
-    ("train/labels", np.zeros(9, np.uint8), "train_labels must be int64 [480], from 0 to 3"),
-    ("test/images", np.zeros((160, 9, 8, 1), np.uint8), "test_images are uint8 [160, 9, 8, 1]"),
-    ("train/labels", h5py.ExternalLink("/tmp/other.h5", "train/labels"), "train/labels is missing, or leads to another file"),
-])  # fmt: skip
-def test_data_out_of_their_range(path, name, values, words):
-    with h5py.File(path, "r+") as file:
-        del file[name]
-        file[name] = values
-    refused(words, in_file, path, "image_folder")
 
 
 def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import shutil
 import signal
 from pathlib import Path
@@ -12,15 +13,12 @@ import pytest
 import starts
 import torch
 from launch import federation, refused
-from mpi4py import MPI
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.engine import start
-from dpfl_mpi.engine.build import build
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
@@ -194,19 +192,12 @@ def test_root_alone_knows_that_a_job_was_requeued(tmp_path):
         assert result.finished
 
 
-def test_every_kind_of_state_comes_back(tmp_path):
-    world, out = World(MPI.COMM_SELF), tmp_path / "run.h5"
-    run, job, rng = Run(**starts.small()).resolve(), Job(out=str(out)), torch.Generator().manual_seed(0)
-    parts = build(run, job, world)
-    parts.begin_round(5)
-    k = len(parts.ids)
-    parts.training.momentum = {"w": torch.rand(k, parts.backend.ensemble.width, generator=rng), "v": torch.rand(k, 16)}
-    parts.scoring.best.normal_(generator=rng)
-    parts.scoring.best_round[:] = np.arange(k)
-    parts.members.alive[2], parts.members.most_senders[2], parts.members.diverged_round[2] = False, 0, 4
+def test_every_kind_of_state_comes_back():
     graph = CollaborationGraph.from_lists([[1, 2], [], [0], [5], [3, 0], [1]])
-    client = {"w": torch.rand(k, 16), "mix": np.arange(k), "on": torch.arange(k) % 2 == 0}
     arrays = {
+        "w": torch.rand(6, 16),
+        "mix": np.arange(6),
+        "on": torch.arange(6) % 2 == 0,
         "row": torch.rand(16, dtype=torch.float64),
         "table": np.eye(3),
         "empty": np.zeros((0, 4), np.int64),
@@ -215,30 +206,14 @@ def test_every_kind_of_state_comes_back(tmp_path):
         "seven": np.array(7),
     }
     scalars = {"count": 3, "share": np.float64(0.1), "yes": True, "name": "x", "none": None}
-    recorder = Recorder(out, run, {}, {"time": "now"})
-    state = {"client": client, "shared": {"omega": graph} | arrays | scalars}
-    Checkpoints(out, run, job, world).save(parts, state, recorder)
-    recorder.abandon()
-    parts.close()
-
-    fresh = build(run, job, world)
-    back = Checkpoints(out, run, job, world).restore(fresh)
-    assert back is not None and fresh.round == 5
-    shared = back["shared"]
-    for name, value in (client | arrays).items():
-        found = (back["client"] | shared)[name]
-        assert type(found) is type(value) and found.shape == value.shape
-        same_bits(found, value)
-    assert shared["omega"].indptr.tolist() == graph.indptr.tolist()
-    assert shared["omega"].senders.tolist() == graph.senders.tolist()
-    assert [shared[n] for n in scalars] == [3, 0.1, True, "x", None]
-    kept, restored = ({**mine, **same} for mine, same in (parts.state(), fresh.state()))
-    assert {"best", "best_round", "last_test", "epochs", "steps", "alive", "budget", "diverged_round"} < set(kept)
-    for name in kept:
-        same_bits(kept[name], restored[name])
-    for name in ("w", "v"):
-        same_bits(fresh.training.momentum[name], parts.training.momentum[name])
-    fresh.close()
+    with h5py.File(io.BytesIO(checkpoint.image({"omega": graph} | arrays | scalars))) as file:
+        back = {name: checkpoint.stored(file[name], torch.device("cpu")) for name in file}
+    for name, value in arrays.items():
+        assert type(back[name]) is type(value) and back[name].shape == value.shape
+        same_bits(back[name], value)
+    assert back["omega"].indptr.tolist() == graph.indptr.tolist()
+    assert back["omega"].senders.tolist() == graph.senders.tolist()
+    assert [back[n] for n in scalars] == [3, 0.1, True, "x", None]
 
 
 def same_bits(a: object, b: object) -> None:

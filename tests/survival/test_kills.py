@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import starts
-from launch import refused
 
-from dpfl_mpi.mpi.window import Inbox
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
@@ -141,15 +139,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, *places: tuple[int, int, float]) -
     monkeypatch.setattr(Federation, "local_opt", local_opt)
 
 
-def test_a_diverged_client_stops_the_run_with_its_name(tmp_path, monkeypatch):
-    poisoned(monkeypatch, (3, 2, np.nan))
-    boxes, close = [], Inbox.close
-    monkeypatch.setattr(Inbox, "close", lambda box: (boxes.append(box), close(box)))
-    refused("client 2 diverged in round 3", starts.here, tmp_path / "run.h5", checkpoint_every="1")
-    assert boxes and boxes[-1].window is None  # else MPI warns at its end
-    assert starts.checkpoint_rounds(tmp_path / "run.h5") == [1, 2]
-
-
 def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path, monkeypatch):
     """From the base Run's file as when its rounds are computed again."""
     poisoned(monkeypatch, (1, 2, np.nan))
@@ -163,14 +152,6 @@ def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path,
         assert np.isfinite(result["best/test_acc"]).all()
         assert result["best/test_acc"][2] == before["best/test_acc"][2]
         assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, -1, -1]
-
-
-def test_a_client_that_diverges_while_it_is_tuned_is_named(tmp_path, monkeypatch):
-    fields = starts.small(on_divergence="exclude", method="local", finetune_epochs=2)
-    poisoned(monkeypatch, (5, 2, np.nan))  # the first epoch of tuning, after four rounds
-    with Result(starts.here(tmp_path / "run.h5", fields)) as result:
-        assert result["client/diverged_round"].tolist() == [-1, -1, 5, -1, -1, -1]
-        assert result["best/round"][2] <= 4 and np.isfinite(result["best/test_acc"]).all()
 
 
 def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch, digits_file):

@@ -30,19 +30,6 @@ def heard_nothing(monkeypatch):
     monkeypatch.setattr(signals.Heard, "at", 0.0)
 
 
-@pytest.fixture
-def ended(monkeypatch) -> list[int]:
-    """The exit codes with which a watch has ended all ranks of `World`."""
-    codes: list[int] = []
-
-    def abort(code: int, text: str) -> None:
-        print(text, file=sys.stderr)
-        codes.append(code)
-
-    monkeypatch.setattr(World, "abort", staticmethod(abort))
-    return codes
-
-
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
     out = tmp_path / "run.h5"
@@ -97,15 +84,17 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
     assert starts.same(out, undisturbed)
 
 
-def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, ended, monkeypatch, capsys):
-    end = int(time.time()) + 4
+def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, monkeypatch):
+    end, ended = int(time.time()) + 4, []  # (exit code of all ranks, why)
+    monkeypatch.setattr(World, "abort", staticmethod(lambda *said: ended.append(said)))
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
     with signals.Watch(Job(grace=1, fresh=True), World) as watch:
         watch.begin(3)
         starts.wait_for(lambda: ended, timeout=10)
-    assert ended == [signals.REQUEUE] and time.time() < end + 1
-    said = "round 3 would outlast --grace 1, stopped at once; the same command without --fresh replays it"
-    assert capsys.readouterr().err.startswith(f"end of the allocation: {said}")
+    ((code, said),) = ended
+    assert code == signals.REQUEUE and time.time() < end + 1
+    why = "round 3 would outlast --grace 1, stopped at once; the same command without --fresh replays it"
+    assert said.startswith(f"end of the allocation: {why}")
 
 
 LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610, "UNLIMITED": None, "INVALID": None, "": None}

@@ -28,7 +28,6 @@ def base_and_tuned(path: Path, **changes: object) -> Path:
 def submitted(results: Path, fields: dict[str, object], job: str, **more: object) -> Path:
     """Note that a Run went to Slurm as this job; return the folder of its logs."""
     folder = results / "sweeps" / "1"
-    folder.mkdir(parents=True)
     known.Submission("slurm", {Run(**fields).resolve().path(results).name: job}, **more).remember(folder)
     return folder
 

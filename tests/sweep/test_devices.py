@@ -33,14 +33,11 @@ GPU 1: Fake A100 (UUID: GPU-1111-00)
 
 
 @pytest.fixture
-def smi(tmp_path, monkeypatch):
+def smi(fakes, monkeypatch):
     """A function that puts an nvidia-smi on PATH which lists what it is told, and unsets CUDA_VISIBLE_DEVICES."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    script(folder / "nvidia-smi", f'test "$1" = -L && cat {folder}/list')
-    return (folder / "list").write_text
+    script(fakes / "nvidia-smi", f'test "$1" = -L && cat {fakes}/list')
+    return (fakes / "list").write_text
 
 
 def uuids(*numbers):
@@ -128,16 +125,12 @@ def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
 
 
 def test_ranks_that_share_a_gpu_are_counted(monkeypatch, capsys):
-    """And all of them say in one line that GPUs are hidden from them."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
     for index, alike in ((0, {"GPU-0": 3}), (1, {"GPU-1": 2}), (2, {})):
         world = SimpleNamespace(root=True, agree=bool, most_alike=lambda name, alike=alike: alike.get(name, 1))
         build.warn_of_device(Job(), world, torch.device("cuda", index))
-    monkeypatch.setattr(build, "why_hidden", lambda: "GPUs are hidden")
-    build.warn_of_device(Job(), world, torch.device("cpu"))
     shared = "warning: up to {} ranks share one GPU; they take turns on it, unless CUDA's MPS runs".format
-    hidden = "warning: --device auto takes the CPU: GPUs are hidden"
-    assert capsys.readouterr().err.splitlines() == [shared(3), shared(2), hidden]
+    assert capsys.readouterr().err.splitlines() == [shared(3), shared(2)]
 
 
 # sweeps ------------------------------------------------------------------------------------------------------------------
@@ -150,7 +143,6 @@ def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
     (tmp_path / "control").touch()
     assert here.gpu_groups(args, Job()) == uuids(0, 1, 2, 3)
     assert capsys.readouterr().err == ""
-    assert here.gpu_groups(args, Job(device="cpu")) == []
 
 
 def test_gpus_that_cannot_be(smi, tmp_path, said):
@@ -165,12 +157,12 @@ def test_gpus_that_cannot_be(smi, tmp_path, said):
 
 
 @pytest.fixture
-def seen(smi, tmp_path):
+def seen(smi, fakes):
     """A function that returns what CUDA_VISIBLE_DEVICES was for each mpirun, sorted: an mpirun that only writes it down is first on PATH."""
     smi(FOUR)
-    folder = tmp_path / "seen"
+    folder = fakes / "seen"
     folder.mkdir()
-    script(tmp_path / "bin" / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$; sleep 0.5')
+    script(fakes / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$; sleep 0.5')
     return lambda: sorted(p.read_text().strip() for p in folder.iterdir())
 
 

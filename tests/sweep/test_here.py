@@ -196,10 +196,8 @@ def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, swept
     for run, path in zip(runs[:2], paths, strict=False):
         Recorder(path, run, {}, {"time": "now"}).abandon()
     Recorder(paths[2], runs[2], {}, {"time": "now"}).file.close()  # of no sweep: killed, so still called running
-    folder = tmp_path / "sweeps" / "1"
-    folder.mkdir(parents=True)
     begun = {path.name: "999999999" for path in paths[:2]}
-    known.Submission("local", begun, dict.fromkeys(begun, "1"), [paths[0].name]).remember(folder)
+    known.Submission("local", begun, dict.fromkeys(begun, "1"), [paths[0].name]).remember(tmp_path / "sweeps" / "1")
 
     def states() -> list[str]:
         return [line.split()[1] for line in swept(*words, "--list").out.splitlines()[1:4]]
@@ -220,7 +218,6 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
     one, times = known.Known(Run().resolve(), path), iter(range(1, 9))
 
     def recalled(folder: str, job: str, since: str, **more: object) -> known.Known:
-        (tmp_path / folder).mkdir(exist_ok=True)
         made = known.Submission("local", {"a.h5": job}, {"a.h5": since}, submitted=next(times), **more)
         made.remember(tmp_path / folder)
         known.recall([one], tmp_path)
