@@ -283,34 +283,23 @@ def unlike(tmp_path_factory):
     return [tiny(folder, name, **more) for name, more in fields.items()]
 
 
-def test_a_cell_of_a_table_is_of_like_runs(unlike):
-    drawing = draw("tau_init_table", unlike)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in drawing.text.splitlines() if line[:1] == "|"]
-    assert rows[0] == ["tau_init", "B_c = 3"]
-    size = unlike[0].run.batch_size
-    numbers = ((1, 3, size), (10, 3, size), (10, 5, size), (10, 5, 7))
-    assert [row[0] for row in rows[2:]] == [f"{a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
-    assert [row[1].strip("*") for row in rows[2:]] == ["50.00 (1)", "70.00 (1)", "70.00 (1)", "70.00 (1)"]
-    drawing = draw("ggc_period_table", unlike)
-    assert drawing.data["n"].tolist() == [1] * 4 and drawing.data["variant"].nunique() == 4
-
-
-def test_curves_and_panels_say_in_what_they_differ(unlike, made):
+def test_rows_curves_and_panels_say_in_what_runs_differ(unlike, made, tmp_path):
+    """In settings, or in data of one name: no cell mixes them. Of repetitions panels say the seed alone."""
     size = unlike[0].run.batch_size
     numbers = ((10, 5, size), (10, 3, size), (1, 3, size), (10, 5, 7))
     said = [f"DPFL ($B_c=3$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
-    axes = draw("sparsity", unlike).figure.axes[0]
-    assert [line.get_label() for line in axes.lines] == said
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
-    figure = draw("greedy_cases", unlike).figure
-    assert [" ".join(a.get_title().split("\n")[:-1]) for a in figure.axes] == said
-    figure = draw("graph_evolution", unlike).figure
-    assert sorted(t for a in figure.axes if (t := a.get_ylabel().replace("\n", " "))) == sorted(said)
-    axes = draw("random_graph", [*unlike, made["unsearched"]]).figure.axes[0]
-    assert [line.get_label() for line in axes.lines][1:] == said
-    # one seed more: its panel is told apart by the seed alone
-    two = draw("greedy_cases", open_all(made, *SEEDS)).figure
-    assert [a.get_title().split("\n")[0] for a in two.axes] == [f"DPFL ($B_c=3$), seed {s}" for s in (42, 52)]
+    looks = {a.get_label(): (a.get_color(), a.get_linestyle()) for a in draw("sparsity", unlike).figure.axes[0].lines}
+    assert list(looks) == said and len(set(looks.values())) == 4
+    panels = [draw("greedy_cases", of).figure.axes for of in (unlike, open_all(made, *SEEDS))]
+    titles = [[" ".join(a.get_title().split("\n")[:-1]) for a in each] for each in panels]
+    assert titles == [said, [f"DPFL ($B_c=3$), seed {s}" for s in (42, 52)]]
+    table = draw("tau_init_table", unlike)
+    rows = [f"{a}, tau_train {b}, batch_size {c}" for a, b, c in sorted(numbers)]
+    assert table.data["mean"].tolist() == pytest.approx([50, 70, 70, 70]) and all(row in table.text for row in rows)
+    other = [tiny(tmp_path, sha, best=(x,) * 4, sha=sha) for sha, x in (("aaaaaaaa", 0.5), ("bbbbbbbb", 0.7))]
+    data = draw("accuracy_table", other).data
+    means = {f"DPFL (B_c = 3), data_sha256 {mark}": mean for mark, mean in (("aaaaaa", 50), ("bbbbbb", 70))}
+    assert dict(zip(data["method"], data["mean"], strict=True)) == pytest.approx(means)
 
 
 def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, made):
@@ -477,14 +466,6 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     text = draw("accuracy_table", [result, *open_all(made, ("local", 42))]).text
     assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
     assert "not finished" not in draw("accuracy_table", open_all(made, *FOUR)).text
-
-
-def test_data_of_one_name_are_told_apart_by_their_hash(tmp_path):
-    results = [tiny(tmp_path, sha, best=(x,) * 4, sha=sha) for sha, x in (("aaaaaaaa", 0.5), ("bbbbbbbb", 0.7))]
-    data = draw("accuracy_table", results).data
-    assert data["method"].tolist() == [f"DPFL (B_c = 3), data_sha256 {mark}" for mark in ("aaaaaa", "bbbbbb")]
-    assert data["mean"].tolist() == pytest.approx([50, 70])
-    assert len(draw("tau_init_table", results).data) == 2
 
 
 def test_of_several_local_the_nearest_is_the_one_to_compare_with(tmp_path):
