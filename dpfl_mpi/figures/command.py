@@ -30,7 +30,7 @@ from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
 from dpfl_mpi.settings.files import no_data
 from dpfl_mpi.settings.values import is_file
-from dpfl_mpi.storage.files import replacing
+from dpfl_mpi.storage.files import explained, replacing
 
 LISTED = 5  # of Runs that cannot be had for one reason so many are named, and more are counted
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
@@ -209,12 +209,9 @@ def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     writers["csv"] = lambda new: drawing.data.to_csv(new, index=False, float_format="%.10g")
     writers |= {ending: partial(Path.write_text, data=text + "\n") for ending, text in texts.items() if text}
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for ending, write in writers.items():
-            with replacing(out / f"{name}.{ending}") as new:
+            with explained(f"--out is {out}, where nothing can be written"), replacing(out / f"{name}.{ending}") as new:
                 write(new)
-    except OSError as error:
-        raise UserError(f"--out is {out}, where nothing can be written: {error.strerror or error}") from None
     finally:
         if figure:
             plt.close(figure)

@@ -1,16 +1,7 @@
 """Does the collaboration graph mean anything? What of it is chance, who agrees on it, and whom everybody asks.
 
-Of each round's graph, an edge being one client that averages with another:
-
-    homophily    mean over edges of what the two clients' class distributions have in common (1: the same, 0: no class), and its z-score
-                 against graphs with the same in- and out-degrees, drawn by exchanging edges (--draws of them)
-    reciprocity  share of edges whose reverse is an edge
-    asked        Gini coefficient of how often each client is chosen: 0 where all are chosen equally often, near 1 where all choose one
-    gap          1 - |second eigenvalue| of the averaging matrix: how fast repeated averaging would make all models one
-    classes      adjusted Rand index of the graph's communities (greedy modularity) against each client's most frequent class
-
-Agreement compares Omega of two runs on one partition, such as two seeds: the mean over clients of the Jaccard index of the two sets, and what
-it would be against graphs with the same degrees.
+Homophily, reciprocity, asked, gap and classes of each round's graph, and how far the Omegas of Runs on one partition agree, are what
+docs/controls.md defines; an edge is one client that averages with another.
 """
 
 import itertools
@@ -73,7 +64,7 @@ def spectral_gap(graph: CollaborationGraph, p: np.ndarray) -> float:
 
 
 def communities(graph: CollaborationGraph) -> np.ndarray:
-    """Return the number of each client's community, int `[N]`, of the graph without its directions."""
+    """Return the number of each client's community, int `[N]`, of the graph without its directions (greedy modularity)."""
     whole = nx.Graph()
     whole.add_nodes_from(range(graph.n))
     whole.add_edges_from(zip(graph.receivers().tolist(), graph.senders.tolist(), strict=True))

@@ -1,9 +1,7 @@
 """Is it worth its cost? Accuracy against what it took: models received, models evaluated while choosing, gradient steps, seconds.
 
-Curves are over rounds, a point is the end, a band one standard deviation over seeds; shown are the 10 points below the best. The accuracy is the
-mean over clients of their best model by validation so far. Models, evaluations and steps are means per client, of methods with a server too (one
-model down, one up per round). Seconds are those of the slowest rank, on whatever machine the run had: compare only runs of one machine.
-Fine-tuning adds steps, no models; its seconds are not recorded.
+docs/controls.md says how they are counted; of methods with a server too, one model down and one up per round. Seconds are those of the slowest
+rank: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
 """
 
 from collections.abc import Sequence

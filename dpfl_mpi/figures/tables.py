@@ -1,8 +1,6 @@
 """Accuracies as numbers of a table: paired differences with intervals, what the best does not beat, markdown, LaTeX.
 
-`lines` are the frame of clients of one setting (`frames`). Accuracies are in percent, differences in percentage points. Differences are paired:
-the same client of the same partition in two rows, the mean over repetitions on one partition. An interval is Student's 95 % interval. Clients of
-one partition share what chance dealt to all of them, so it is over the means of partitions where there are several, else over clients.
+`lines` are the frame of clients of one setting (`frames`). Accuracies are in percent, differences in points; docs/analysis.md says how both are made.
 """
 
 import re

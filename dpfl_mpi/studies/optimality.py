@@ -116,9 +116,9 @@ class Models:
         test = slice(int(clients.n_val[k]), int(clients.n_val[k] + clients.n_test[k]))
         return float((predicted[0, test] == labels[0, test]).mean())
 
-    def found(self, k: int, most: int, orders: int, seed: int) -> Found:
+    def found(self, k: int, most: int, orders: int) -> Found:
         """Return the best subset of client k, and what the greedy search chooses in so many orders."""
-        rewards, rng = self.rewards(k), np.random.default_rng((seed, k))
+        rewards, rng = self.rewards(k), np.random.default_rng((0, k))
         draws = [(rng.permutation(self.n - 1), rng.random(self.n - 1)) for _ in range(orders)]
         chosen = np.array([greedy(rewards, order, coins, most) for order, coins in draws])
         best = best_subset(rewards, most)
@@ -134,32 +134,20 @@ def interval(values: np.ndarray) -> str:
     return mean if n < 2 else f"{mean} ± {stdtrit(n - 1, 0.975) * values.std(ddof=1) / n**0.5:.4f}"
 
 
-def agrees(found: Found) -> tuple[int, int]:
-    """Return in how many pairs of chosen subsets that differ in both the better reward also tests better, and how many such pairs there are."""
-    sets = np.unique(found.chosen)
-    reward, test = found.rewards[sets], np.array([found.test_acc[int(s)] for s in sets])
-    signs = np.sign(reward[:, None] - reward[None]) * np.sign(test[:, None] - test[None])
-    upper = signs[np.triu_indices(len(sets), 1)]
-    return int((upper > 0).sum()), int((upper != 0).sum())
-
-
 def report(all_found: list[Found], budget: Any, orders: int) -> str:
     gaps = np.array([f.rewards[f.best] - f.rewards[f.chosen] for f in all_found])  # [clients, orders]
     best = np.mean([-f.rewards[f.best] for f in all_found])
     alone = np.mean([-f.rewards[0] for f in all_found])
     test = np.array([f.test_acc[f.best] - np.mean([f.test_acc[int(s)] for s in f.chosen]) for f in all_found])
-    better, pairs = np.sum([agrees(f) for f in all_found], axis=0)
     sizes = [f.best.bit_count() for f in all_found], [int(s).bit_count() for f in all_found for s in f.chosen]
     half, nine = np.quantile(gaps, (0.5, 0.9))
     within = f"half of all orders within {half:.4f}, nine of ten within {nine:.4f}"
-    agreement = f"tests better in {better} of {pairs} pairs of chosen subsets"
     lines = {
         "validation loss": f"alone {alone:.4f}, best subset {best:.4f}, greedy {best + gaps.mean():.4f}",
         "collaborators": f"best subset {np.mean(sizes[0]):.1f}, greedy {np.mean(sizes[1]):.1f}",
         "gap of the reward": f"{interval(gaps.mean(1))}, mean over orders, 95 % over clients; {within}",
         "best subset found": f"in {100 * (gaps < 1e-12).mean():.1f} % of the orders",
         "test accuracy": f"of the best subset minus that of the greedy one {interval(100 * test)} points, 95 % over clients",
-        "better reward": agreement if pairs else "no two chosen subsets differ in reward and test accuracy",
     }
     subsets = len(all_found[0].rewards)
     title = f"{len(all_found)} clients, B_c = {budget}, {subsets} subsets per client, {orders} orders"
@@ -183,19 +171,15 @@ def main(arguments: list[str] | None = None) -> None:
     add("result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")
     add("--orders", type=int, default=100, metavar="N", help="orders of the greedy search per client (100)")
-    add("--clients", type=int, metavar="N", help="only the first N clients (default: all)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of orders and coins (0)")
     add("--out", type=Path, help="CSV file: every order's subset, its gap, its test accuracy")
     args = parser.parse_args(arguments)
-    for name, least in (("orders", 1), ("clients", 1), ("seed", 0)):
-        if (given := getattr(args, name)) is not None and given < least:
-            raise UserError(f"--{name} is {given}; allowed is a whole number of at least {least}")
+    if args.orders < 1:
+        raise UserError(f"--orders is {args.orders}; allowed is a whole number of at least 1")
     check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
         models, run = Models(result, args.data), result.run
         most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
-        wanted = np.flatnonzero(result.benign)[: args.clients].tolist()
-        all_found = [models.found(k, most[k], args.orders, args.seed) for k in wanted]
+        all_found = [models.found(k, most[k], args.orders) for k in np.flatnonzero(result.benign).tolist()]
     print(report(all_found, run.said_budget, args.orders))
     if run.reach:
         print("here a client may choose any other; in the run it reached fewer (--reach)")

@@ -8,18 +8,18 @@ The power is that of a two-sided paired t-test over partition means, from the no
 
 import argparse
 import bisect
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from scipy.special import nctdtr, stdtrit
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
-from dpfl_mpi.plugins import short
+from dpfl_mpi.figures.frames import of_results
+from dpfl_mpi.figures.names import labels
+from dpfl_mpi.figures.tables import Parts, interval, paired
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings.run import REPEATED
 
 SIZES = (16, 32, 100, 200, 500)  # clients per partition in the table, beside those of the results
 MOST = 10_000  # partitions
@@ -37,65 +37,33 @@ class Chance:
     half: float  # of the 95 % interval of the mean
 
 
-def differences(results: Sequence[Result]) -> tuple[list[np.ndarray], list[Result]]:
-    """Return each common partition's differences by client, points, first Run minus second, and a result of each Run; common seeds are averaged first."""
-    runs: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # by settings, partition and seed
-    first: dict[str, Result] = {}
-    for r in results:
-        # what repetitions of a Run have in common
-        kind = json.dumps({n: v for n, v in r.key.items() if n not in REPEATED}, sort_keys=True)
-        name = r.fact("data_sha256") + r.fact("partition_sha256")
-        first.setdefault(kind, r)
-        scores = np.where(r.benign, 100 * r["best/test_acc"], np.nan)
-        runs.setdefault(kind, {}).setdefault(name, {})[r.run.seed] = scores
-    if len(runs) != 2:
-        raise UserError(f"these are results of {len(runs)} different Runs; allowed are two, of any seeds or partitions")
-    first_run, second_run = runs.values()
-    pairs = []
-    for a, b in ((first_run[name], second_run[name]) for name in first_run if name in second_run):
-        common = a.keys() & b.keys() or a.keys() | b.keys()
-        one, two = (np.mean([scores for seed, scores in side.items() if seed in common], 0) for side in (a, b))
-        pairs.append((one - two)[np.isfinite(one - two)])
-    if not pairs or min(map(len, pairs)) < 2:
+def compared(results: Sequence[Result]) -> tuple[Parts, list[str]]:
+    """Return the differences of two Runs by client, points, first Run minus second, an array per partition, and what the two are called."""
+    frames = of_results(results)
+    rows = frames.files.drop_duplicates(["setting", "row"])
+    if len(rows) != 2:
+        raise UserError(f"these are results of {len(rows)} different Runs; allowed are two, of any seeds or partitions")
+    names = labels(rows)
+    lines = frames["clients"].merge(rows[["setting", "row"]].assign(name=names))
+    parts = paired(lines.assign(row=lines["name"]), *names)
+    if not parts or min(map(len, parts)) < 2:
         raise UserError("the two Runs have no partition in common on which two clients or more can be compared")
-    return pairs, list(first.values())
+    return parts, names
 
 
-def names_of(both: Sequence[Result]) -> list[str]:
-    """Return what two Runs are called: method and budget, and where these are the same, what they differ in."""
-    names = [
-        short(r.run.method) + (f", B_c = {r.run.said_budget}" if r.method.topology == "graph" else "") for r in both
-    ]
-    if names[0] != names[1]:
-        return names
-    a, b = (r.key for r in both)
-    differ = [n for n in a | b if n not in REPEATED and a.get(n) != b.get(n)]
-
-    def held(r: Result, name: str) -> Any:
-        return r.run.contents.get(name, "")[:12] or r.key.get(name, getattr(r.run, name, None))
-
-    return [", ".join([name, *(f"{n} {held(r, n)}" for n in differ)]) for name, r in zip(names, both, strict=True)]
-
-
-def chance_of(pairs: Sequence[np.ndarray]) -> Chance:
+def chance_of(parts: Parts) -> Chance:
     """Return the mean difference and its chance, from the differences per partition (one-way random effects, partitions weigh the same)."""
-    from scipy.special import stdtrit
-
-    means = np.array([d.mean() for d in pairs])
-    m, sizes = len(pairs), np.array([len(d) for d in pairs])
-    within = sum(((d - d.mean()) ** 2).sum() for d in pairs) / (sizes.sum() - m)
+    means = np.array([d.mean() for d in parts])
+    m, sizes = len(parts), np.array([len(d) for d in parts])
+    within = sum(((d - d.mean()) ** 2).sum() for d in parts) / (sizes.sum() - m)
     of_mean = within * (1 / sizes).mean()  # what the clients' chance alone gives a partition's mean
-    between, error, df = 0.0, of_mean, sizes.sum() - 1  # error: the variance of the mean
-    if m > 1:
-        between, error, df = max(means.var(ddof=1) - of_mean, 0.0), means.var(ddof=1) / m, m - 1
-    half = float(stdtrit(df, 0.975)) * math.sqrt(error)
-    return Chance(float(means.mean()), math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), half)
+    between = max(means.var(ddof=1) - of_mean, 0.0) if m > 1 else 0.0
+    mean, half = interval(parts)
+    return Chance(mean, math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), half)
 
 
 def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
     """Return the probability that a two-sided t-test over partition means (of one partition, over its clients) finds the difference, points."""
-    from scipy.special import nctdtr, stdtrit
-
     df = partitions - 1 if partitions > 1 else clients - 1
     variance = (chance.between**2 if partitions > 1 else 0.0) + chance.within**2 / clients
     if variance == 0:
@@ -148,8 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("power", "level"):
         if not 0 < (given := getattr(args, name)) < 1:
             raise UserError(f"--{name} is {given:g}; allowed is a probability above 0 and below 1")
-    pairs, both = differences([Result(path) for path in args.results])
-    print(report(chance_of(pairs), names_of(both), args.difference, args.power, args.level))
+    parts, names = compared([Result(path) for path in args.results])
+    print(report(chance_of(parts), names, args.difference, args.power, args.level))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import pytest
-from launch import ROOT, refused, script
+from launch import ROOT, script
 from PIL import Image
 
 from dpfl_mpi import prepare
@@ -72,13 +71,6 @@ def test_prepare_takes_it(monkeypatch, tmp_path, capsys):
 A_CLASS = 4  # images: three to train, one to test
 
 
-@pytest.fixture
-def truth():
-    """Blurred noise, so that a JPEG of it is near it, `[40, 32, 32, 3]`; four of each class."""
-    coarse = np.random.default_rng(0).integers(0, 256, (10 * A_CLASS, 4, 4, 3), np.uint8)
-    return np.stack([np.asarray(Image.fromarray(x).resize((32, 32), Image.Resampling.BICUBIC)) for x in coarse])
-
-
 def committed(clone, clients):
     """Write clients' files as PFLlib does, images and labels by the name of the file, and commit them; return the commit."""
     for name, (images, labels) in clients.items():
@@ -92,8 +84,10 @@ def committed(clone, clients):
     return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
 
 
-def test_exact_images_take_the_place_of_the_jpegs(truth, tmp_path, monkeypatch, capsys):
-    """Two repositories share images, in no order; of image 0 there is the JPEG alone."""
+def test_exact_images_take_the_place_of_the_jpegs(tmp_path, monkeypatch, capsys):
+    """Of blurred noise, so that a JPEG is near it. Two repositories share images, in no order; of image 0 there is the JPEG alone."""
+    coarse = np.random.default_rng(0).integers(0, 256, (10 * A_CLASS, 4, 4, 3), np.uint8)
+    truth = np.stack([np.asarray(Image.fromarray(x).resize((32, 32), Image.Resampling.BICUBIC)) for x in coarse])
     labels, order = np.arange(40) // A_CLASS, np.random.default_rng(1).permutation(np.arange(1, 40))
     rows = {"a/x": {"train/0.npz": order[:20], "test/0.npz": order[20:25]}, "b/x": {"train/0.npz": order[15:]}}
     files = {name: {file: (truth[r], labels[r]) for file, r in each.items()} for name, each in rows.items()}
@@ -113,19 +107,3 @@ def test_exact_images_take_the_place_of_the_jpegs(truth, tmp_path, monkeypatch, 
     np.testing.assert_array_equal(out.train_images[0], copy.train_images[0])
     np.testing.assert_array_equal(out.train_labels, copy.train_labels)
     assert (copy.test_images != truth[test]).any(axis=(1, 2, 3)).all()  # there was something to mend
-
-
-def test_what_does_not_fit_is_refused(truth):
-    refused("3 places of 4 images", real_images.placed, truth[[0, 1, 2, 2]], truth[:4])
-    refused("ratio 1", real_images.placed, truth[:1], truth[[1, 1, 2]])
-    np.testing.assert_array_equal(real_images.pixels("a", np.float32([-1, 1, 2 * (7 / 255) - 1])), [0, 255, 7])
-    for wrong in (0.001, 1.5):
-        refused("a holds numbers that are no", real_images.pixels, "a", np.float32([wrong]))
-
-
-def test_cifar100_has_its_test_part_by_hash():
-    images = np.random.default_rng(2).integers(0, 256, (102, 32, 32, 3), np.uint8)
-    names = [name for name, _ in real_images.by_hash(images, np.full(102, 7))]
-    assert names[:3] == ["train/07/0000.png", "train/07/0001.png", "test/07/0002.png"] and len(names) == 102
-    again = dict(real_images.by_hash(images[::-1], np.full(102, 7)))
-    assert all((again[name] == image).all() for name, image in real_images.by_hash(images, np.full(102, 7)))

@@ -13,11 +13,11 @@ from dpfl_mpi.settings import Run
 
 pytest.importorskip("matplotlib")
 
-from dpfl_mpi.figures import controls_table, label_flip, recomputed, tables
+from dpfl_mpi.figures import label_flip, recomputed, tables
 from dpfl_mpi.figures.frames import of_folder, of_results
 
 FOLDER = ROOT / "reproduction"
-DPFL, RANDOM = "DPFL (B_c = inf)", "Random graph (B_c = inf)"
+DPFL = "DPFL (B_c = inf)"
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +106,13 @@ def test_verdict_by_hand():
     assert recomputed.verdict(np.array([82.0]), 78.0, 1.0) == "within (+4.00, noise ± 4.97)"
 
 
-def written(tmp_path, accuracies, name="cifar-10-dir-0-1", **columns):
+def written(folder, accuracies):
     """Return the frames of the CSV files of one Run per row and seed, each with these clients' accuracies."""
-    folder, runs, clients = tmp_path / name, [], []
-    folder.mkdir(exist_ok=True)
+    runs, clients = [], []
     for i, ((row, seed), values) in enumerate(accuracies.items()):
-        flags = "--method=random_graph" if row[0] == "R" else ""
-        runs.append({"run": i, "row": row, "seed": seed, "partition_sha256": seed, "flags": flags})
+        runs.append({"run": i, "row": row, "seed": seed, "partition_sha256": seed, "flags": ""})
         clients += [{"run": i, "client": k, "test_acc": a} for k, a in enumerate(values)]
-    pd.DataFrame(runs).assign(**columns).to_csv(folder / "runs.csv", index=False)
+    pd.DataFrame(runs).to_csv(folder / "runs.csv", index=False)
     pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
     return of_folder(folder)
 
@@ -123,25 +121,11 @@ def cells(lines):
     return pd.DataFrame(lines).values.tolist()
 
 
-def test_random_graph_by_hand(tmp_path):
-    rows = {(DPFL, 1): [0.5, 0.7], (DPFL, 2): [0.6, 0.8], ("DPFL (B_c = 0.1N)", 1): [0, 0]}
-    rows |= {(RANDOM, 1): [0.4, 0.6], (RANDOM, 2): [0.4, 0.4], (f"{RANDOM}, redraw True", 1): [0.5, 0.6]}
-    # differences of the partitions 10 and 30: mean 20, deviation 14.142, over sqrt(2) 10, t(1) = 12.7062
-    # of the clients 0 and 10: mean 5, over sqrt(2) 5
-    ours = ["CIFAR-10 Dir(0.1)", DPFL, "65.00 ± 7.07 (2)"]
-    frames = written(tmp_path, rows)
-    assert recomputed.text(recomputed.graphs(frames)) == "(not run)"
-    assert cells(recomputed.against(frames)) == [
-        [*ours, RANDOM, "45.00 ± 7.07 (2)", "+20.00 ± 127.06 (2)", "about +4"],
-        [*ours, f"{RANDOM}, redraw True", "55.00 (1)", "+5.00 ± 63.53 (1)", "about +4"],
-    ]
-
-
 def test_what_decides_by_hand(tmp_path):
     """One partition decides nothing; several do where 0 is outside both intervals, over partitions and over clients."""
 
     def claim(rows):
-        lines = cells(recomputed.order(written(tmp_path, rows, name="nowhere")))
+        lines = cells(recomputed.order(written(tmp_path, rows)))
         return next(line[1:] for line in lines if line[0].startswith("DPFL"))
 
     one = {(DPFL, 1): [0.5, 0.504], ("FedAvg+FT", 1): [0.3, 0.3], ("Local", 1): [0.1, 0.1]}
@@ -153,29 +137,6 @@ def test_what_decides_by_hand(tmp_path):
     # partitions of one mean, whose clients lie far apart: (-10, 50) and (20, 20): sqrt(30**2) / 2 * t(2)
     apart = {(DPFL, 1): [0.2, 0.8], (DPFL, 2): [0.5, 0.5], ("FedAvg+FT", 1): [0.3, 0.3], ("FedAvg+FT", 2): [0.3, 0.3]}
     assert claim(apart) == ["+20.00 ± 0.00 (2)", "± 64.54", "-", "not decided"]
-
-
-def test_newcomers_and_lies_by_hand(tmp_path, page):
-    later = {"DPFL, newcomers 0.1": [0.6, 0.65], "Local, newcomers 0.1": [0.7, 0.85]}
-    runs = {"models_per_client": 7, "evaluations_per_client": 8, "steps_per_client": 9}
-    runs |= {"rounds": 6, "liars_chosen": [np.nan, np.nan, 0.125], "backdoor": np.nan}
-    for epochs, mean, half in ((0, 0.1, 0.01), (1, 0.5, 0.02), (5, 0.625, 0.03)):
-        runs |= {f"newcomers_{epochs}": mean, f"newcomers_{epochs}_half": half}
-    rows = {(row, 42): values for row, values in (later | {"DPFL, attack noise:0.2": [0.7, 0.8]}).items()}
-    frames = written(tmp_path, rows, name="controls", backdoor_unmarked=np.nan, **runs)
-    lines = pd.read_csv(tmp_path / "controls" / "clients.csv")
-    lines.assign(epochs=5).to_csv(tmp_path / "controls" / "newcomers.csv", index=False)
-    lines.assign(val_acc=[0, 0, 0, 0, 0.75, 0.8]).to_csv(tmp_path / "controls" / "clients.csv", index=False)
-    # differences of the two newcomers -10 and -20: mean -15, deviation 7.0711, over sqrt(2) 5, t(1) = 12.7062
-    came = ["10.0 ± 1.0", "50.0 ± 2.0", "62.5 ± 3.0"]
-    assert cells(page.newcomers(frames)) == [
-        ["DPFL, newcomers 0.1", "62.50 (1)", *came, "-"],
-        ["Local, newcomers 0.1", "77.50 (1)", *came, "-15.00 ± 63.53 (1)"],
-    ]
-    noise = ["DPFL, attack noise:0.2", "75.00 (1)", "-", "+2.50 ± 31.77 (1)", "7", "8", "9", "12.5", "-"]
-    assert cells(page.attacks(frames)) == [noise]
-    [gap] = controls_table.gaps(frames.of("clients", "controls", "DPFL, attack noise:0.2"))
-    np.testing.assert_allclose(gap, [5, 0], atol=1e-12)
 
 
 def test_accuracies_at_equal_hours_by_hand(page):
@@ -190,23 +151,6 @@ def test_accuracies_at_equal_hours_by_hand(page):
         ["Local", "-", "65.00 (1)", "65.00 (1)", "-"],
     ]
     assert list(page.equal(lines.iloc[:0], "hours")) == []
-
-
-def test_what_a_network_changes_by_hand(page):
-    """int8 makes DPFL 1 and 3 points worse on two partitions: a mean of -2, a standard error of 1, t(1) = 12.71."""
-    ends = {"DPFL": (80, 80), "DPFL, int8": (79, 77)}
-    lines = pd.DataFrame(
-        [
-            {"network": "phones", "row": row, "seed": seed, "gigabytes": 2 + seed, "accuracy": accuracy}
-            for row, both in ends.items()
-            for seed, accuracy in enumerate(both)
-        ]
-    )
-    told = {line.pop("change"): line for line in page.changed(lines)}
-    assert told["int8, phones"] == {
-        "DPFL": "-2.00 ± 12.71 (2)", "Random graph": "-", "Pairwise": "-", "GB of DPFL": "2.50",
-    }  # fmt: skip
-    assert set(told["staleness 1, phones"].values()) == {"-"}
 
 
 def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path):

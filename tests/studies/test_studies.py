@@ -129,7 +129,7 @@ def paths(tmp_path):
 def test_from_results(paths, said):
     """Differences of two partitions: (20, 0, 20, -20) with mean 5, and (30, 10, 10, -10) with mean 10."""
     out = said(plan_power.main, *paths, "--difference=5")
-    assert "dpfl, B_c = 3 minus local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
+    assert "DPFL (B_c = 3) minus Local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
     assert "2 partitions, 4 clients each" in out and "within a partition 17.80, between partitions 0.00" in out
     row = next(line.split() for line in out.splitlines() if line.strip().startswith("100 "))
     chance = chance_of([np.array([20.0, 0, 20, -20]), np.array([30.0, 10, 10, -10])])
@@ -137,22 +137,6 @@ def test_from_results(paths, said):
     assert max(map(len, out.splitlines())) <= 130
     one = said(plan_power.main, *paths[::2], "--difference=5")
     assert "between partitions unknown: one partition, taken as 0" in one
-
-
-def test_seeds_of_one_partition_by_hand(tmp_path, monkeypatch):
-    """Those that both have, each once: DPFL's seeds are 0.8 and 0.9, 0.6 and 0.7, 1 and 0.9, 0.4 and 0.5, Local's 0.6, 0.6, 0.8, 0.6."""
-    both = {key: Result(tiny_result.make(tmp_path / f"{key}.h5", *key)) for key in tiny_result.BEST}
-    monkeypatch.setattr(Result, "fact", lambda self, name: "the same")
-    [pair], _ = plan_power.differences([*both.values(), both["dpfl", 42]])
-    np.testing.assert_allclose(pair, [25, 5, 15, -15], atol=1e-9)
-    [pair], _ = plan_power.differences([both["dpfl", 42], both["dpfl", 52], both["local", 42]])
-    np.testing.assert_allclose(pair, [20, 0, 20, -20], atol=1e-9)
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path, said):
-    paths = [tiny_result.make(tmp_path / f"{share}.h5", search_share=share) for share in (0.5, 1.0)]
-    named = "dpfl, B_c = 3, search_share 0.5 minus dpfl, B_c = 3, search_share 1.0: +0.00"
-    assert named in said(plan_power.main, *paths, "--difference=5")
 
 
 @pytest.mark.parametrize(("which", "more", "sentence"), [

@@ -2,8 +2,6 @@
 
 import argparse
 import os
-import re
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -180,18 +178,3 @@ def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatc
     sweep.main(["--seeds", "1,2", "--max_parallel", "2", *words, *starts.of_sweep(tmp_path)])
     assert seen() == expected
     assert "--ranks" not in words or "GPUs visible here: 4; per Run 2, Runs on each 1" in capsys.readouterr().out
-
-
-def test_the_sbatch_file_has_lines_for_gpus(tmp_path):
-    """One rank per GPU where the pair is uncommented, and an MPS daemon that starts before the ranks and ends with the script."""
-    text = (starts.ROOT / "slurm" / "train.sbatch").read_text()
-    pair = dict(re.findall(r"^##SBATCH --(gpus-per-node|ntasks-per-node)=(\d+)$", text, re.M))
-    assert len(pair) == 2 and len(set(pair.values())) == 1
-    lines = re.findall(r"^# ((?:export CUDA_MPS|mkdir).*)$", text, re.M)
-    script(tmp_path / "nvidia-cuda-mps-control", 'test "$1" = -d && : > "$CUDA_MPS_PIPE_DIRECTORY/control" || cat')
-    text = "\n".join([*lines, 'test -e "$CUDA_MPS_PIPE_DIRECTORY/control" && echo ranks'])
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(
-        ["bash", "-c", text.replace("/tmp/", f"{tmp_path}/")], env=env, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "ranks\nquit\n"), done.stderr
