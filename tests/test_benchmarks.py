@@ -1,4 +1,4 @@
-"""Each benchmark can be asked what it does, and the ceilings of a GPU are said of the embedded digits."""
+"""Each benchmark and each figure can be asked what it does, and the ceilings of a GPU are said of the embedded digits."""
 
 import importlib
 import re
@@ -9,7 +9,7 @@ import pytest
 from launch import ROOT
 
 FOLDER = ROOT / "benchmarks"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))  # files whose name starts with _ are helpers
+SCRIPTS = sorted([*FOLDER.glob("[a-z]*.py"), *(ROOT / "analysis").glob("*.py")])  # _ starts the name of a helper
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,12 @@ def benchmarks():
     sys.path.remove(str(FOLDER))
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_every_script_has_help(benchmarks, script, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    monkeypatch.setattr(sys, "argv", [script.name, "--help"])
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(FOLDER / script), run_name="__main__")
-    assert not end.value.code and f"usage: {script}" in capsys.readouterr().out
+        runpy.run_path(str(script), run_name="__main__")
+    assert not end.value.code and f"usage: {script.name}" in capsys.readouterr().out
 
 
 def test_ceilings_of_the_embedded_digits(benchmarks, monkeypatch, capsys):

@@ -21,7 +21,7 @@ METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fe
 RUNS = [*cifar10(method=METHODS, seed=SEEDS), *cifar10(method="fedavg", finetune_epochs=10, seed=SEEDS)]
 COSTS = {"models": "models received", "evaluations": "models evaluated", "steps": "gradient steps"}
 COSTS |= {"seconds": "seconds"}
-OPTIONS = {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy to reach, % (default: 80)"}}
+OPTIONS = {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy in percent (default: 80)"}}
 
 
 def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:

@@ -69,7 +69,8 @@ def power(chance: Chance, difference: float, partitions: int, clients: float, le
     if variance == 0:
         return 1.0
     shift, limit = abs(difference) / math.sqrt(variance / partitions), stdtrit(df, 1 - level / 2)
-    missed = nctdtr(df, shift, limit) - nctdtr(df, shift, -limit)
+    far = np.nan_to_num(nctdtr(df, shift, -limit))  # SciPy has nan at some of its zeros
+    missed = nctdtr(df, shift, limit) - far
     return 1.0 if math.isnan(missed) else float(1 - missed)  # so far out that the distribution cannot be computed
 
 

@@ -9,6 +9,7 @@ import pytest
 import tiny_result
 import torch
 from launch import federation, run_here, validation
+from scipy.stats import ncf
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi import streams
@@ -111,6 +112,8 @@ def test_power_is_that_of_a_t_test():
         assert needed(chance, difference, 1, wanted, 0.05) == count
     assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(0.05, abs=1e-6)  # nothing there: the level
     assert power(chance, 100.0, 5, 100, 0.05) == 1
+    # two partitions, 8 deviations of their mean: the other way of the same test, 1 - F'(12.706^2; 1, 1, 64)
+    assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(ncf.sf(12.7062**2, 1, 1, 64), abs=1e-4)
 
 
 def test_power_by_simulation():

@@ -1,7 +1,6 @@
 """Which GPU a rank or a Run of a sweep gets, decided without one: a fake nvidia-smi on PATH, and CUDA_VISIBLE_DEVICES."""
 
 import argparse
-import os
 from types import SimpleNamespace
 
 import pytest
