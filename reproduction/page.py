@@ -211,9 +211,9 @@ def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
 def deciding() -> Lines:
     """Yield how many partitions of 100 clients decide half a point, and what ten find, in 80 % of the cases at a level of 5 %."""
     dpfl, random = "DPFL (B_c = 0.1N)", "Random graph (B_c = 0.1N)"
-    table_1 = folders()["cifar-10-patho-3"]["clients"]
     asked = [
-        ("Table 1, Patho(3), 500", "their own", row, paired(table_1, dpfl, row))
+        (f"Table 1, {setting}, 500", "their own", row, paired(folders()[name]["clients"], dpfl, row))
+        for name, setting in (("cifar-10-patho-3", "Patho(3)"), ("cifar-10-dir-0-1", "Dir(0.1)"))
         for row in (random, "FedAvg+FT", "Ditto")
     ]
     runs, clients, _ = arena_lines()

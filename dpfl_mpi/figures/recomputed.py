@@ -182,6 +182,12 @@ def of_table_1(frames: Frames) -> Frames:
     return frames.where(frames.runs["row"].isin(list(paper.TABLE_1)))
 
 
+def of_shared_partitions(frames: Frames) -> Frames:
+    """Return the Runs of those seeds that every row has: one partition is points easier than another, so other means do not compare."""
+    seeds = frames.runs.groupby("row")["seed"].agg(set)
+    return frames.where(frames.runs["seed"].isin(set.intersection(*seeds)))
+
+
 def without_tuning(frames: Frames) -> pd.DataFrame:
     """Return the Runs of a folder but those with +FT: their rounds are those of the row without."""
     return frames.runs[~frames.runs["row"].str.contains("+FT", regex=False)]
@@ -272,7 +278,8 @@ def accuracy(frames: Frames) -> Figure | None:
         left.plot(*zip(*known, strict=True), "D", mfc="none", color=DARK, label="paper")
     left.set_xlabel("difference to Local, points")
     left.legend(loc="best")
-    curves(right, frames.rows[frames.rows["row"].isin(CURVES)], frames["curves"], "test_acc", "models_epochs", 100)
+    shown = of_shared_partitions(frames.where(frames.runs["row"].isin(CURVES)))
+    curves(right, shown.rows, shown["curves"], "test_acc", "models_epochs", 100)
     right.set(xlabel="local epochs, of all its models", ylabel="test accuracy, %")
     right.legend(loc="lower right")
     return figure
@@ -281,12 +288,13 @@ def accuracy(frames: Frames) -> Figure | None:
 def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
     if figure := accuracy(frames):
         yield "accuracy", figure
-        if figure := variance.draw(of_table_1(frames)).figure:
+        if figure := variance.draw(of_shared_partitions(of_table_1(frames))).figure:
             yield "variance", figure
     rows = set(frames.rows["row"])
     both = [(row, f"Random graph (B_c = {budget})") for row, budget in DPFL.items()]
     shown = [row for pair in both if {*pair} <= rows for row in pair]
-    if shown and (figure := random_graph.draw(frames.where(frames.runs["row"].isin(shown))).figure):
+    both_ways = frames.where(frames.runs["row"].isin(shown))
+    if shown and (figure := random_graph.draw(of_shared_partitions(both_ways)).figure):
         yield "random-graph", figure
     mine = frames.where(frames.runs["run"].isin(frames["graphs"]["run"]) & frames.runs["row"].isin(list(DPFL)))
     if len(mine.runs) and (figure := graph_evolution.draw(mine).figure):
