@@ -46,6 +46,7 @@ CASES = [
     ("fedavg", None, ADAM),
     ("fedprox", None, ADAMW),
     ("fedrep", None, ADAM),
+    ("perfedavg", None, ADAM),
     ("scaffold", None, ADAM),
     ("apfl", None, ADAMW),
 ]
