@@ -15,7 +15,6 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.training import learning_rate
 from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.methods import dac, dfedpgp, oracle, pairwise, pfedsv, random_graph, replay
-from dpfl_mpi.numerics.backend import Adam
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -116,33 +115,6 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
 def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):
     with pytest.raises(UserError, match=f"^{sentence}"):
         play(method, **fields)
-
-
-BETAS, EPS, DECAY = (0.8, 0.95), 1e-6, 0.1
-
-
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_steps_are_pytorchs(decoupled):
-    """Two rows, each clipped by itself; in the third a mask freezes columns, which are as if they did not exist."""
-    w = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
-    trained = torch.arange(16) % 3 > 0
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    for mask in (None, trained):
-        columns = slice(None) if mask is None else trained
-        rows, memory = w.clone(), torch.zeros(2, 33)
-        leaves = [torch.nn.Parameter(row[columns].clone()) for row in w]
-        theirs = [kind([leaf], 0.05, betas=BETAS, eps=EPS, weight_decay=DECAY) for leaf in leaves]
-        for step in range(6):
-            g = torch.randn(2, 16, generator=torch.Generator().manual_seed(step + 1)) * (1 + step)
-            for leaf, row, optimiser in zip(leaves, g, theirs, strict=True):
-                leaf.grad = row[columns].clone()
-                torch.nn.utils.clip_grad_norm_([leaf], 5.0)
-                optimiser.step()
-            Adam(2, 0.0, DECAY, 5.0, BETAS, EPS, decoupled).step(rows, g, memory, 0.05, mask)
-        expected = torch.stack([leaf.detach() for leaf in leaves])
-        assert torch.allclose(rows[:, columns], expected, rtol=0, atol=2e-6)
-        if mask is not None:
-            assert torch.equal(rows[:, ~trained], w[:, ~trained]) and not memory[:, :16][:, ~trained].any()
 
 
 def test_its_memory_is_kept_and_reset():

@@ -46,6 +46,7 @@ CASES = [
     ("fedavg", None, ADAM),
     ("fedprox", None, ADAMW),
     ("fedrep", None, ADAM),
+    ("fedrep", None, ADAMW),
     ("perfedavg", None, ADAM),
     ("scaffold", None, ADAM),
     ("apfl", None, ADAMW),
