@@ -70,33 +70,6 @@ def test_a_single_validation_image_cannot_be_shared():
     assert search_first(Run().resolve(), labels, partition)[0] is partition
 
 
-def test_omega_is_searched_anew():
-    with federation(SMALL | {"omega_period": 2}) as fed:
-        state = dpfl.init(fed)
-        for t in (1, 2, 3):
-            before = state["shared"]["omega"]
-            w_before, momentum = state["client"]["w"].clone(), fed.training.momentum["w"].clone()
-            fed.begin_round(t)
-            state = dpfl.round(fed, state, t)
-            omega, chosen = state["shared"]["omega"], state["shared"]["chosen"]
-            if t == 2:  # lines 3 and 4 on the trained rows, by the verbs themselves on a second Federation
-                received = fed.notes["models_received"].copy()
-                with federation(SMALL) as twin:
-                    dpfl.init(twin)
-                    twin.begin_round(1)
-                    twin.begin_round(2)
-                    twin.training.epochs[:] = 2
-                    twin.training.momentum["w"] = momentum
-                    w = twin.local_opt(w_before, 1)
-                    expected = twin.bggc(w)
-                    for graph in (omega, chosen):
-                        assert np.array_equal(graph.matrix(), expected.matrix())
-                    assert torch.equal(state["client"]["w"], twin.average(w, expected))
-                    assert np.array_equal(received, twin.notes["models_received"])
-            else:
-                assert omega is before and chosen.within(omega)
-
-
 def test_absent_clients_search_later(tmp_path):
     there = [[1] * N, [0] + [1] * (N - 1)]
     (tmp_path / "there").write_text("\n".join(" ".join(map(str, line)) for line in there))

@@ -14,7 +14,14 @@ from dpfl_mpi.numerics import backend
 from dpfl_mpi.plugins import find
 
 ADAM, ADAMW = ({"optimizer": name, "lr": 0.003, "adam_eps": 1e-4} for name in ("adam", "adamw"))
+ALIKE = {"classes_per_client": 8, "lr": 0.1, "seed": 4}  # DPFL chooses some, and others each time
 CASES = [
+    ("dpfl", None, ALIKE),
+    ("dpfl", None, ALIKE | {"budget": 3, "tau_init": 1}),
+    ("dpfl", None, {"budget": 1}),
+    ("dpfl", None, ALIKE | {"budget": 3, "ggc_period": 2}),
+    ("dpfl", None, ALIKE | {"budget": 3, "ggc_period": 2, "ggc_off_rounds": "skip"}),
+    ("dpfl", None, ALIKE | {"omega_period": 2}),
     ("local", None, {}),
     ("fedavg", None, {}),
     ("fedprox", {"mu": 0.3}, {}),
