@@ -1,9 +1,8 @@
-"""The methods at their exact limits and by hand, with clients that are away; optimisers and schedules; graphs that are not searched."""
+"""The methods by hand, with clients that are away; optimisers and schedules; graphs that are not searched."""
 
 import itertools
 import math
 
-import launch
 import numpy as np
 import pytest
 import torch
@@ -19,60 +18,12 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 
-@pytest.fixture(scope="module", params=["auto", "torch"])
-def kernels(request):
-    launch.DEFAULTS["kernels"] = request.param
-    yield request.param
-    del launch.DEFAULTS["kernels"]
-
-
-@pytest.fixture(scope="module")
-def base(kernels):
-    return {method: play(method) for method in ("local", "fedavg")}
-
-
-def part(played, where):
-    scored, states, _ = played
-    return scored if where == "scored" else [state[where[0]][where[1]] for state in states]
-
-
-W = ("client", "w"), ("shared", "w")  # Local's rows, and FedAvg's
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "fields", "which", "alike"),
-    [
-        ("fedprox", {"mu": 0}, {}, "fedavg", {W[1]: W[1]}),
-        ("ditto", {"lam": 0}, {}, "local", {("client", "v"): W[0]}),
-        ("ditto", {"lam": 0}, {}, "fedavg", {W[1]: W[1]}),
-        ("apfl", {"alpha": 1.0}, {}, "local", {("client", "v"): W[0], "scored": "scored"}),
-        ("apfl", {"alpha": 0.0}, {}, "fedavg", {W[1]: W[1]}),
-        ("fedrep", {"head": "none", "base_epochs": TAU}, {}, "fedavg", {("shared", "phi"): W[1]}),
-        ("fedrep", {"head": "all", "base_epochs": 0}, {}, "local", {("client", "h"): W[0], "scored": "scored"}),
-        ("fedper", {"head": "none"}, {}, "fedavg", {("shared", "base"): W[1]}),
-        ("fedper", {"head": "all"}, {}, "local", {"scored": "scored"}),
-        ("fedala", {"layers": "none"}, {}, "fedavg", {W[1]: W[1]}),
-        ("pens", None, {"budget": 1}, "local", {"scored": "scored"}),
-        ("cobo", {"rho": 0.0}, {}, "local", {"scored": "scored"}),
-        ("knnper", {"interpolation": 0}, {}, "fedavg", {W[1]: W[1]}),
-    ],
-)
-def test_without_its_own_idea_a_method_is_fedavg_or_local(method, options, fields, which, alike, base):
-    played = play(method, options=options, **fields)
-    for mine, theirs in alike.items():
-        a, b = part(played, mine), part(base[which], theirs)
-        assert len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    if method == "knnper":  # and so are its scores
-        for name, atol in (("val_acc", 0), ("test_acc", 0), ("val_loss", 1e-6), ("test_loss", 1e-6)):
-            np.testing.assert_allclose(played[2].notes[name], base["fedavg"][2].notes[name], rtol=0, atol=atol)
-
-
-def test_dpfl_of_budget_1_is_local(base):
-    """tau_init = c tau_train epochs and R rounds are c + R rounds of Local."""
-    _, states, dpfl = play("dpfl", rounds=1, budget=1, tau_init=2 * TAU)
-    assert torch.equal(states[-1]["client"]["w"], base["local"][1][-1]["client"]["w"])
-    mine, theirs = dpfl.training, base["local"][2].training
-    assert np.array_equal(mine.epochs, theirs.epochs) and np.array_equal(mine.steps, theirs.steps)
+def test_the_columns_of_layers():
+    with federation(FIELDS | {"method": "fedrep"}) as fed:
+        size = fed.ensemble.size
+        first = torch.arange(size) < HEAD
+        held = {"none": first & ~first, "all": first | ~first, "fc1": first, "head": ~first, "fc1,head": first | ~first}
+        assert all(torch.equal(fed.columns(layers)[:size], columns) for layers, columns in held.items())
 
 
 def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch():
