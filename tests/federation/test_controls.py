@@ -1,7 +1,5 @@
 """The controls of an experiment: shared validation images, Omega anew, drift, patience, all on three ranks and after a cut; clients that lie."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from launch import differences, federation, run_here, training_rows, validation
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi.data.partition import assemble, search_first, split
-from dpfl_mpi.data.source import Source, check_images
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
 from dpfl_mpi.federation.attack import SCALE, backdoor_success
@@ -312,26 +309,6 @@ def test_a_frozen_liar_has_not_moved():
         fed.training.attack.begin()
         fed.local_opt(fed.common_row(), 0, momentum="newcomer")
         assert torch.equal(fed.training.attack.sent(frozen), frozen)
-
-
-@pytest.mark.parametrize("method", ["scaffold", "cobo"])
-@pytest.mark.parametrize("kind", ["sign_flip", "noise", "scale", "stale"])
-def test_lies_about_models_are_refused_where_more_than_models_is_sent(method, kind):
-    sentence = f"--attack is {kind}:0.2; {method} sends more.*allowed are label_flip, backd"
-    with pytest.raises(UserError, match=sentence):
-        Run(method=method, attack=f"{kind}:0.2").resolve()
-    Run(method=method, attack="label_flip:0.2").resolve()
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "have"), [((5,), "float32", "none"), ((5,), "int32", "none"), ((8, 8, 1), "float32", "floats")]
-)
-def test_a_backdoor_needs_images_of_bytes(shape, dtype, have):
-    source = Source(shape, 2, (), (), {}, "", images=lambda part, rows: rows, dtype=dtype)
-    check_images(Run(attack="scale:0.3").resolve(), source)
-    check_images(Run(attack="backdoor:0.3").resolve(), replace(source, shape=(8, 8, 1), dtype="uint8"))
-    with pytest.raises(UserError, match=f"--attack backdoor needs images of 8 bits.* have .*{have}"):
-        check_images(Run(attack="backdoor:0.3").resolve(), source)
 
 
 def test_a_backdoor_is_a_mark_on_every_second_image():

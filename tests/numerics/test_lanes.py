@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.backend import SGD, Adam, Backend
+from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
 from dpfl_mpi.numerics.native import Epochs, Native, Rule
 
@@ -350,17 +349,3 @@ def test_a_searchs_averages_are_quotients(form, number, total):
     want = (x.numpy() / total).astype(np.float32)
     assert pair[0].numpy().tobytes() == want.tobytes()
     assert np.array_equal(pair[1].numpy(), -want)
-
-
-def test_a_candidate_is_torchs():
-    """`Backend.candidate` of two clients in lock-step, which writes the same sums but for the rounding of the product."""
-    net = make("mlp")
-    x, y, w = (torch.stack([v, v.flip(0)]) for v in sums_of(net))
-    p, p_x, p_y = np.array([0.0123, 0.2]), np.array([0.4567, 0.5]), np.array([0.8901, 0.6])
-    pairs = torch.zeros(2, 2, 2, net.ensemble.width)
-    by_torch = Backend.candidate(SimpleNamespace(ensemble=net.ensemble), x, y, w, p, p_x, p_y, pairs[0])
-    for i in range(2):
-        ours = net.native.candidate(x[i], y[i], w[i], p[i], p_x[i], p_y[i], pairs[1, i])
-        for a, b in zip(ours, by_torch, strict=True):
-            assert bool(((a - b[i]).abs() <= 2**-52 * ((p[i] * w[i]).abs() + b[i].abs())).all())
-    torch.testing.assert_close(pairs[1], pairs[0], rtol=2**-22, atol=0)
