@@ -38,15 +38,22 @@ def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch():
 
 def test_absent_clients_keep_what_is_theirs(tmp_path):
     (tmp_path / "there").write_text("1 1 1 1\n0 1 0 1\n1 1 1 1\n")
-    fields = {"available": str(tmp_path / "there"), "budget": 3}
-    for method in ("scaffold", "fedper", "pfedme", "fedala", "pens", "cobo"):
-        _, states, fed = play(method, rounds=2, **fields)
+    fields = {"available": str(tmp_path / "there"), "budget": "inf", "classes_per_client": 8, "lr": 0.1, "seed": 0}
+    for method in ("dpfl", "scaffold", "fedper", "pfedme", "fedala", "pens", "cobo"):
+        (_, _, fed_before), (_, states, fed) = (play(method, rounds=rounds, **fields) for rounds in (1, 2))
         away, here = fed.row_of[[0, 2]], fed.row_of[[1, 3]]
         for name, rows in states[1]["client"].items():
             before, after = torch.as_tensor(rows), torch.as_tensor(states[2]["client"][name])
             columns = slice(HEAD, None) if method == "fedper" else slice(None)  # the base comes from the server
             assert torch.equal(before[away][..., columns], after[away][..., columns]), (method, name)
-        assert not torch.equal(fed.training.momentum["w"][here], fed.training.momentum["w"][away]) or method == "pfedme"
+        assert np.array_equal(fed_before.training.epochs[away], fed.training.epochs[away])
+        if method != "pfedme":
+            before, after = fed_before.training.momentum["w"], fed.training.momentum["w"]
+            assert torch.equal(before[away], after[away]) and not torch.equal(before[here], after[here])
+        if method == "dpfl":  # who is away keeps its choice, and is nobody's
+            before, after = (state["shared"]["chosen"].matrix() for state in states[1:])
+            assert np.array_equal(before[::2], after[::2]) and before[::2].any()
+            assert before[1::2, ::2].any() and not after[1::2, ::2].any()
         assert (fed.notes["models_received"][away] == 0).all() and (fed.notes["models_received"][here] > 0).all()
 
 
