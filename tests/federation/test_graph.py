@@ -196,18 +196,6 @@ def test_theorem_1(fed, seed, number, most, twins, shares, spread):
     assert (batched.degrees() <= most).all()
 
 
-def test_both_searches_start_from_the_same_bits(fed):
-    rng = np.random.default_rng(0)
-    for seed in range(20):
-        fed.p[:] = rng.dirichlet(np.ones(N))
-        start(fed, 0, N - 1)
-        w, _ = rows_of(fed, seed)
-        once, p_once = fed.sums.over_reachable(w)
-        for b, each, p_each in fed.sums.over_received(fed.exchange(w, complete()), fed.sums.blocks):
-            assert torch.equal(once[b], each)
-            assert np.array_equal(p_once[b], p_each)
-
-
 @pytest.mark.parametrize("fields", [{}, {"reach": "geometric:0.7", "ggc_repeats": 2}, {"budget": 3, "omega_period": 2}])
 def test_in_groups_the_search_finds_the_same(fields, tmp_path, monkeypatch):
     fields = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": "inf"} | fields

@@ -16,7 +16,6 @@ from dpfl_mpi.data.recipes import make
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import greedy, limits
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import dpfl
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import sketches
 from dpfl_mpi.plugins import names
@@ -204,34 +203,6 @@ def test_who_takes_part_by_share_and_by_file(tmp_path):
     for t in (1, 2):
         here = limits_of(both).present(t, everyone)
         assert here.sum() == (2 if t == 1 else 1) and not (here & (there[t - 1] == 0)).any()
-
-
-@pytest.mark.parametrize("block", [0, 4])
-def test_absent_clients(block, tmp_path):
-    absent = [2, 5]
-    there = [[int(k not in absent) for k in range(N)], [1] * N]
-    fields = SMALL | {"available": write(tmp_path / "a", there), "ggc_period": 1, "budget": "inf"}
-    with federation(fields, block=block) as fed:
-        before = dpfl.init(fed)
-        w, omega = before["client"]["w"].clone(), before["shared"]["omega"]
-        momentum = fed.training.momentum["w"].clone()
-        fed.begin_round(1)
-        after = dpfl.round(fed, before, 1)
-        away, here = fed.row_of[absent], fed.row_of[[k for k in range(N) if k not in absent]]
-        assert torch.equal(after["client"]["w"][away], w[away])
-        assert torch.equal(fed.training.momentum["w"][away], momentum[away])
-        assert not torch.equal(after["client"]["w"][here], w[here])
-        assert (fed.training.epochs[away] == 1).all() and (fed.training.epochs[here] == 2).all()
-        assert np.isnan(fed.notes["val_acc"][away]).all() and np.isfinite(fed.notes["val_acc"][here]).all()
-        assert (fed.notes["models_received"][away] == 0).all()
-        assert after["shared"]["omega"] is omega
-        chosen = after["shared"]["chosen"]
-        for k in range(N):
-            away_or_chosen = set(absent) & set(chosen.of(k).tolist())
-            assert np.array_equal(chosen.of(k), omega.of(k)) if k in absent else not away_or_chosen
-        fed.begin_round(2)
-        dpfl.round(fed, after, 2)
-        assert (fed.training.epochs[away] == 2).all()
 
 
 def test_a_mean_is_over_those_present(tmp_path):

@@ -14,7 +14,14 @@ from dpfl_mpi.numerics import backend
 from dpfl_mpi.plugins import find
 
 ADAM, ADAMW = ({"optimizer": name, "lr": 0.003, "adam_eps": 1e-4} for name in ("adam", "adamw"))
+ALIKE = {"classes_per_client": 8, "lr": 0.1, "seed": 4}  # DPFL chooses some, and others each time
 CASES = [
+    ("dpfl", None, ALIKE),
+    ("dpfl", None, ALIKE | {"budget": 3, "tau_init": 1}),
+    ("dpfl", None, {"budget": 1}),
+    ("dpfl", None, ALIKE | {"budget": 3, "ggc_period": 2}),
+    ("dpfl", None, ALIKE | {"budget": 3, "ggc_period": 2, "ggc_off_rounds": "skip"}),
+    ("dpfl", None, ALIKE | {"omega_period": 2}),
     ("local", None, {}),
     ("fedavg", None, {}),
     ("fedprox", {"mu": 0.3}, {}),
@@ -31,6 +38,7 @@ CASES = [
     ("pfedme", {"beta": 0.8}, {}),
     ("fedala", {"threshold": 0.02, "share": 0.5, "passes": 14}, {}),
     ("pens", {"m": 1, "first_step": 0.6}, {"budget": 3}),
+    ("pens", None, {"budget": 1}),
     ("dac", {"tau": 3.0}, {"budget": 2}),
     ("dac", {"similarity": "l2"}, {"budget": 3}),
     ("fedsim", None, {"budget": 3}),
@@ -46,6 +54,8 @@ CASES = [
     ("fedavg", None, ADAM),
     ("fedprox", None, ADAMW),
     ("fedrep", None, ADAM),
+    ("fedrep", None, ADAMW),
+    ("perfedavg", None, ADAM),
     ("scaffold", None, ADAM),
     ("apfl", None, ADAMW),
 ]
@@ -79,8 +89,9 @@ def test_twin(method, options, fields, block):
         assert (learnt < 1).any() and (learnt > 0).any() and (state["W"][:, :HEAD] == 1).all()
 
 
-def test_knnper_twin(block):
-    options = {"k": 5, "interpolation": 0.4, "scale": 2}
+@pytest.mark.parametrize("share", [0.4, 0])
+def test_knnper_twin(block, share):
+    options = {"k": 5, "interpolation": share, "scale": 2}
     scored, _, fed = play("knnper", block=block, options=options)
     tw = Twin(fed)
     assert_near(scored, list(twins.twin_fedavg(tw, {})))
@@ -96,7 +107,7 @@ def test_knnper_twin(block):
         votes = np.zeros((len(y_val), 10))
         for s in range(len(y_val)):
             np.add.at(votes[s], y.numpy()[index[s]], weight[s] / weight[s].sum())
-        mixed = 0.4 * votes + 0.6 * module(x_val).softmax(1).detach().double().numpy()
+        mixed = share * votes + (1 - share) * module(x_val).softmax(1).detach().double().numpy()
         i = fed.row_of[k]
         assert fed.notes["val_acc"][i] == (mixed.argmax(1) == y_val.numpy()).mean()
         loss = -np.log(mixed[np.arange(len(y_val)), y_val.numpy()]).mean()

@@ -5,6 +5,7 @@ import itertools
 import math
 
 import numpy as np
+import reference
 import torch
 from launch import federation, training_rows, validation
 from scipy.optimize import minimize
@@ -20,7 +21,7 @@ HEAD = 64 * 64 + 64  # the first column of the perceptron's head
 
 
 def play(method, rounds=ROUNDS, block=0, options=None, **fields):
-    """Run a method in this process; return per call of `evaluate` the rows in client order, the states after each round, and the Federation."""
+    """Run a method in this process; return per call of `evaluate` (DPFL: the mixed ones too) the rows in client order, the states after each round, and the Federation."""
     run = FIELDS | {"method": method, "options": options} | fields
     with federation(run, block=block) as fed:
         module, scored, states = importlib.import_module(f"dpfl_mpi.methods.{method}"), [], []
@@ -28,7 +29,7 @@ def play(method, rounds=ROUNDS, block=0, options=None, **fields):
 
         def note(w, series="", **how):
             evaluate(w, series, **how)
-            if not series:
+            if not series or method == "dpfl":
                 scored.append(w[fed.row_of, : fed.ensemble.size].clone())
 
         fed.evaluate = note
@@ -51,7 +52,8 @@ def keyed(*key):
 
 class Twin:
     def __init__(self, fed):
-        self.run, self.p, self.optimisers = fed.run, fed.p, {}
+        samples = fed.partition.class_counts.sum(1)
+        self.run, self.p, self.optimisers = fed.run, samples / samples.sum(), {}
         self.module = mlp.build((8, 8, 1), 10)
         self.initial_row = fed.initial_row
         self.start = fed.initial_row()[: fed.ensemble.size].clone()
@@ -110,6 +112,11 @@ class Twin:
         """The mean loss of row w on client k's training samples."""
         return cross_entropy(self.model(w)(self.data[k][0]), self.data[k][1]).item()
 
+    def val_loss(self, k, w):
+        """The mean loss of row w on client k's validation samples, which is summed in float64."""
+        x, y = self.val[k]
+        return cross_entropy(self.model(w)(x), y, reduction="none").double().mean().item()
+
     def mean(self, rows):
         return sum(float(p) * w.double() for p, w in zip(self.p, rows, strict=True)).float()
 
@@ -126,6 +133,34 @@ class Twin:
             w = [self.local(k, w[k], (t - 1) * TAU) for k in range(N)]
             yield w
             w = mix(w, t)
+
+
+def twin_dpfl(tw, o):
+    """Algorithm 1, of which lines 3 and 10 are tests/reference.py's; the rows are those after training, then those that are mixed."""
+    run, everyone = tw.run, [set(range(N))] * N
+
+    def search(algorithm, w, t, near):
+        found, models = [], [row.numpy() for row in w]
+        for k in range(N):
+            S = keyed(run.seed, streams.CANDIDATES, k, t * 1000).permutation(sorted(near[k] - {k})).tolist()
+            coins = keyed(run.seed, streams.COIN, k, t * 1000).random(N)
+            R = lambda v, k=k: -tw.val_loss(k, torch.from_numpy(v).float())  # noqa: E731
+            found.append(algorithm(k, S, models, tw.p, R, run.most_senders + 1, coins))
+        return found
+
+    w = [tw.local(k, tw.start, 0, run.tau_init) for k in range(N)]  # line 2
+    for t in range(ROUNDS + 1):
+        if t:
+            w = [tw.local(k, w[k], run.tau_init + (t - 1) * TAU) for k in range(N)]  # line 8
+        yield w
+        anew, choose = t % run.omega_period == 0, t % run.ggc_period == 0
+        if anew:
+            chosen = omega = search(reference.bggc, w, t, everyone)  # line 3
+        elif choose:
+            chosen = search(reference.ggc, w, t, omega)  # line 10
+        if anew or choose or run.ggc_off_rounds == "reuse":
+            w = [tw.over(sorted(chosen[k]), w) for k in range(N)]  # lines 4 and 11
+        yield w
 
 
 def twin_local(tw, o):

@@ -302,14 +302,6 @@ def test_model_options_are_part_of_the_run_where_they_differ():
     assert deep.slug() != plain.slug() and deep.resolve().model_options == {"blocks": 3, "widths": "8"}
 
 
-def test_a_model_without_a_head_is_refused_by_knnper(monkeypatch, tmp_path):
-    monkeypatch.delattr(mlp, "HEAD")
-    monkeypatch.setattr(mlp, "build", lambda shape, classes: Dropping(p=0.0))
-    sentence = "--method knnper needs the model's last layer, and --model mlp names none: let its file say HEAD = "
-    with pytest.raises(UserError, match=sentence):
-        run_here(tmp_path / "r.h5", {"clients": 4, "rounds": 1, "method": "knnper"})
-
-
 def test_a_budget_of_one_is_said_to_be_local(tmp_path, capsys):
     run_here(tmp_path / "r.h5", {"clients": 6, "rounds": 0, "tau_init": 0, "budget": "0.1N"}, quiet=False)
     assert "warning: --budget is 1 of 6 clients: B_c counts the client's own model" in capsys.readouterr().err

@@ -74,15 +74,6 @@ def test_lowrank_is_exact_where_the_change_has_that_rank():
     assert encoder.bytes < fed.mail.wire.whole / 2
 
 
-def test_bytes_on_the_wire(tmp_path):
-    """A round after the first moves one encoded row per edge of Omega: each was kept from the round before."""
-    path = run_here(tmp_path / "int8.h5", SMALL | {"codec": "int8"})
-    with federation(SMALL | {"codec": "int8"}) as fed, Result(path) as result:
-        sent, edges = result["traffic/bytes_sent"].sum(1), len(result["graph/omega/senders"])
-        assert sent[0] == result["traffic/models_received"][0].sum() * fed.mail.wire.encoder.bytes
-        assert sent[1:].tolist() == [edges * fed.mail.wire.encoder.bytes] * 3
-
-
 def test_what_a_receiver_missed_is_sent_again():
     """Client 0 keeps client 1's row over a graph without it, as far as its budget of two others goes; 2 has missed a version of it."""
     with federation(SMALL | {"codec": "int8"}) as fed:

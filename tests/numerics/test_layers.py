@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.models import resnet, text
+from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.ensemble import Block
 
@@ -175,6 +175,10 @@ NETS = {
         LINES,
     ),
     "text": (lambda shape: text.build(shape, CLASSES, 17, 16, 4, 0, 0.0), TOKENS),
+    "CNN": (lambda shape: cnn.build(shape, CLASSES), ((32, 32, 3), "uint8")),
+    "CNN, grey": (lambda shape: cnn.build(shape, CLASSES), ((28, 28, 1), "uint8")),
+    "CNN, both pools floor": (lambda shape: cnn.build(shape, CLASSES), ((17, 18, 3), "uint8")),
+    "perceptron": (lambda shape: mlp.build(shape, CLASSES), ((8, 8, 1), "uint8")),
     "resnet": (lambda shape: resnet.build(shape, CLASSES, "8,12", 1, 4), IMAGE),
 }  # fmt: skip
 
