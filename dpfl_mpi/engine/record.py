@@ -1,8 +1,6 @@
 """What a run writes and shows: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -233,19 +231,13 @@ def finish(recorder: Recorder | None, parts: Parts, job: Job) -> None:
 
 
 class Progress:
-    """A progress bar on a terminal, one plain line per round in a log, shown by root; all ranks take part in the means."""
+    """One line per round, shown by root; all ranks take part in the means."""
 
-    def __init__(self, parts: Parts, quiet: bool, first: int):
+    def __init__(self, parts: Parts, quiet: bool):
         self.parts, self.start = parts, time.perf_counter()
         self.shows = parts.world.root and not quiet
         self.total, self.took = parts.run.rounds + parts.run.finetune_epochs, list[float]()
-        self.bar: Any = None
-        if self.shows and (sys.stderr.isatty() or os.environ.get("DPFL_MPI_TERMINAL")):
-            from tqdm import tqdm
-
-            how = {"desc": short(parts.run.method), "unit": "round", "file": sys.stderr}
-            self.bar = tqdm(total=self.total + 1, initial=first, **how)
-        elif self.shows:
+        if self.shows:
             run, ranks = parts.run, f"{parts.world.size} rank{'s' * (parts.world.size > 1)}"
             on = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients, {ranks}, means over clients"
             simulated = "  simulated" if run.network else ""
@@ -258,19 +250,10 @@ class Progress:
         everyone = gather(self.parts, mine | {"received": notes["models_received"]})
         if not self.shows:
             return
-        val, test, best = (100 * np.nan_to_num(mean(everyone[name][benign])) for name in mine)
+        scores = "".join(f"{100 * np.nan_to_num(mean(everyone[name][benign])):8.2f}" for name in mine)
         seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"val {val:.1f} % test {best:.1f} %")
-            self.bar.update()
-        else:
-            self.took += [seconds] if t else []  # preprocessing tells nothing about a round
-            left = duration((self.total - t) * float(np.mean(self.took))) if self.took else ""
-            scores = "".join(f"{share:8.2f}" for share in (val, test, best))
-            place, received, clock = f"{t}/{self.total}", everyone["received"].mean(), self.parts.mail.wire.clock
-            simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
-            print(f"{place:>11}{scores}{received:10.1f}{seconds:9.2f}{left:>8}{simulated}", flush=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.took += [seconds] if t else []  # preprocessing tells nothing about a round
+        left = duration((self.total - t) * float(np.mean(self.took))) if self.took else ""
+        place, received, clock = f"{t}/{self.total}", everyone["received"].mean(), self.parts.mail.wire.clock
+        simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
+        print(f"{place:>11}{scores}{received:10.1f}{seconds:9.2f}{left:>8}{simulated}", flush=True)

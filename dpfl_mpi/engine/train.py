@@ -1,6 +1,5 @@
 """The loop of every method: init, rounds, record, finish."""
 
-from contextlib import closing
 from pathlib import Path
 
 from dpfl_mpi.engine import after, record
@@ -56,28 +55,28 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
         tuned = run.finetune_epochs and not (state or run.newcomers or run.churn)
         if tuned and after.from_base(job, parts, recorder):
             first = total + 1  # the base Run has computed the rounds
-        with closing(record.Progress(parts, job.quiet, first)) as progress:
-            for t in range(first, total + 1):
+        progress = record.Progress(parts, job.quiet)
+        for t in range(first, total + 1):
+            watch.begin(t)
+            parts.begin_round(t)
+            if parts.members.all_stopped:
+                break
+            state = state_after(parts, method, state)
+            record.write_round(recorder, parts, state)
+            progress.line(t)
+            beside.tell(t)
+            due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
+            if due:
+                checkpoints.save(parts, state, recorder)
+                watch.code = REQUEUE
+            if stop and t < total:
+                parts.close()
+                why, again = Heard.name or "a signal", again_text(job)
+                raise Leave(REQUEUE, f"stopped after round {t} of {total} ({why}); {again} goes on from there")
+        if run.finetune_epochs:
+            for t in after.tune(recorder, parts, method):
                 watch.begin(t)
-                parts.begin_round(t)
-                if parts.members.all_stopped:
-                    break
-                state = state_after(parts, method, state)
-                record.write_round(recorder, parts, state)
                 progress.line(t)
-                beside.tell(t)
-                due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
-                if due:
-                    checkpoints.save(parts, state, recorder)
-                    watch.code = REQUEUE
-                if stop and t < total:
-                    parts.close()
-                    why, again = Heard.name or "a signal", again_text(job)
-                    raise Leave(REQUEUE, f"stopped after round {t} of {total} ({why}); {again} goes on from there")
-            if run.finetune_epochs:
-                for t in after.tune(recorder, parts, method):
-                    watch.begin(t)
-                    progress.line(t)
         if run.newcomers:
             assert state is not None
             after.arrive(recorder, parts, state, method)
