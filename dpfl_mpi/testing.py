@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -351,7 +352,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     codes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if not codes:
-        print(f"{__doc__}\nFlags of a run: python -m dpfl_mpi --help")
+        about = f"{__doc__}\nFlags of a run: python -m dpfl_mpi --help"
+        print("\n\n".join(textwrap.fill(part, 80) for part in about.split("\n\n")))
         return 0 if {"-h", "--help"} & {*arguments} else 2
     start, failed = time.monotonic(), 0
     said = given(arguments[len(codes) :], parser())
