@@ -89,6 +89,16 @@ def test_twin(method, options, fields, block):
         assert (learnt < 1).any() and (learnt > 0).any() and (state["W"][:, :HEAD] == 1).all()
 
 
+@pytest.mark.parametrize("method", ["apfl", "perfedavg", "pfedme"])
+def test_passes_of_the_kernels_tell_the_losses(method, monkeypatch):
+    told = []
+    for kernels in ("native", "torch"):
+        monkeypatch.setitem(launch.DEFAULTS, "kernels", kernels)
+        told.append(play(method, rounds=1, block=1)[2].notes["train_loss"])
+    np.testing.assert_allclose(*told, rtol=1e-4)
+    assert (told[0] > 0).all()
+
+
 @pytest.mark.parametrize("share", [0.4, 0])
 def test_knnper_twin(block, share):
     options = {"k": 5, "interpolation": share, "scale": 2}
