@@ -104,14 +104,8 @@ def test_what_a_method_counts(suite, method):
         expected = {"local": 0, "scaffold": 4}.get(method, 2)  # x and c
         received = a["traffic/models_received"][1:]
         searching = {"cobo": (2, np.inf), "dpfl": (0, np.inf)}  # cobo: and pairs' midpoints
-        given = (
-            "dpfl_choice",
-            "nearest",
-            "oracle",
-            "pairwise",
-            "random_graph",
-        )  # of a graph that stands, or keeps fewer
-        searching |= dict.fromkeys(given, (0, 2))
+        # of a graph that stands, or keeps fewer
+        searching |= dict.fromkeys(("dpfl_choice", "nearest", "oracle", "pairwise", "random_graph"), (0, 2))
         low, high = searching.get(method, (expected, expected))
         assert ((low <= received) & (received <= high))[scored[1:]].all() and not received[~scored[1:]].any()
         assert np.flatnonzero(wild["client/diverged_round"] >= 0).tolist() == [testing.WILD] * (method in WHOLE)

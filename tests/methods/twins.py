@@ -21,7 +21,10 @@ HEAD = 64 * 64 + 64  # the first column of the perceptron's head
 
 
 def play(method, rounds=ROUNDS, block=0, options=None, **fields):
-    """Run a method in this process; return per call of `evaluate` (DPFL: the mixed ones too) the rows in client order, the states after each round, and the Federation."""
+    """Run a method in this process.
+
+    Return per call of `evaluate` (DPFL: the mixed ones too) the rows in client order, the states after each round, and the Federation.
+    """
     run = FIELDS | {"method": method, "options": options} | fields
     with federation(run, block=block) as fed:
         module, scored, states = importlib.import_module(f"dpfl_mpi.methods.{method}"), [], []

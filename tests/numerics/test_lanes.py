@@ -180,7 +180,7 @@ def plan(net, n=21, epochs=2, seed=0):
 
 
 def test_train_is_gradient_and_step():
-    """One call a client and one call a step: the same bits; two calls of an epoch are one of two; a mask of ones changes nothing, another leaves what it freezes."""
+    """One call a client and one call a step have the same bits; two calls of an epoch are one of two; a mask leaves what it freezes."""
     net = make("odd")
     order, crop = plan(net)
     (a, m_a), (b, m_b), (c, m_c), (d, m_d) = ((net.row.clone(), torch.zeros_like(net.row)) for _ in range(4))
