@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import nctdtr, stdtrit
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import of_results
@@ -64,6 +63,8 @@ def chance_of(parts: Parts) -> Chance:
 
 def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
     """Return the probability that a two-sided t-test over partition means (of one partition, over its clients) finds the difference, points."""
+    from scipy.special import nctdtr, stdtrit  # late: where SciPy is missing, `figures` says it in a sentence
+
     df = partitions - 1 if partitions > 1 else clients - 1
     variance = (chance.between**2 if partitions > 1 else 0.0) + chance.within**2 / clients
     if variance == 0:
