@@ -15,6 +15,7 @@ from dpfl_mpi.storage.files import check_apart, write_csv
 from dpfl_mpi.studies.saved import dealt, fill, network_of, one_pool, source_of, with_code
 
 CHUNK = 256  # images scored at once: what a small network makes of them fits a core's cache
+WHERE = {"all": "the whole test set", "classes": "all test samples of their classes", "own": "their own {} samples"}
 OfClients = list[np.ndarray]  # of each client its samples, or what each of them counts
 
 
@@ -68,11 +69,7 @@ def accuracies(
 
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
-    where = {
-        "all": "the whole test set",
-        "classes": "all test samples of their classes",
-        "own": f"their own {part} samples",
-    }[on]
+    where = WHERE[on].format(part)
     stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
     scores = scores[result.benign]
     if not len(scores):
