@@ -242,7 +242,6 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
-    """Return the resolved Run and the Job of settings by name."""
     for name in settings:
         if name not in SCHEMA:
             raise unknown(name, f"there is no setting {name}", "")
@@ -259,7 +258,6 @@ def in_python(value: Any) -> Any:
 
 # under mpirun or srun: this process is a rank -----------------------------------------------------------------------
 def started_by_launcher() -> bool:
-    """Return whether mpirun or srun has started this process."""
     loaded = sys.modules.get("mpi4py.MPI")
     several = loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.size > 1
     ranked = any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))

@@ -107,7 +107,6 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, score, print, return the exit code."""
     from dpfl_mpi.numerics.device import pick_device
 
     args = arguments_of(arguments)

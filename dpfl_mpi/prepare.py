@@ -30,7 +30,6 @@ from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha2
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file that the command line asks for; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     out = None
     try:

@@ -20,7 +20,6 @@ SMALL |= {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1}
 
 
 def refused(capfd, *arguments):
-    """Run the command line in this process and return its one sentence."""
     with pytest.raises(SystemExit) as end:
         main([str(a) for a in arguments])
     out, err = capfd.readouterr()

@@ -22,8 +22,6 @@ SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
 
 
 class Help(argparse.HelpFormatter):
-    """Help of one line per flag."""
-
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=29)
 
@@ -118,7 +116,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parser() -> Parser:
-    """Return the command line of `python -m dpfl_mpi`."""
     out = Parser(
         prog="python -m dpfl_mpi",
         usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",

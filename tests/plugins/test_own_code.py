@@ -36,7 +36,6 @@ def run_of(folder, **more):
 
 
 def admitted(path):
-    """Return the method of a file."""
     admit("method", str(path))
     return find("method", str(path))
 

@@ -48,7 +48,6 @@ NAMED |= {name: f"{name}.txt" for name in ("budget", "reach", "available")}
 
 
 def run_of(name, path, **fields):
-    """The fields of a Run that names one of these files."""
     value = f"file:{path}" if name == "partition" else str(path)
     return starts.small(rounds=T, **fields) | {name: value}
 
