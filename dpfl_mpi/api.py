@@ -71,6 +71,7 @@ HEAD = {head!r}
 def build({takes}):
     return {name}({takes})
 """
+TAKES = {"method": "a function of fed, state and t", "model": "a class, or a function of shape and classes"}
 
 
 class Result(results.Result):
@@ -101,9 +102,8 @@ class Result(results.Result):
         try:
             draw = importlib.import_module(f"dpfl_mpi.figures.{figure}").draw
         except (ImportError, AttributeError):
-            raise UserError(
-                f"there is no figure {figure}; allowed are names of analysis/, as graph_evolution"
-            ) from None
+            names = "names of analysis/, as graph_evolution"
+            raise UserError(f"there is no figure {figure}; allowed are {names}") from None
         with plt.rc_context(STYLE):
             drawn: Figure | None = draw(of_results([self]), **flags).figure
         if drawn is None:
@@ -229,10 +229,7 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
                 with explained(f"{path} cannot be written"), replacing(path) as new:
                     new.write_text(text)
         elif callable(given):
-            takes = (
-                "a class, or a function of shape and classes" if kind == "model" else "a function of fed, state and t"
-            )
-            raise UserError(f"--{kind} is a {type(given).__name__} that is made already; give {takes}")
+            raise UserError(f"--{kind} is a {type(given).__name__} that is made already; give {TAKES[kind]}")
     if isinstance(data := settings.get("data"), list | np.ndarray):
         raise UserError(f"--data is a {type(data).__name__}; allowed are a path, (x, y) and (x, y, client)")
     if isinstance(data, tuple):
@@ -245,7 +242,6 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
-    """Return the resolved Run and the Job of settings by name."""
     for name in settings:
         if name not in SCHEMA:
             raise unknown(name, f"there is no setting {name}", "")
@@ -262,7 +258,6 @@ def in_python(value: Any) -> Any:
 
 # under mpirun or srun: this process is a rank -----------------------------------------------------------------------
 def started_by_launcher() -> bool:
-    """Return whether mpirun or srun has started this process."""
     loaded = sys.modules.get("mpi4py.MPI")
     several = loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.size > 1
     ranked = any(name in os.environ for name in RANK if name.startswith(("PMI", "OMPI")))

@@ -15,9 +15,11 @@ from dpfl_mpi.storage.files import check_apart, write_csv
 from dpfl_mpi.studies.saved import dealt, fill, network_of, one_pool, source_of, with_code
 
 CHUNK = 256  # images scored at once: what a small network makes of them fits a core's cache
+WHERE = {"all": "the whole test set", "classes": "all test samples of their classes", "own": "their own {} samples"}
+OfClients = list[np.ndarray]  # of each client its samples, or what each of them counts
 
 
-def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
+def samples(result: Result, source: Source, part: str) -> OfClients:
     """Return each client's samples of one part, dealt anew as the run dealt them."""
     partition = dealt(result, source, "; score on all with --on all")
     rows = [partition.of(part, k) for k in range(partition.n)]
@@ -27,9 +29,7 @@ def samples(result: Result, source: Source, part: str) -> list[np.ndarray]:
     return rows
 
 
-def of_classes(
-    result: Result, source: Source, groups: np.ndarray | None = None
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def of_classes(result: Result, source: Source, groups: np.ndarray | None = None) -> tuple[OfClients, OfClients]:
     """Return for each client all clients' test images of its classes, and what each counts, so that a class counts as much as among its own.
 
     Where clients differ in nothing but their classes, an accuracy on these is expected to be that on its own, and has less of chance. Clients of
@@ -49,12 +49,7 @@ def of_classes(
 
 
 def accuracies(
-    result: Result,
-    source: Source,
-    rows: list[np.ndarray],
-    part: str,
-    device: Any,
-    weights: list[np.ndarray] | None = None,
+    result: Result, source: Source, rows: OfClients, part: str, device: Any, weights: OfClients | None = None
 ) -> np.ndarray:
     """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images; each counts its weight, or as much."""
     import torch
@@ -74,11 +69,7 @@ def accuracies(
 
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
-    where = {
-        "all": "the whole test set",
-        "classes": "all test samples of their classes",
-        "own": f"their own {part} samples",
-    }[on]
+    where = WHERE[on].format(part)
     stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
     scores = scores[result.benign]
     if not len(scores):
@@ -116,7 +107,6 @@ def arguments_of(words: list[str] | None) -> argparse.Namespace:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, score, print, return the exit code."""
     from dpfl_mpi.numerics.device import pick_device
 
     args = arguments_of(arguments)

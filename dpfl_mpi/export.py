@@ -94,7 +94,6 @@ def places(results: Sequence[Result], form: str, out: Path | None) -> list[Path]
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Write the files that the command line asks for, and print their paths."""
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser("python -m dpfl_mpi.export", description=__doc__, **how)
     parser.add_argument("results", nargs="+", metavar="RESULT", help="result files, finished or running")

@@ -8,7 +8,6 @@ of one's own), own (whether the data are anyone's own) and sha256 of the arrays,
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import signal
@@ -23,7 +22,7 @@ from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, 
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.settings.fields import choices, chosen, types
+from dpfl_mpi.settings.fields import choices, chosen, fields, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha256
@@ -31,7 +30,6 @@ from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha2
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file that the command line asks for; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     out = None
     try:
@@ -47,9 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         if odd:
             names = ", ".join(f"--{name}" for name in args if name != "dataset")
             raise UserError(f"unrecognized arguments: {' '.join(odd)}; prepare {known.dataset} takes {names}")
-        given = {f.name: args[f.name] for f in options_of(module) if args[f.name] is not None}
-        schema = getattr(module, "Options", dataclasses.make_dataclass("Options", []))
-        options = chosen("", f"the data set {known.dataset}", schema, given)
+        given = {f.name: args[f.name] for f in fields(module.Options) if args[f.name] is not None}
+        options = chosen("", f"the data set {known.dataset}", module.Options, given)
         out = args["out"] or default_out(module, options)
         print(prepare(args["dataset"], args["source"], out, options, args["force"]))
     except KeyboardInterrupt:
@@ -58,10 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
     except MemoryError:
         raise UserError("this machine has not enough memory for the whole data set; use a larger one") from None
     return 0
-
-
-def options_of(module: ModuleType) -> Sequence[dataclasses.Field[Any]]:
-    return dataclasses.fields(module.Options) if hasattr(module, "Options") else ()
 
 
 def parser(own: Sequence[str] = ()) -> Parser:
@@ -79,7 +72,7 @@ def parser(own: Sequence[str] = ()) -> Parser:
         sub.add_argument("--source", type=Path, metavar="PATH", help=f"{module.SOURCE} ({missing})")
         sub.add_argument("--out", type=Path, metavar="FILE", help=f"file to write (default {module.DATA})")
         sub.add_argument("--force", action="store_true", help="write the file anew although it is there")
-        for f in options_of(module):
+        for f in fields(module.Options):
             kind, text = types(module.Options)[f.name], f"{f.metadata['help']} (default {f.default})"
             sub.add_argument(f"--{f.name}", metavar="|".join(choices(kind)) or "X", help=text.replace("%", "%%"))
     return out
@@ -88,7 +81,7 @@ def parser(own: Sequence[str] = ()) -> Parser:
 def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
     """Return the data set's own path; other options than the default ones are part of the name, so that no variant replaces another."""
     path = Path(module.DATA)
-    odd = [str(options[f.name]) for f in options_of(module) if options[f.name] != f.default]
+    odd = [str(options[f.name]) for f in fields(module.Options) if options[f.name] != f.default]
     return path.with_name("-".join([path.stem, *odd]) + path.suffix)
 
 
@@ -107,7 +100,9 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
     made |= {"code": admitted("dataset", dataset), "source": fingerprint(source, module)}
     if out.exists() and not force:
         return f"{already(out, dataset, made)} (--force writes it anew)"
-    check_writable(out)
+    unwritable = f"--out is {out}; it cannot be written"
+    with explained(unwritable), contextlib.suppress(EOFError), replacing(out):  # known before an hour of download
+        raise EOFError  # so that nothing is replaced
     source = source or download(module, out.parent / "downloads")
     arrays = made_by(dataset, module, "read", source, **options)
     for text in (*arrays.class_names, *arrays.client_names, arrays.note):
@@ -183,12 +178,6 @@ def download(module: ModuleType, folder: Path) -> Path:
         raise UserError(f"{url} came with another checksum than {checksum}, and was thrown away: try again") from None
     except OSError as error:
         raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
-
-
-def check_writable(out: Path) -> None:
-    """Raise `UserError` where the file cannot be written: known before an hour of download, not after it."""
-    with explained(f"--out is {out}; it cannot be written"), contextlib.suppress(EOFError), replacing(out):
-        raise EOFError  # so that nothing is replaced
 
 
 def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:

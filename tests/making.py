@@ -23,7 +23,6 @@ def real(name):
 
 
 def png(pixels):
-    """Return an image's bytes as png."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()

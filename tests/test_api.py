@@ -124,13 +124,9 @@ def test_under_mpirun_every_rank_calls(computed, tmp_path):
     assert len(lines) == 2 and lines[0] == lines[1]
     said, threads, after, finished, accuracy, ranks, left_open = lines[0]
     unlike = "the ranks were given different settings ("
-    expected = [
-        "--budget is 0",
-        "ranks is 7, but the launcher has started 2",
-        "there is no setting metod",
-        "--model cnn",
-    ]
-    expected += ["--data is no.h5", f"{unlike}seed); every rank makes", f"{unlike}some ranks have more of them)"]
+    expected = ["--budget is 0", "ranks is 7, but the launcher has started 2", "there is no setting metod"]
+    expected += ["--model cnn", "--data is no.h5"]
+    expected += [f"{unlike}seed); every rank makes", f"{unlike}some ranks have more of them)"]
     assert [a[: len(b)] for a, b in zip(said, expected, strict=True)] == expected
     assert (threads, after, finished, ranks, left_open) == (1, 2, True, 2, 0)
     assert accuracy == computed[0].test_acc
@@ -159,9 +155,7 @@ def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     starts.wait_for(lambda: not any(map(starts.alive, below)), timeout=10)
 
 
-# -- a result ------------------------------------------------------------------------------------------------------------------------------
-
-
+# a result -------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def tiny(tmp_path):
     return dpfl_mpi.Result(tiny_result.make(tmp_path / "tiny.h5"))

@@ -61,9 +61,10 @@ def samples_of(where: str, x: np.ndarray) -> tuple[np.ndarray, Steps]:
     where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
         raise UserError(f"{where} is {x.shape}; allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty")
-    if x.ndim == 4 and channels_first(*x.shape[1:]):
-        raise UserError(f"{where} is {x.shape}, channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)")
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
+    _, h, w, c = image
+    if c > 4 and (h == 3 or (h == 1 and w == c)):  # [M, 1, W, C] is a series of W moments
+        raise UserError(f"{where} is {x.shape}, channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)")
     if x.dtype.kind in "fb":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -83,11 +84,6 @@ def samples_of(where: str, x: np.ndarray) -> tuple[np.ndarray, Steps]:
         what = "whole numbers are tokens from" if tokens else "whole numbers of an image are"
         raise UserError(f"{where} goes from {low} to {high}; {what} 0 to {most}: save other numbers as floats")
     return (x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)), ()
-
-
-def channels_first(h: int, w: int, c: int) -> bool:
-    """Return whether images `[M, h, w, c]` must be `[M, C, H, W]`. One row of many channels is none: a series of W moments is `[M, 1, W, C]`."""
-    return c > 4 and (h == 3 or (h == 1 and w == c))
 
 
 def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np.ndarray, tuple[str, ...]]:

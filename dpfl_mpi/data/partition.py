@@ -43,7 +43,6 @@ class Partition:
         return len(self.p)
 
     def of(self, part: str, k: int) -> np.ndarray:
-        """Return the samples of client k in one part."""
         return self.indices[part][self.indptr[part][k] : self.indptr[part][k + 1]]
 
     def sizes(self, part: str) -> np.ndarray:

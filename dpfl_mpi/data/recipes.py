@@ -44,6 +44,8 @@ def make(run: Resolved, labels: ByPart, classes: int, clients: ByPart | None = N
     y = labels["train"]
     if run.clients > len(y) // 2:
         raise UserError(f"--clients is {run.clients}; {len(y)} training samples allow at most {len(y) // 2}, {TWO}")
+    if (run.classes_per_client or 0) > classes:
+        raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
     tests: list[np.ndarray] = []
     if run.partition.kind == "natural":
@@ -105,7 +107,6 @@ def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
 def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
     """Return the pool of each client: `classes_per_client` classes drawn uniformly, each dealt by Dir(alpha) until each holder has `min_per_class` of it."""
     n, least = run.clients, run.min_per_class
-    check_held(run, classes)
     holds = np.asarray([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
     pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
     for c in range(classes):
@@ -126,11 +127,6 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
         for holder, part in zip(holders, np.split(rng.permutation(samples), np.cumsum(slices)[:-1]), strict=True):
             pieces[holder].append(part)
     return [rng.permutation(np.concatenate(p)) for p in pieces]
-
-
-def check_held(run: Resolved, classes: int) -> None:
-    if run.classes_per_client > classes:
-        raise UserError(f"--classes_per_client is {run.classes_per_client}; the data have {classes} classes")
 
 
 def natural(run: Resolved, labels: ByPart, classes: int, clients: ByPart, rng: Rng) -> tuple[Pools, Pools]:
@@ -178,7 +174,6 @@ def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools,
     (its cursor is reset for each user): one user's test samples are then others' training samples. Without, they take consecutive slices.
     """
     n, held = run.clients, run.classes_per_client
-    check_held(run, classes)
     lists = list(by_class(y, classes, rng))
     a_class = np.floor((rng.lognormal(4, 1, n) + 100) / held).astype(np.int64)
     taken = np.zeros(classes, np.int64)
@@ -274,9 +269,8 @@ def accept(propose: Callable[[int], Pair], least: int, limit: int, batch: int, f
 
 def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
     """Return each client's test samples: of every class the client's share of that class's training pool; disjoint, the whole test set used."""
-    n, classes = counts.shape
-    pieces: list[list[np.ndarray]] = [[] for _ in range(n)]
-    for c, samples in enumerate(by_class(y_test, classes, rng)):
+    pieces = []
+    for c, samples in enumerate(by_class(y_test, counts.shape[1], rng)):
         held = counts[:, c].sum()
         if held == 0:
             continue
@@ -287,9 +281,8 @@ def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
         # one each to the first clients with a quota; of shares so small that all round to 0, to the first holders of the class
         first = np.concatenate([np.flatnonzero(quota), np.flatnonzero((quota == 0) & (counts[:, c] > 0))])
         quota[first[:left]] += 1
-        for k, part in enumerate(np.split(samples, np.cumsum(quota)[:-1])):
-            pieces[k].append(part)
-    return [np.concatenate(p) for p in pieces]
+        pieces.append(np.split(samples, np.cumsum(quota)[:-1]))
+    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
 
 def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> Pair:

@@ -209,12 +209,8 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     known.setdefault("images", lambda part, rows: held[f"{part}/images"][rows])
     labels = {part: held[f"{part}/labels"] for part in ("train", "test") if f"{part}/labels" in held}
     clients = {part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held}
-    known |= {
-        "class_names": arrays.class_names,
-        "note": arrays.note,
-        "steps": arrays.steps,
-        "dtype": str(arrays.train_images.dtype),
-    }
+    known |= {name: getattr(arrays, name) for name in ("class_names", "note", "steps")}
+    known["dtype"] = str(arrays.train_images.dtype)
     shape, classes = arrays.train_images.shape[1:], len(arrays.class_names)
     return Source(shape, classes, arrays.mean, arrays.std, labels, clients=clients, **known)
 

@@ -10,8 +10,10 @@ No module imports torch; Pillow and scikit-learn only inside the function that n
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import make_dataclass
 from inspect import Parameter, signature
 from types import ModuleType
+from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import Run
@@ -54,8 +56,9 @@ def load(name: str, module: ModuleType) -> ModuleType:
     # what the file itself says of a Run: what follows from the prepared data does not replace it
     said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
     module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]
-    found = {"PAPER": {**SMALL, **settings}, "DATA": f"data/{name}.h5" if hasattr(module, "read") else None}
-    found |= {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH", "TITLE": name}
+    found: dict[str, Any] = {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
+    found |= {"DATA": f"data/{name}.h5" if hasattr(module, "read") else None, "TITLE": name}
+    found |= {"PAPER": {**SMALL, **settings}, "Options": make_dataclass("Options", [])}
     for field, value in found.items():
         if field == "PAPER" or not hasattr(module, field):
             setattr(module, field, value)

@@ -18,7 +18,6 @@ KNOWN = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
 
 
 def read(source: Path) -> Arrays:
-    """Return the arrays of an npz file."""
     with open_regular(source) as file:
         if not zipfile.is_zipfile(file):
             raise UserError(f"{source} is no whole npz file; allowed is what np.savez(FILE, x=x, y=y) writes")

@@ -4,6 +4,7 @@ a `helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told 
 """
 
 import ast
+import builtins
 import contextlib
 import hashlib
 import importlib
@@ -12,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
@@ -160,38 +161,14 @@ def imported(name: str, source: Source, tree: ast.Module) -> Iterator[str]:
 
 
 # execution --------------------------------------------------------------------------------------------------------------
-class Renamed(ast.NodeTransformer):
-    """Has `import helper` mean the helper of this code: the absolute imports of its own modules get its package in front."""
-
-    def __init__(self, package: str, tops: set[str]):
-        self.package, self.tops = package, tops
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        if not node.level and top(node.module or "") in self.tops:
-            node.module = f"{self.package}.{node.module}"
-        return node
-
-    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
-        out: list[ast.AST] = []
-        for alias in node.names:
-            first = top(alias.name)
-            if first in self.tops:
-                out.append(ast.Import([ast.alias(f"{self.package}.{alias.name}", alias.asname or first)]))
-                if not alias.asname:  # `import a.b` names a
-                    out.append(ast.ImportFrom(self.package, [ast.alias(first)], 0))
-            else:
-                out.append(ast.Import([alias]))
-        return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in out]
-
-
-class Own(MetaPathFinder, SourceLoader):
+class Own(MetaPathFinder, Loader):
     """Finds the modules of a code below a package whose name has its hash, and executes them from the bytes that were read."""
 
     def __init__(self, code: Code):
         # a file of the same content under another name is executed under that name
         self.package = f"dpfl_mpi_own_{hashlib.sha256(f'{code.sha256} {code.start}'.encode()).hexdigest()[:16]}"
         self.modules = {f"{self.package}.{name}": source for name, source in code.modules.items()}
-        self.renamed = Renamed(self.package, {top(name) for name in code.modules})
+        self.builtins = vars(builtins) | {"__import__": self.import_}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         source = self.modules.get(name)
@@ -202,14 +179,18 @@ class Own(MetaPathFinder, SourceLoader):
         places = [str(source.path.parent)] if source.is_package else None
         return spec_from_file_location(name, source.path, loader=self, submodule_search_locations=places)
 
-    def get_filename(self, name: str) -> str:
-        return str(self.modules[name].path)
+    def exec_module(self, module: ModuleType) -> None:
+        source = self.modules[module.__name__]
+        vars(module)["__builtins__"] = self.builtins
+        exec(compile(source.data or b"", source.path, "exec", dont_inherit=True), vars(module))
 
-    def get_data(self, path: Any) -> bytes:
-        return next(source.data or b"" for source in self.modules.values() if str(source.path) == path)
-
-    def source_to_code(self, data: Any, path: Any = "") -> Any:  # type: ignore[override]
-        return compile(self.renamed.visit(ast.parse(data)), path, "exec", dont_inherit=True)
+    def import_(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        """Import as Python does, but `import helper` in these modules means the helper of this code."""
+        first = f"{self.package}.{top(name)}"
+        if level or first not in self.modules:
+            return __import__(name, globals, locals, fromlist, level)
+        found = __import__(f"{self.package}.{name}", globals, locals, fromlist)
+        return found if fromlist else sys.modules[first]  # `import a.b` names a
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:

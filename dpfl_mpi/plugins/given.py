@@ -49,12 +49,8 @@ def imported(name: str, value: Any) -> str:
     module: str = (value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")) or ""
     first = sys.modules.get(top(module))
     place = Path(getattr(first, "__file__", None) or "").parts
-    # a notebook's own module may say that it is the launcher of its kernel
-    installed = (
-        first
-        and module != "__main__"
-        and (top(module) in {PACKAGE, *sys.stdlib_module_names} or {*INSTALLED} & {*place})
-    )
+    known = top(module) in {PACKAGE, *sys.stdlib_module_names} or {*INSTALLED} & {*place}
+    installed = first and known and module != "__main__"  # which may say that it is the launcher of a notebook's kernel
     if not installed or isinstance(value, ModuleType):
         return f"import {module} as {name}" if installed else ""
     its = getattr(value, "__qualname__", "")

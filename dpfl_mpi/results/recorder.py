@@ -59,19 +59,10 @@ class Recorder:
             self._replace()
 
     def _begin(self, run: Resolved, meta: Mapping[str, Any]) -> None:
-        self.file.attrs.update(
-            run=run.to_json(),
-            schema=SCHEMA,
-            dataset=short(run.dataset),
-            partition=str(run.partition),
-            method=short(run.method),
-            budget=str(run.budget),
-            seed=run.seed,
-            declared=json.dumps(run.declared),
-            state="running",
-            rounds_done=-1,
-            test_acc=np.nan,
-        )
+        about = {"dataset": short(run.dataset), "method": short(run.method), "declared": json.dumps(run.declared)}
+        about |= {name: str(getattr(run, name)) for name in ("partition", "budget")}
+        state = {"state": "running", "rounds_done": -1, "test_acc": np.nan}
+        self.file.attrs.update(about | state, run=run.to_json(), schema=SCHEMA, seed=run.seed)
         self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
         self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
 

@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,11 +23,6 @@ SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
 
 
 class Help(argparse.HelpFormatter):
-    """Help of one line per flag."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=29)
-
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
@@ -39,7 +35,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, with the name of the flag first."""
 
     def __init__(self, **how: Any):
-        super().__init__(formatter_class=Help, allow_abbrev=False, **how)
+        super().__init__(formatter_class=partial(Help, max_help_position=29), allow_abbrev=False, **how)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument "))
@@ -118,7 +114,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parser() -> Parser:
-    """Return the command line of `python -m dpfl_mpi`."""
     out = Parser(
         prog="python -m dpfl_mpi",
         usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",

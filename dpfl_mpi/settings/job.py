@@ -53,5 +53,4 @@ class Job:
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Parse what is written as a text."""
         object.__setattr__(self, "checkpoint_every", Every.parse(self.checkpoint_every))

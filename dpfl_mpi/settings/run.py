@@ -152,7 +152,6 @@ class Run:
         return f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}{budget}-s{run.seed}-{digest}"
 
     def path(self, folder: str | Path = "results") -> Path:
-        """Return the file that holds this Run's result."""
         return Path(folder) / f"{self.slug()}.h5"
 
     def key(self) -> dict[str, Any]:

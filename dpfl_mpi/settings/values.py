@@ -154,29 +154,25 @@ class Reach(Text):
     def parse(cls, value: Any, clients: int | None = None) -> Self:
         text = str(value)
         kind, _, rest = text.partition(":")
+        room = math.inf if clients is None else clients
         if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
             return cls(text, kind, radius=float(rest))
-        if kind == "sites" and re.fullmatch(r"0*[1-9]\d{0,17}", rest):
+        if kind == "sites" and re.fullmatch(r"0*[1-9]\d{0,17}", rest) and int(rest) <= room:
             return cls(text, kind, sites=int(rest))
         if kind == "groups" and re.fullmatch(r"\d{1,18}([,;]\d{1,18})*", rest):
-            return cls(text, kind, groups=tuple(tuple(map(int, g.split(","))) for g in rest.split(";")))
-        if path := file_of(text):
+            groups = tuple(tuple(map(int, group.split(","))) for group in rest.split(";"))
+            if max(map(max, groups)) < room:
+                return cls(text, kind, groups=groups)
+        elif path := file_of(text):
             return cls(text, "file", path=path)
-        raise cls.refused(text, clients)
-
-    @staticmethod
-    def refused(text: str, clients: int | None) -> UserError:
-        """Return the error of a text that says no reach."""
         most, last = ("N", "N - 1") if clients is None else (clients, clients - 1)
-        return UserError(
+        raise UserError(
             f"--reach is {text}; allowed are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients 0 to {last} "
             "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
         )
 
     def resolved(self, clients: int, read: bool) -> Self:
-        if self.sites > clients or any(k >= clients for group in self.groups for k in group):
-            raise self.refused(self.text, clients)
-        if self.kind != "file" or not read:
+        if not self.path or not read:
             return self
         lines, sha256 = lines_of("reach", self.path)
         if not all(len(words) == 2 and all(whole(w) and int(w) < clients for w in words) for words in lines):

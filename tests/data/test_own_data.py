@@ -5,13 +5,12 @@ import io
 import os
 import pickle
 import random
-import zipfile
 
 import h5py
 import numpy as np
 import pytest
 from launch import refused, run_here
-from making import folder, png, tar
+from making import folder, png, tar, zipped
 from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
@@ -411,16 +410,15 @@ def test_pfllib_texts_are_filled_up(tmp_path):
 
 
 def test_pfllib_refusals(tmp_path):
-    files, path, outside = pfllib_files(image), tmp_path / "touched", io.BytesIO()
-    with zipfile.ZipFile(outside, "w") as archive:
-        archive.writestr("../data.npy", b"")
+    files, path = pfllib_files(image), tmp_path / "touched"
+    outside = zipped(tmp_path / "outside.npz", {"../data.npy": b""})
     for changed, text in (
         ({"train/1.npz": npz(np.array({"x": Hostile(path)}, object))}, "holds a pickle with the name posix.system"),
         ({"train/1.npz": b"PK"}, "train/1.npz is truncated"),
         ({"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}, "holds 3 samples and labels of (4,)"),
         ({"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}, "test/3.npz has samples of"),
         ({"train/1.npz": npz(np.zeros(3))}, "train/1.npz holds no dictionary with x and y"),
-        ({"train/1.npz": outside.getvalue()}, "leads out of the archive"),
+        ({"train/1.npz": outside.read_bytes()}, "leads out of the archive"),
     ):
         unstaged(tmp_path, "pfllib", files | changed, text)
     assert not path.exists()

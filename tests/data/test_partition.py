@@ -1,6 +1,7 @@
 """Who holds which sample: every sample once, minimums and caps kept, quotas and splits against plain twins; natural clients, fedrep's users, a file."""
 
 import dataclasses
+import functools
 import json
 import re
 import time
@@ -34,6 +35,11 @@ def labels(train=2000, test=500, seed=0):
 
 def run(**fields):
     return Run(**({"dataset": "digits", "clients": 20, "partition_seed": 1} | fields)).resolve()
+
+
+femnist_run = functools.partial(run, dataset="femnist", partition_seed=42)
+natural = functools.partial(femnist_run, partition="natural", clients=4, min_samples=5)
+fedrep = functools.partial(femnist_run, partition="fedrep", clients=12)
 
 
 def dealt_of(y=None, **fields):
@@ -234,10 +240,6 @@ def writers(tmp_path, **kwargs):
     return in_memory(femnist.read(folder(tmp_path / "leaf", leaf(**kwargs))))
 
 
-def natural(**fields):
-    return Run(**({"dataset": "femnist", "partition": "natural", "clients": 4, "min_samples": 5} | fields)).resolve()
-
-
 def test_ranks_share_out_the_samples_and_know_the_sizes_of_all(monkeypatch):
     monkeypatch.setattr(partition, "SLICE", 3)
     whole, told = dealt_of(clients=8, **PATHO), []
@@ -258,10 +260,6 @@ def test_ranks_share_out_the_samples_and_know_the_sizes_of_all(monkeypatch):
             held = [whole.of(part, k) if k in mine else [] for k in range(8)]
             assert all(np.array_equal(shard.of(part, k), held[k]) for k in range(8))
             assert len(shard.indices[part]) == sum(map(len, held))
-
-
-def fedrep(**fields):
-    return Run(**({"dataset": "femnist", "partition": "fedrep", "clients": 12} | fields)).resolve()
 
 
 def letters(per_class=300, classes=10):

@@ -11,6 +11,7 @@ import tiny_result
 from launch import ROOT, run_here
 
 from dpfl_mpi import api, evaluate, export, prepare, show
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
@@ -284,9 +285,8 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, sai
 def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
     """Against sums class by class; where every client is a group of its own these are its own samples."""
     out = tmp_path / "scores.csv"
-    assert said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu").startswith(
-        "4 models on all test samples of their classes: mean"
-    )
+    told = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
+    assert told.startswith("4 models on all test samples of their classes: mean")
     with api.Result(trained) as result:
         source, labels = result.source, result.source.labels["test"]
         right = np.stack([
@@ -302,13 +302,11 @@ def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
         assert alone == pytest.approx(result["best/test_acc"])
 
 
-def test_evaluate_refuses_classes_where_clients_differ_in_more(colour_file, tmp_path, result_of, said):
-    arrays = digits.load()
-    clients = {f"{part}_clients": np.arange(len(getattr(arrays, f"{part}_labels"))) % 4 for part in ("train", "test")}
-    people = dataclasses.replace(arrays, **clients, client_names=tuple("abcd"))
-    prepare.write(people, "image_folder", tmp_path / "people.h5")
-    fields = {"dataset": "image_folder", "data": str(tmp_path / "people.h5"), "partition": "natural", "method": "local"}
-    path = result_of(fields | {"clients": 4, "rounds": 1, "tau_train": 1}, save_models=True).path
+def test_evaluate_refuses_classes_where_clients_differ_in_more(tmp_path, result_of, said):
+    labels = np.arange(80) % 2
+    prepare.write(arrays_of(np.zeros((80, 3)), labels, np.arange(80) % 5), "arrays", tmp_path / "people.h5")
+    fields = {"dataset": "arrays", "data": str(tmp_path / "people.h5"), "method": "local", "rounds": 0, "tau_init": 1}
+    path = result_of(fields, save_models=True).path
     sentence = "--on is classes; clients of --partition natural differ in more than their classes"
     assert sentence in said(evaluate.main, path, "--on", "classes", code=2)
 

@@ -48,7 +48,6 @@ NAMED |= {name: f"{name}.txt" for name in ("budget", "reach", "available")}
 
 
 def run_of(name, path, **fields):
-    """The fields of a Run that names one of these files."""
     value = f"file:{path}" if name == "partition" else str(path)
     return starts.small(rounds=T, **fields) | {name: value}
 
@@ -67,13 +66,17 @@ every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
 
 
 @every_file
-def test_a_file_counts_by_what_it_held(one, tmp_path, said):
-    """Edited or deleted, for a Run and for its finished result."""
+def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
+    """Edited or deleted, for a Run, for its finished result and for a checkpoint."""
+    from dpfl_mpi.engine import train
+
     name, mine, other = one
-    fields, out = run_of(name, mine), tmp_path / "out.h5"
+    fields, out, kept = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
     before = Run(**fields).resolve()
     slug = before.slug()
-    starts.here(out, fields)
+    monkeypatch.setattr(train.Checkpoints, "clear", lambda self, sure=False: None)  # the checkpoint stays
+    starts.here(out, fields, checkpoint_every="1")
+    assert starts.checkpoint_rounds(out)
     changed_at = out.stat().st_mtime_ns
     starts.here(out, fields)  # the same: nothing to do
     assert Run(**run_of(name, shutil.copy(mine, tmp_path))).slug() == slug
@@ -83,29 +86,17 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said):
     assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
     refused(f"out.h5 holds another Run (different: {name}); choose another --out", starts.here, out, fields)
     assert out.stat().st_mtime_ns == changed_at
+    out.rename(kept)
+    refused(f"holds a checkpoint of another run (different: {name})", starts.here, out, fields, checkpoint_every="1")
+    shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
+    with Result(starts.here(out, fields, checkpoint_every="1")) as result, Result(kept) as first:
+        assert result.finished and result.key == first.key == before.key()
     mine.unlink()
     assert before.slug() == slug and before.resolve() is before
     assert before.path("results") == Path("results") / f"{slug}.h5"
     with Result(out) as result:
         assert (result.run, result.key) == (before, before.key()) and result.run.slug() == slug
     assert "the settings are the same" in said(show.main, out, "--compare", out, out)
-
-
-@every_file
-def test_an_edited_file_is_not_mixed_into_a_checkpoint(one, tmp_path, monkeypatch):
-    from dpfl_mpi.engine import train
-
-    name, mine, other = one
-    fields, out = run_of(name, mine), tmp_path / "out.h5"
-    monkeypatch.setattr(train.Checkpoints, "clear", lambda self, sure=False: None)  # the checkpoint stays
-    starts.here(out, fields, checkpoint_every="1")
-    assert starts.checkpoint_rounds(out)
-    out.unlink()
-    shutil.copy(other, mine)
-    refused(f"holds a checkpoint of another run (different: {name})", starts.here, out, fields, checkpoint_every="1")
-    shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
-    with Result(starts.here(out, fields, checkpoint_every="1")) as result:
-        assert result.finished and result.key == Run(**fields).key()
 
 
 def test_changed_fields_resolve_anew_and_are_the_command_line():
