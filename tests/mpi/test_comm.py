@@ -130,7 +130,6 @@ def exchange_equals_permutation(world, n, density, seed):
             for s in graph.of(k):
                 got = staging[row[s]] if owner[s] == world.rank else inbox.take(int(step.slots(int(s))))
                 assert np.array_equal(got, everything[s]), (k, s)
-    assert inbox.bytes_put == 3 * len(step.puts) * WIDTH * 4
     kept = inbox.take(0) if inbox.slots else None
     inbox.close()
     if kept is not None:  # a copy outlives the window
