@@ -141,7 +141,7 @@ class Sums:
             if now > 0:
                 turned = early.only(turn[early.receivers()] == now)
                 add(self.mail.exchange(out, turned), turned)
-            for i in mine:
+            for i in mine.tolist():
                 if whole := self._whole(i, local[i], a):
                     out[i] = total[i] / whole
         return out
