@@ -86,21 +86,24 @@ def graph_work(clients: int) -> None:
     senders = to[:, None] + 1 + apart * np.arange(OTHERS) + rng.integers(0, apart, (clients, OTHERS))
     senders %= clients
     ranks = min(RANKS, clients)
-    every: dict[int, np.ndarray] = {8: np.full(clients, OTHERS), 1: np.ones(clients, np.uint8)}
-    world = SimpleNamespace(size=ranks, rank=0, gather=lambda rows, owner, everywhere: every[rows.itemsize])
+    every = {8: np.full(clients, OTHERS), 1: np.ones(clients, bool)}
+
+    def gather(rows: np.ndarray, owner: np.ndarray, everywhere: bool) -> np.ndarray:
+        return every[rows.itemsize] if len(owner) == clients else senders[members.rank_by_rank].reshape(-1)
+
+    world = SimpleNamespace(size=ranks, rank=0, gather=gather)
     size, n_train, there = dict.fromkeys(("n",), clients), rng.integers(20, 30, clients), np.ones(clients, bool)
     partition = SimpleNamespace(**size, p=np.full(clients, 1 / clients), sizes=lambda part: n_train)
     limits = SimpleNamespace(most_senders=every[8], reach=None, there=lambda *_: there, present=lambda *_: there)
     run = Run(clients=clients, budget=OTHERS + 1).resolve()
     members: Any = Members(world, partition, limits, run)  # type: ignore[arg-type]
-    world.gather_ragged = lambda values, lengths: senders[members.rank_by_rank].reshape(-1)
     mine = list(senders[members.ids])
     graph = members.collect(mine)
     does: dict[str, Callable[[], object]] = {
         "who is where, at the start": lambda: Members(world, partition, limits, run),  # type: ignore[arg-type]
         "fed.collect": lambda: members.collect(mine),
         "check of a graph": lambda: members.check_budget(graph, ""),
-        "a flag of each client": lambda: members._of_all(np.ones(len(members.ids), bool)),
+        "a flag of each client": lambda: members.of_all(np.ones(len(members.ids), bool)),
         "route": lambda: route(graph, members.owner, members.row_of, 0, ranks),
     }
     held = f"{(graph.senders.nbytes + graph.indptr.nbytes) / 1e6:.1f} MB a graph"

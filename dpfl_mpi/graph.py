@@ -65,9 +65,12 @@ class CollaborationGraph:
         """Return this graph for the receivers that bool `[N]` marks, the other graph for the rest."""
         if receivers.all():
             return self
-        mine, theirs = self.only(receivers[self.receivers()]), other.only(~receivers[other.receivers()])
-        senders = np.concatenate([mine.senders, theirs.senders])
-        return self.from_edges(self.n, np.concatenate([mine.receivers(), theirs.receivers()]), senders)
+        return self.only(receivers[self.receivers()]) | other.only(~receivers[other.receivers()])
+
+    def __or__(self, other: Self) -> Self:
+        """Return the graph of the edges of both, which have none in common."""
+        receivers = np.concatenate([self.receivers(), other.receivers()])
+        return self.from_edges(self.n, receivers, np.concatenate([self.senders, other.senders]))
 
     def within(self, other: Self) -> bool:
         """Return whether every edge is an edge of the other graph, of which, it may have N^2 edges, nothing is copied."""

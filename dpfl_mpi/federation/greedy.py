@@ -220,8 +220,7 @@ class Greedy:
         members.most_senders[:], members.kept = np.where(members.alive, budget, 0), None
         for name, note in REPAIR.items():
             notes[name] += notes[note] - before[note]
-        receivers = np.concatenate([kept.receivers(), found.receivers()])
-        return CollaborationGraph.from_edges(graph.n, receivers, np.concatenate([kept.senders, found.senders]))
+        return kept | found
 
     def shuffle(self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None) -> np.ndarray:
         """Return the candidates in client k's order of this round, or of round `number` (and repeat)."""

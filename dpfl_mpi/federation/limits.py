@@ -66,7 +66,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
 
     def held() -> dict[str, np.ndarray]:
         graph = reach_graph(run)
-        reach = {} if graph is None else {"indptr": graph.indptr, "senders": graph.senders}
+        reach = {} if graph is None else vars(graph)
         available = run.available.table if run.available else np.zeros((0, run.clients), np.int64)
         events = run.churn.events if run.churn and run.churn.path else np.zeros((0, 3))
         return {"most_senders": most_senders(run), "available": available, "events": events} | reach
@@ -136,12 +136,12 @@ def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
     """Return on every rank the graphs of rounds 0 to T that the result of --graphs holds; none without --graphs. Collective."""
     if run.graphs is None:
         return []
-    held = world.share(lambda: edges_of(run))
-    return [CollaborationGraph(row - row[0], held["senders"][row[0] : row[-1]]) for row in held["indptr"]]
+    held = world.share(lambda: {f"{name}{t}": a for t, g in enumerate(recorded(run)) for name, a in vars(g).items()})
+    return [CollaborationGraph(held[f"indptr{t}"], held[f"senders{t}"]) for t in range(run.rounds + 1)]
 
 
-def edges_of(run: Resolved) -> dict[str, np.ndarray]:
-    """Return the recorded graphs, `indptr` int64 `[T+1, N+1]` and `senders` int64 `[E]`, as the result has them."""
+def recorded(run: Resolved) -> list[CollaborationGraph]:
+    """Return the graphs that the result of --graphs holds."""
     with Result(str(run.graphs)) as result:
         n, rounds = len(result["client/p"]), result.last_round
         if n != run.clients or rounds < run.rounds:
@@ -149,7 +149,4 @@ def edges_of(run: Resolved) -> dict[str, np.ndarray]:
             raise UserError(f"{has}; this run has {run.clients} clients and {run.rounds} rounds")
         if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
             raise UserError(f"--graphs is {run.graphs}, which did not average in every round (--ggc_off_rounds skip)")
-        graphs = [result.chosen(t) for t in range(run.rounds + 1)]
-    ends = np.cumsum([0, *(len(g.senders) for g in graphs[:-1])])
-    indptr = np.stack([g.indptr + end for g, end in zip(graphs, ends, strict=True)])
-    return {"indptr": indptr, "senders": np.concatenate([g.senders for g in graphs])}
+        return [result.chosen(t) for t in range(run.rounds + 1)]

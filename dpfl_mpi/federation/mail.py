@@ -157,9 +157,7 @@ class MailRoom:
             graph = CollaborationGraph.from_lists(map(members.reachable, range(members.n))) if graph is None else graph
             self.wire.tell(members.among_active(graph), values.itemsize * math.prod(values.shape[1:]))
         with self.log.clock("exchange"):
-            gathered = members.world.gather(values, members.owner, everywhere=True)
-        assert gathered is not None
-        return gathered[np.argsort(members.rank_by_rank)]
+            return members.of_all(values)
 
     def stage(self, w_KW: Tensor) -> None:
         """Keep what leaves this rank's clients, to be put: what they receive is as it is now, on whichever rank they are."""

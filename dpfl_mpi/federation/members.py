@@ -56,7 +56,7 @@ class Members:
 
     def stop(self, mine: np.ndarray) -> None:
         """Let the clients of this rank that bool `[K]` marks stop early, with the round that ends. Collective."""
-        self.stopped_round[self._of_all(mine) & (self.stopped_round < 0)] = self.round
+        self.stopped_round[self.of_all(mine) & (self.stopped_round < 0)] = self.round
 
     @property
     def all_stopped(self) -> bool:
@@ -148,7 +148,7 @@ class Members:
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
         """Exclude clients whose row is not finite, or too large to sum, or end the run by a `UserError` on every rank. Collective."""
-        finite = self._of_all(largest(w_KW) < LARGEST)  # false for NaN as well
+        finite = self.of_all(largest(w_KW) < LARGEST)  # false for NaN as well
         for k in np.flatnonzero(~finite & self.alive):
             if not self.exclude:
                 why = f"its model is not finite or has a weight beyond {LARGEST:g}"
@@ -166,11 +166,9 @@ class Members:
                 raise UserError(f"fed.collect was given a {type(senders).__name__} for client {k}; {takes}")
         if len(mine) != len(self.ids):
             raise UserError(f"fed.collect was given senders for {len(mine)} clients; this rank has {len(self.ids)}")
-        lengths = self.world.gather(np.array([len(s) for s in mine], np.int64), self.owner, everywhere=True)
-        assert lengths is not None
-        receivers = np.repeat(self.rank_by_rank, lengths)
-        edges = np.bincount(self.owner[receivers], minlength=self.world.size)  # of every rank
-        senders = self.world.gather_ragged(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]), edges)
+        receivers = np.repeat(self.rank_by_rank, self._rank_by_rank(np.array([len(s) for s in mine], np.int64)))
+        senders = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]).astype(np.int64)
+        senders = self._rank_by_rank(senders, self.owner[receivers])
         return CollaborationGraph.from_edges(self.n, receivers, senders)
 
     def to_root(self, rows: np.ndarray, now: slice | None = None) -> np.ndarray | None:
@@ -182,8 +180,11 @@ class Members:
             gathered = self.world.gather(rows[(self.ids >= now.start) & (self.ids < now.stop)], self.owner[now])
         return None if gathered is None else gathered[np.argsort(order)]
 
-    def _of_all(self, mine: np.ndarray) -> np.ndarray:
-        """Return on every rank bool `[N]` of every rank's bool `[K]`. Collective."""
-        gathered = self.world.gather(mine.astype(np.uint8), self.owner, everywhere=True)
+    def of_all(self, mine: np.ndarray) -> np.ndarray:
+        """Return on every rank `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""
+        return self._rank_by_rank(mine)[np.argsort(self.rank_by_rank)]
+
+    def _rank_by_rank(self, mine: np.ndarray, owner: np.ndarray | None = None) -> np.ndarray:
+        gathered = self.world.gather(mine, self.owner if owner is None else owner, everywhere=True)
         assert gathered is not None
-        return gathered[np.argsort(self.rank_by_rank)].astype(bool)
+        return gathered

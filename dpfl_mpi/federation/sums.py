@@ -1,7 +1,7 @@
 """`Sums`: weighted sums over clients: the average along a graph (equation 4), the mean of all, and the exact sum that the search's w^Y starts from."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,9 @@ class Sums:
                     self._average_natively(w_KW, part.here, rows, local, a, out)
                     continue
                 for b, total in self._totals(part, blocks, local, a, lambda b: self._own_term(w_KW, b, a)):
-                    self._divided(total, out, local, range(b.start, b.stop), a, b.start)
+                    for i in range(b.start, b.stop):
+                        if whole := self._whole(i, local[i], a):
+                            out[i] = total[i - b.start] / whole
         return out
 
     def _average_natively(
@@ -139,7 +141,9 @@ class Sums:
             if now > 0:
                 turned = early.only(turn[early.receivers()] == now)
                 add(self.mail.exchange(out, turned), turned)
-            self._divided(total, out, local, mine, a)
+            for i in mine.tolist():
+                if whole := self._whole(i, local[i], a):
+                    out[i] = total[i] / whole
         return out
 
     def _own_term(self, w_KW: Tensor, b: slice, a: np.ndarray) -> Tensor:
@@ -175,20 +179,6 @@ class Sums:
         if received.here is None:
             for b in blocks:
                 yield b, held.pop(b.start) if b.start in held else start(b)
-
-    def _divided(
-        self,
-        total: Tensor,
-        out: Tensor,
-        local: Sequence[np.ndarray],
-        which: Iterable[int],
-        a: np.ndarray,
-        first: int = 0,
-    ) -> None:
-        """Write the averages of `which` clients into `out`: their totals, the rows of clients from `first` on, over their weights."""
-        for i in which:
-            if (whole := self._whole(i, local[i], a)) > 0:
-                out[i] = total[i - first] / whole
 
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client. Collective."""

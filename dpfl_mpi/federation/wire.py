@@ -88,10 +88,7 @@ class Wire:
     def settle(self) -> Clock | None:
         """Move the clocks, if there are any, by what was trained and scored since they last moved. Collective."""
         if self.clock:
-            members, done = self.members, np.stack([self.log.steps, self.log.images], 1)
-            counts = members.world.gather(done, members.owner, everywhere=True)
-            assert counts is not None
-            self.clock.work(*counts[np.argsort(members.rank_by_rank)].T)
+            self.clock.work(*self.members.of_all(np.stack([self.log.steps, self.log.images], 1)).T)
             self.log.steps[:], self.log.images[:] = 0, 0
         return self.clock
 

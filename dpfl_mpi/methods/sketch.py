@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@misc{dogani2026semanticdfl,
@@ -27,10 +27,7 @@ class Options:
     entries: int = option(256, "P, the entries of a signature, 8 bytes each", low=1)
 
 
-def init(fed: Federation) -> State:
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
+init = local.init
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -52,7 +52,6 @@ class Inbox:
         """Allocate collectively. `staging` is this rank's persistent float32 `[K, W]` rows, page-locked where it can be."""
         self.world, self.staging, self.slots = world, staging, slots
         self.row_bytes = staging.shape[1] * 4
-        self.bytes_put = 0
         world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
         self.window: Any = MPI.Win.Allocate(slots * self.row_bytes, self.row_bytes, comm=world.comm)
         memory: Any = self.window.tomemory()
@@ -72,7 +71,6 @@ class Inbox:
         wait()
         for row, rank, slot in route.puts:
             self.window.Put([self.staging[row], MPI.FLOAT], rank, [slot, self.staging.shape[1], MPI.FLOAT])
-        self.bytes_put += len(route.puts) * self.row_bytes
         self.window.Fence()
 
     def take(self, slot: int) -> np.ndarray:

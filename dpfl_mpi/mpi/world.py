@@ -136,7 +136,7 @@ class World:
         return out
 
     def gather(self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False) -> np.ndarray | None:
-        """Return `[N, ...]` from every rank's `[K, ...]` (its clients in the order of `ids_of`): on root, or on all ranks."""
+        """Return `[N, ...]`, rank by rank, from every rank's `[K, ...]`, whose ranks are `owner` `[N]`: on root, or on all ranks."""
         rows = np.ascontiguousarray(rows)
         size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
         self.bytes_collective += rows.nbytes
@@ -154,13 +154,6 @@ class World:
                 self.comm.Gatherv(mine, all_rows, root=0)
         finally:
             row.Free()
-        return out
-
-    def gather_ragged(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return on all ranks the concatenation of int64 arrays whose lengths `[ranks]` all ranks know."""
-        out = np.empty(int(lengths.sum()), np.int64)
-        self.bytes_collective += values.nbytes
-        self.comm.Allgatherv(np.ascontiguousarray(values, np.int64), [out, lengths])
         return out
 
     def spread(self, values: np.ndarray) -> np.ndarray:

@@ -8,19 +8,17 @@ import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launch import differences, federation, mpirun, run_here, run_many, validation
+from launch import differences, federation, refused, run_here, run_many, validation
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from dpfl_mpi import streams
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.models import mlp
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.mpi.window import Route
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.settings.search import Rule
 
 N = 7
@@ -303,12 +301,8 @@ FIELDS = {"clients": 5, "rounds": 2, "budget": 4, "tau_train": 1}
 METHOD = """
 import torch
 from dpfl_mpi.methods import Method
+from dpfl_mpi.methods.local import init
 METHOD = Method(searches=False, topology="TOPOLOGY", every_row=EVERY)
-
-def init(fed):
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
 
 def round(fed, state, t):
     w = fed.local_opt(state["client"]["w"], 1)
@@ -398,16 +392,8 @@ def test_what_is_averaged_is_what_was_sent(block):
 @pytest.mark.parametrize("what", GONE)
 def test_what_is_no_longer_here_is_refused(tmp_path, what):
     fields = FIELDS | {"method": written(tmp_path, GONE[what])}
-    with pytest.raises(UserError, match=r"^models that fed.exchange or fed.every_row received are used after"):
-        run_here(tmp_path / "run.h5", fields)
-
-
-def test_all_ranks_end_where_it_is_no_longer_here(tmp_path):
-    flags = to_flags(FIELDS | {"method": written(tmp_path, GONE["every_row"])})
-    done = mpirun(2, "-m", "dpfl_mpi", "--quiet", f"--out={tmp_path / 'run.h5'}", *flags)
-    assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "only those of the last sending are here" in lines[0]
+    said = "fed.exchange or fed.every_row received are used after ...; only those of the last sending are here"
+    refused(f"models that {said}", run_here, tmp_path / "run.h5", fields)
 
 
 IN_PASSES = """

@@ -1,6 +1,7 @@
 """A search that one call of C decides, against its slow twin, the loop of `Search.consider`: the same to the bit, in every form."""
 
 import math
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,17 +23,6 @@ def fed(request, digits_file):
     fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": N, "augment": False}
     with federation(fields, kernels=request.param) as fed:
         yield fed
-
-
-class Coins:
-    """A generator whose next numbers are given."""
-
-    def __init__(self, coins):
-        self.left = list(coins)
-
-    def random(self, count=None):
-        now, self.left = self.left[: count or 1], self.left[count or 1 :]
-        return now[0] if count is None else np.array(now)
 
 
 def models_of(fed, kind, seed):
@@ -64,7 +54,8 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
     first = w[fed.ids]
     one = Search(fed.greedy, slice(0, 1), first, given, p_y, 0)
-    one.coins = [Coins(coins)]
+    left = iter(coins)  # what its generator draws
+    one.coins = [SimpleNamespace(random=lambda count=0: np.array([*islice(left, count)]) if count else next(left))]
     assert one.chooser is not None
     if not at_once:
         one.chooser = None

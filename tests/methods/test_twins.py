@@ -8,10 +8,9 @@ import twins
 from sklearn.neighbors import NearestNeighbors
 from twins import HEAD, TAU, N, Twin, play, quadratic
 
-import dpfl_mpi.models
 from dpfl_mpi.methods import knnper, pfedgraph
+from dpfl_mpi.models import resnet
 from dpfl_mpi.numerics import backend
-from dpfl_mpi.plugins import find
 
 ADAM, ADAMW = ({"optimizer": name, "lr": 0.003, "adam_eps": 1e-4} for name in ("adam", "adamw"))
 ALIKE = {"classes_per_client": 8, "lr": 0.1, "seed": 4}  # DPFL chooses some, and others each time
@@ -139,29 +138,12 @@ def test_pfedgraph_weights_are_a_solvers():
             np.testing.assert_allclose(x, quadratic(d, p, alpha), atol=1e-6)
 
 
-NORMED = """
-from collections import OrderedDict
-from torch import nn
-HEAD = "head"
-def build(shape, classes):
-    layers = {"conv": nn.Conv2d(shape[2], 4, 3), "norm": nn.GroupNorm(2, 4), "relu": nn.ReLU(), "flat": nn.Flatten()}
-    return nn.Sequential(OrderedDict(layers, head=nn.Linear(4 * 36, classes)))
-"""
-
-
-@pytest.fixture
-def normed(tmp_path, monkeypatch):
-    (tmp_path / "normed.py").write_text(NORMED)
-    monkeypatch.setattr(dpfl_mpi.models, "__path__", [*dpfl_mpi.models.__path__, str(tmp_path)])
-    return "normed"
-
-
-def test_fedbn_twin(normed):
-    scored, _, fed = play("fedbn", model=normed, init="torch")
+def test_fedbn_twin():
+    scored, _, fed = play("fedbn", model="resnet", model_options={"widths": "4", "blocks": 1, "groups": 2})
     tw = Twin(fed)
-    tw.module = find("model", normed).build((8, 8, 1), 10)
-    own = torch.cat([torch.full((p.numel(),), n.startswith("norm.")) for n, p in tw.module.named_parameters()])
-    assert int(own.sum()) == 8 and torch.equal(fed.columns("normalisation")[: len(own)], own)
+    tw.module = resnet.build((8, 8, 1), 10, "4", 1, 2)
+    own = torch.cat([torch.full((p.numel(),), "norm" in n) for n, p in tw.module.named_parameters()])
+    assert int(own.sum()) == 3 * 8 and torch.equal(fed.columns("normalisation")[: len(own)], own)
     mean, w = tw.start, [tw.start] * N
     for t, rows in enumerate(scored[1:]):
         w = [tw.local(k, torch.where(own, w[k], mean), t * TAU) for k in range(N)]

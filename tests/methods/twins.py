@@ -88,7 +88,7 @@ class Twin:
         loss = cross_entropy(module(batch[0]), batch[1])
         if extra is not None:
             loss = loss + extra(parameters_to_vector(module.parameters()))
-        return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
 
     def step(self, k, name, w, g, columns=None):
         columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns

@@ -66,22 +66,22 @@ def test_errors_in_words():
         raise OSError(errno.ENOSPC, "x")
 
 
-def test_what_is_spilled_has_room_and_no_name(tmp_path):
+@pytest.fixture
+def at_most():
+    """A function that lets this process write no file of more bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_is_spilled_has_room_and_no_name(tmp_path, at_most):
     held = spill.mapped(str(tmp_path), (3, 5), "int64")
     assert held.dtype == np.int64 and not held.any() and held.ctypes.data % 64 == 0
     held += 7
     assert held.sum() == 105 and not list(tmp_path.iterdir()) and spill.mapped("nowhere", (0, 5)).shape == (0, 5)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
-    try:
-        refused(
-            f"--spill is {tmp_path}; 2.0 MiB of models cannot be kept there: File too",
-            spill.mapped,
-            str(tmp_path),
-            (2**19,),
-        )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    at_most(2**20)
+    said = f"--spill is {tmp_path}; 2.0 MiB of models cannot be kept there: File too"
+    refused(said, spill.mapped, str(tmp_path), (2**19,))
 
 
 # HDF5 in memory ---------------------------------------------------------------------------------------------------------
@@ -123,19 +123,16 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
             assert result.last_round == last
 
 
-def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     """Full where the next round is written: one sentence, and the file of the round before."""
     monkeypatch.setattr(recorder, "CHEAP", 60)
-    path, before = tmp_path / "run.h5", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "run.h5"
     writing = begin(path)
     record(writing, 0)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
-    try:
-        refused(f"the results file {path} cannot be written: File too large", record, writing, 1)
-        for _ in range(2):  # the run ends for this reason, whatever else fails
-            writing.abandon()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    at_most(path.stat().st_size)
+    refused(f"the results file {path} cannot be written: File too large", record, writing, 1)
+    for _ in range(2):  # the run ends for this reason, whatever else fails
+        writing.abandon()
     with Result(path) as result:
         assert result.last_round == 0
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
