@@ -1,8 +1,8 @@
 """Every reader of files against damaged and hostile ones: it works, or one sentence says what is wrong. No traceback, no hang, no crash.
 
 `pytest` tries 32 cases per reader, or as many as the environment variable DPFL_FUZZ_CASES says.
-A case is (reader, number): the number seeds all of its draws, so that it can be repeated. Each runs in a forked process of its own: a crash
-or an endless loop in a library is a case, too.
+A case is (reader, number): the number seeds all of its draws, so that it can be repeated. Cases run in a forked process, which tells the
+number before it begins: a crash or an endless loop in a library is a case, too, and the next process goes on behind it.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ import h5py
 import numpy as np
 import pytest
 import starts
-import yaml
 from launch import federation, run_here
 from making import folder as files_in
 from making import images, leaf, png, tar, zipped
@@ -287,7 +286,7 @@ def limit(folder: Path) -> Reader:
 
 def config(folder: Path) -> Reader:
     fields = small(clients=4, rounds=3, method="fedprox") | {"quiet": True, "out": "x.h5", "options": {"mu": 0.1}}
-    text = yaml.safe_dump({name: value for name, value in fields.items() if value is not None})
+    text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
     return {"c.yaml": text.encode()}, lambda where: __main__.parse(["--config", str(where / "c.yaml")])
 
 
@@ -335,35 +334,48 @@ def outcome(name: str, reader, folder: Path, number: int) -> str:
     return ""
 
 
-def process(name: str, reader, folder: Path, number: int) -> None:
-    """Run a case, and write what went wrong into a file."""
+def process(name: str, reader, folder: Path, numbers: list[int]) -> None:
+    """Run the cases one after the other; tell a number before, and "number what" after one that went wrong."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
     quiet = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(quiet, fd)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-        what = outcome(name, reader, Path(place), number)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    (folder / "told").write_text(what)
+    with (folder / "told").open("w", buffering=1) as told:
+        for number in numbers:
+            print(number, file=told)
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                signal.setitimer(signal.ITIMER_REAL, SECONDS)
+                what = outcome(name, reader, Path(place), number)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if what:
+                print(number, what, file=told)
 
 
 def fuzz(name: str, folder: Path, numbers: range) -> dict[int, str]:
     """Return what went wrong of a reader, whose files are made in `folder`, by the number of the case: of a hang "SIGALRM"."""
-    reader, told = READERS[name](folder), {}
-    for number in numbers:
+    reader, left = READERS[name](folder), list(numbers)
+    wrong: dict[int, str] = {}
+    while left:
         pid = os.fork()
         if pid == 0:
             try:
-                process(name, reader, folder, number)
+                process(name, reader, folder, left)
                 os._exit(0)
             finally:
                 os.abort()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        told[number] = signal.Signals(-code).name if code else (folder / "told").read_text()
-    return {number: what for number, what in told.items() if what}
+        last = left[0]
+        for line in (folder / "told").read_text().splitlines():
+            number, _, what = line.partition(" ")
+            last = int(number)
+            if what:
+                wrong[last] = what
+        if code:
+            wrong[last] = signal.Signals(-code).name
+        left = left[left.index(last) + 1 :] if code else []
+    return wrong
 
 
 @pytest.mark.parametrize("name", READERS)
