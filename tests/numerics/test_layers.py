@@ -118,8 +118,8 @@ NETS = {
     ),
     "gates of channels": (
         lambda shape: Forward(
-            lambda s, x: s.h((lambda y: y * s.f(y.mean((2, 3))).sigmoid()[:, :, None, None])(s.a(x)).mean((2, 3))),
-            a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), h=nn.Linear(8, CLASSES),
+            lambda s, x: s.h(s.c((lambda y: y * s.f(y.mean((2, 3))).sigmoid()[:, :, None, None])(s.a(x))).mean((2, 3))),
+            a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
         ),
         IMAGE,
     ),
@@ -141,6 +141,13 @@ NETS = {
         lambda shape: Forward(
             attend, e=nn.Embedding(17, 12, padding_idx=0), f=nn.Linear(12, 12), h=nn.Linear(12, CLASSES),
             place=nn.Parameter(torch.randn(7, 12)), gain=nn.Parameter(torch.ones(12)),
+        ),
+        TOKENS,
+    ),
+    "padding around what is no convolution": (
+        lambda shape: Forward(
+            lambda s, x: s.h(s.c((lambda y: (y @ y.transpose(2, 3)).softmax(3))(s.a(s.e(x).unsqueeze(1)))).mean((2, 3))),
+            e=nn.Embedding(17, 12), a=conv(1, 1, 3, padding=1), c=conv(1, 4, 3, padding=1), h=nn.Linear(4, CLASSES),
         ),
         TOKENS,
     ),

@@ -86,8 +86,8 @@ def both(r: Recorder, out: Tensor, what: str, a: Tensor, b: Tensor, otherwise: f
     if wide_a is None or wide_b is None:
         raise Unknown(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes{r.place()}")
     shape = tuple(out.shape[1:])
-    size = [JOINS.index(what), len(shape), wide_a.offset, wide_b.offset]
-    table = [*shape, *contiguous(shape), *wide_a.strides, *wide_b.strides]
+    size = [len(shape), JOINS.index(what), wide_a.offset, wide_b.offset]
+    table = [*shape, *wide_a.strides, *wide_b.strides]
     uses = [Use(wide_a), Use(wide_b)]
     r.record(out, Op("join", uses, r.made(uses, natural(shape)), lambda *_: (size, table), numbers=(otherwise,)))
 
@@ -164,7 +164,7 @@ def summed(
     stays = [i for i in range(len(view.shape)) if i not in gone]
     table = [part[i] for dimensions in (stays, gone) for part in (view.shape, view.strides) for i in dimensions]
     count = math.prod(view.shape[i] for i in gone)
-    size, use = [len(stays), len(gone), view.offset], Use(view)
+    size, use = [len(stays), len(gone), count, view.offset], Use(view)
     slot = r.made([use], flat(tuple(view.shape[i] for i in stays)))
     numbers = (1 / count if mean else 1.0,)
     r.record(out, Op("total", [use], slot, lambda x, y: (size, table), numbers=numbers, keeps=False))
@@ -188,7 +188,7 @@ def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
     steps = [[0] * (4 - len(strides)) + list(strides) for strides in (a.strides, b.strides, contiguous(shape))]
     size, table = [*batch, i, j, k, a.offset, b.offset], [n for step in steps for n in step]
     uses = [Use(a), Use(b)]
-    r.record(out, Op("product", uses, r.made(uses, natural(shape)), lambda *_: (size, table), keeps=False))
+    r.record(out, Op("product", uses, r.made(uses, flat(shape)), lambda *_: (size, table), keeps=False))
 
 
 @handles("softmax")
