@@ -1,4 +1,4 @@
-/* What is made of two values, or of parts: sums and products with any steps, parameters that are added, parts side by side. */
+/* What is made of two values, or of parts: sums and products with any steps, parameters that are added. */
 
 /* Two inputs number by number. size: dimensions, what is done, where in each input to start; `table`: numbers in each
  * dimension, then the steps in the first and in the second input (0: one number for all). */
@@ -84,21 +84,6 @@ static void plus_back(const Pass *p, const Layer *layer) {
     if (to_x) dx[i] = layer->adds & 1 ? dx[i] + d : d;
   }
   add_up(p->g + layer->weight, sums, all, p->n);
-}
-
-/* A part of the output. size: its first plane and unit there. */
-static void put(const Pass *p, const Layer *layer) {
-  const F *x = x_of(p, layer->in);
-  const Value *out = &p->net->value[layer->out];
-  F *y = x_of(p, layer->out) + (int64_t)layer->size[0] * out->plane + layer->size[1];
-  EACH(p, layer, y[there] = x[here])
-}
-
-static void put_back(const Pass *p, const Layer *layer) {
-  F *dx = d_of(p, layer->in);
-  const Value *out = &p->net->value[layer->out];
-  const F *dy = d_of(p, layer->out) + (int64_t)layer->size[0] * out->plane + layer->size[1];
-  EACH(p, layer, dx[here] = layer->adds & 1 ? dx[here] + dy[there] : dy[there])
 }
 
 /* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay, dimensions that are

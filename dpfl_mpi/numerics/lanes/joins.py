@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -132,11 +133,9 @@ def cat(r: Recorder, out: Tensor, tensors: Any, dim: int = 0) -> None:
     slot = Slot(image(shape) if planes else (outer, 1, math.prod(shape[dim:])), max(v.slot.upstream for v in views))
     at = 0
     for view in views:
-        use = Use(view, image(view.shape) if planes else (outer, 1, math.prod(view.shape[dim:])))
-        assert use.geometry is not None
-        size = [at, 0] if planes else [0, at]
-        r.ops.append(Op("put", [use], slot, lambda x, y, size=size: (size, []), keeps=False))
-        at += use.geometry[0 if planes else 2]
+        own = image(view.shape) if planes else (outer, 1, math.prod(view.shape[dim:]))
+        r.ops.append(replace(move(view, own), out=slot, part=(own, at, 0) if planes else (own, 0, at)))
+        at += own[0 if planes else 2]
     r.keep(out, slot)
 
 

@@ -10,7 +10,7 @@ from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, U
 
 KINDS = (
     *("stage", "dense", "conv", "move", "clear", "relu", "leaky_relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
-    *("line", "clamp", "max_pool", "mean_pool", "norm", "join", "sum", "plus", "put", "total", "product", "softmax"),
+    *("line", "clamp", "max_pool", "mean_pool", "norm", "join", "sum", "plus", "total", "product", "softmax"),
     *("token", "embed", "drop"),
 )
 ADD = ("join", "product")  # their way back adds to gradients, and writes none
@@ -183,6 +183,13 @@ class Arena:
         self.values.append(value)
         return self.numbers[slot, slot.geometry]
 
+    def part(self, number: int, geometry: Geometry, plane: int, unit: int) -> int:
+        """Return the number of a value that is part of another one: its geometry, and the plane and unit where it starts."""
+        of = self.values[number]
+        start = plane * of.plane + unit
+        self.values.append(CValue(of.x + start, of.d + start, of.upstream, *geometry, of.plane, of.line))
+        return len(self.values) - 1
+
     def number(self, use: Use) -> int:
         """Return the number of the value that an op reads: the slot's, or the same memory in another geometry."""
         slot, geometry = use.view.slot, use.geometry or use.view.slot.geometry
@@ -234,6 +241,8 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         inputs = [arena.number(use) for use in op.uses]
         shared = op.uses[0].view.slot if arena.shares(op) else None
         out = arena.place(op.out, shared, op.overwrites and shared is not None and not arena.makers[shared].keeps)
+        if op.part:
+            out = arena.part(out, *op.part)
         try:
             size, table = op.fill(*(arena.values[i] for i in [*inputs, out]))
         except Exception as error:

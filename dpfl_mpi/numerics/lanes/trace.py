@@ -85,6 +85,7 @@ class Op:
     in_place: bool = False  # whether its gradient may lie where that of its first input does
     overwrites: bool = False  # whether its numbers may, too: its way back does not read them
     keeps: bool = True  # whether its way back reads its own output, which then stays
+    part: tuple[Geometry, int, int] | None = None  # of its output what it writes: the first plane and unit; None: all
     place: str = ""  # " in LAYER"
     facts: dict[str, Any] = field(default_factory=dict)
 
