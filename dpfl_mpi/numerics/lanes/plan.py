@@ -50,12 +50,8 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
         if op in gone:
             continue
         one = after(op, "relu")
-        if op.kind == "dense" and one:
-            op = Op("dense", op.uses, one.out, lambda x, y: ([1], []), op.weight, op.bias, scratch=op.scratch)
-            gone.add(one)
-        if op.kind == "norm" and one:
-            groups, each, _ = op.fill(None, None)[0]
-            op = replace(op, out=one.out, fill=lambda x, y, size=[groups, each, 1]: (size, []), keeps=True)
+        if op.kind in ("dense", "norm") and one:  # whose last size says so
+            op = replace(op, out=one.out, size=[*op.size[:-1], 1], keeps=True)
             gone.add(one)
         first = one or after(op, "max_pool")
         second = after(first, "max_pool" if one else "relu") if first else None
@@ -65,7 +61,7 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
                 area = math.prod(pool.out.geometry)
                 second.out.geometry = pool.out.geometry
                 space = 2 * area + 4 * pool.out.geometry[0]
-                op = Op("stage", op.uses, second.out, lambda x, y: ([], []), op.weight, op.bias, space=space)
+                op = Op("stage", op.uses, second.out, weight=op.weight, bias=op.bias, space=space)
                 gone |= {first, second}
         out.append(op)
     return out
@@ -244,7 +240,7 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         if op.part:
             out = arena.part(out, *op.part)
         try:
-            size, table = op.fill(*(arena.values[i] for i in [*inputs, out]))
+            size, table = op.fill(*(arena.values[i] for i in [*inputs, out])) if op.fill else (op.size, op.table)
         except Exception as error:
             raise Unknown(f"{op.kind} of these sizes ({type(error).__name__}){op.place}") from error
         layer = CLayer(KINDS.index(op.kind), inputs[0], inputs[-1], out, op.facts["adds"])
