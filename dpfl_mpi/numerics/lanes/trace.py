@@ -9,13 +9,14 @@ Axes: S samples.
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
 
@@ -138,7 +139,7 @@ class Recorder(TorchFunctionMode):
         if not inputs:
             return out
         name = getattr(func, "__name__", str(func))
-        made = list(tensors(out))
+        made = tensors(out)
         changed = versions != [t._version for t in inputs]
         if not made and name in ASKS:
             return out
@@ -244,16 +245,9 @@ class Recorder(TorchFunctionMode):
         self.record(out, Op(kind, uses, slot, weight=columns[0], bias=columns[1], **more))
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a call's arguments or result."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors(part)
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in a call's arguments or result."""
+    return [part for part in tree_leaves(value) if isinstance(part, Tensor)]
 
 
 @dataclass(frozen=True)
