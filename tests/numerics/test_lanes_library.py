@@ -19,7 +19,7 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Epochs, Native, Rule
+from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, Rule
 
 SOURCE, SETUP = ROOT / "dpfl_mpi/numerics/lanes/lanes.c", script(ROOT / "setup.py")
 # networks for lanes_entries.c: how they are made, samples, images, border, batch
@@ -168,10 +168,16 @@ TOO_FAR = np.array([[9], [0], [0]], np.uint8)
         (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
         (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows; the model reads 8"),
         (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
-        (lambda n, w: n.native.gradient(w, w, n.images, numbers([0]), TOO_FAR), "a crop beyond the border of 8"),
+        (
+            lambda n, w: n.native.gradient(w, w, MiniBatch(n.images, numbers([0]), TOO_FAR)),
+            "a crop beyond the border of 8",
+        ),
         (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
-        (lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], n.images, numbers([0])), "without gaps"),
-        (lambda n, w: n.native.gradient(w.double(), w, n.images, numbers([0])), "float64"),
+        (
+            lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], MiniBatch(n.images, numbers([0]))),
+            "without gaps",
+        ),
+        (lambda n, w: n.native.gradient(w.double(), w, MiniBatch(n.images, numbers([0]))), "float64"),
     ],
 )
 def test_arrays_that_would_be_misread_are_refused(call, sentence):

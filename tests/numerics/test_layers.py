@@ -13,6 +13,7 @@ from torch.nn import functional
 from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.ensemble import Block
+from dpfl_mpi.numerics.native import MiniBatch
 
 CLASSES = 5
 conv = nn.Conv2d
@@ -252,7 +253,7 @@ def test_dropout_draws_as_keyed(form):
     y, weight = torch.from_numpy(net.labels[order])[None], torch.full((1, 19), 1 / 19)
     with torch.no_grad():
         want = float(net.ensemble.gradient(block, x, y, weight, torch.from_numpy(key)))
-    assert net.native.gradient(net.row, g, net.images, order, keys=key) == pytest.approx(want, rel=1e-5)
+    assert net.native.gradient(net.row, g, MiniBatch(net.images, order, keys=key)) == pytest.approx(want, rel=1e-5)
     torch.testing.assert_close(g, block.g[0], rtol=1e-4, atol=1e-6)
     assert net.gradient(order)[0] != pytest.approx(want, rel=1e-3)
     scores = net.native.score(net.row[None], net.images, order, logits=True).logits[0]
