@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
-from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles, linear
+from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Recorder, S, Slot, Unknown, Use, image, move
 
 
@@ -183,16 +183,16 @@ def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
 
 
 @handles("softmax")
-def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_: Any, **more: Any) -> None:
+def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_: Any, **more: Any) -> Tensor | None:
     if dim is None or dim % input.dim() == 0:
         raise Unknown(f"softmax over samples, or over an axis that is not named{r.place()}")
     if dim % input.dim() != input.dim() - 1:
-        share = (turned := input.movedim(dim, -1)).softmax(-1).contiguous()
-        softmax(r, share, turned, -1)
-        return moved(r, out, share.movedim(-1, dim))
+        with r:
+            return input.movedim(dim, -1).softmax(-1).movedim(-1, dim).contiguous()
     view = r.leading(input)
     made = 1, math.prod(view.shape[:-1]), view.shape[-1]
     r.layer(out, "softmax", [Use(view, made)], made, in_place=True)
+    return None
 
 
 @handles("scaled_dot_product_attention")
@@ -207,17 +207,13 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> None:
+) -> Tensor:
     """Softmax of the scaled products of queries and keys, times the values."""
     if attn_mask is not None or dropout_p or is_causal:
         raise Unknown(f"attention with a mask or dropout{r.place()}")
     factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
-    score = query @ key.transpose(-1, -2)
-    matmul(r, score, query, key.transpose(-1, -2))
-    scaled, share = score * factor, score.softmax(-1)
-    each(r, scaled, "line", score, factor, 0.0)
-    softmax(r, share, scaled, -1)
-    matmul(r, out, share, value)
+    with r:
+        return ((query @ key.transpose(-1, -2)) * factor).softmax(-1) @ value
 
 
 @handles("multi_head_attention_forward")
@@ -240,18 +236,12 @@ def multi_head(
     *added, share, out_weight, out_bias = rest
     if any(added) or key_padding_mask is not None or attn_mask is not None or (share and more["training"]):
         raise Unknown(f"attention with a mask, dropout or added keys{r.place()}")
-
-    def dense(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        made = functional.linear(input, weight, bias)
-        linear(r, made, input, weight, bias)
-        return made
-
     inputs, biases = (query, key, value), [None] * 3 if bias is None else bias.chunk(3)
-    made = map(dense, (t.transpose(0, 1) for t in inputs), weight.chunk(3), biases)
-    split = [t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made]
-    attention(r, heard := functional.scaled_dot_product_attention(*split).contiguous(), *split)
-    moved(r, joint := heard.transpose(1, 2).flatten(2), heard.transpose(1, 2))
-    return dense(joint, out_weight, out_bias).transpose(0, 1), None
+    with r:
+        made = map(functional.linear, (t.transpose(0, 1) for t in inputs), weight.chunk(3), biases)
+        split = [t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made]
+        joint = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        return functional.linear(joint, out_weight, out_bias).transpose(0, 1), None
 
 
 # tokens and dropout ---------------------------------------------------------------------------------------------------------------------
