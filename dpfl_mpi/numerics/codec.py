@@ -32,16 +32,7 @@ class Encoder:
         self.sizes = [layers[name].numel() for name in self.layers]
         self.columns = torch.nonzero(sent[0, : ensemble.size])[:, 0]  # those that are sent
         self.kept = max(1, nearest(self.share, len(self.columns))) if self.kind == "topk" else 0
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of an encoded row."""
-        count = sum(self.sizes)
-        if self.kind == "int8":
-            return count + 4 * len(self.sizes)  # and a step per layer
-        if self.kind == "topk":
-            return 4 * self.kept + self._which()
-        return 4 * sum(self._factors(name) or size for name, size in zip(self.layers, self.sizes, strict=True))
+        self.bytes = len(self.encode(start_W, start_W.clone()))  # of every encoded row
 
     def _which(self) -> int:
         """Return the bytes that say which numbers topk sends: a number or a bit for each, nothing where all are sent."""

@@ -104,6 +104,17 @@ class Epochs(NamedTuple):
         return len(self.order) * -(-self.order.shape[1] // self.batch_size)
 
 
+class MiniBatch(NamedTuple):
+    """One mini-batch of one client; the kernels read the images themselves."""
+
+    images: Images
+    order: np.ndarray  # int32 [n]
+    crop: np.ndarray | None = None  # uint8 [3, n], as in `Epochs`
+    keys: np.ndarray | None = None  # int64 [1], of dropout
+    step: int = 0  # as of a `clients.Batch`
+    k: int = 1
+
+
 class Scores(NamedTuple):
     """What `Native.score` returns: losses `[r, n]`, predicted classes `[r, n]`; where asked for logits `[r, n, classes]`, features `[r, n, F]`."""
 
@@ -223,36 +234,18 @@ class Native:
         self._call.ahead(self._net, *rows, *chosen, how, loss.ctypes.data, self._work)
         return float(loss[0])
 
-    def gradient(
-        self,
-        w: Tensor,
-        g: Tensor,
-        images: Images,
-        order: np.ndarray,
-        crop: np.ndarray | None = None,
-        keys: np.ndarray | None = None,
-    ) -> float:
-        """Write into g `[W]` the gradient at row w of the mean loss of the images `order` `[n]`, and return that loss; `keys` is one key."""
-        chosen = self._chosen(images, order, crop, keys)
-        return float(self._call.gradient(self._net, self._row(w), self._row(g), chosen, len(order), self._work))
+    def gradient(self, w: Tensor, g: Tensor, batch: MiniBatch) -> float:
+        """Write into g `[W]` the gradient at row w of a mini-batch's mean loss, and return that loss."""
+        chosen, n = self._chosen(*batch[:4]), len(batch.order)
+        return float(self._call.gradient(self._net, self._row(w), self._row(g), chosen, n, self._work))
 
     def descents(
-        self,
-        w: Tensor,
-        towards: Tensor,
-        pull: float,
-        rate: float,
-        steps: int,
-        images: Images,
-        order: np.ndarray,
-        crop: np.ndarray | None,
-        keys: np.ndarray | None,
-        loss: Tensor,
+        self, w: Tensor, towards: Tensor, pull: float, rate: float, steps: int, batch: MiniBatch, loss: Tensor
     ) -> None:
-        """Take steps w -= rate (gradient + pull (w - towards)) of rows `[W]` on the images `order` `[n]`; add their losses to `loss`, float32 `[1]`."""
-        chosen, rows = self._chosen(images, order, crop, keys), (self._row(w), self._row(towards))
+        """Take steps w -= rate (gradient + pull (w - towards)) of rows `[W]` on a mini-batch; add their losses to `loss`, float32 `[1]`."""
+        chosen, rows = self._chosen(*batch[:4]), (self._row(w), self._row(towards))
         total = _address(loss, "float32", (1,))
-        self._call.descents(self._net, *rows, pull, rate, steps, chosen, len(order), total, self._work)
+        self._call.descents(self._net, *rows, pull, rate, steps, chosen, len(batch.order), total, self._work)
 
     def step(self, w: Tensor, m: Tensor, g: Tensor, rule: Rule) -> None:
         """Take one step of row w with momentum m along the gradient g, to which the proximal term and the mask are applied in place."""

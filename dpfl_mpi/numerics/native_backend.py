@@ -5,7 +5,7 @@ Axes: W row width, k = 1 client of a block, m models scored on one client's imag
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,19 +15,8 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, Native, Rule, Start, without_fma
+from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, Rule, Start, without_fma
 from dpfl_mpi.settings import Job
-
-
-@dataclass(frozen=True)
-class NativeBatch:
-    """One step of one client: which samples, and their crops; the kernels read the images themselves."""
-
-    k: int
-    step: int
-    order: np.ndarray  # int32 [S]
-    crop: np.ndarray | None  # uint8 [3, S]
-    keys: np.ndarray | None  # int64 [1], of dropout
 
 
 class NativeBackend(Backend):
@@ -71,18 +60,18 @@ class NativeBackend(Backend):
         block.loss += self.native.ahead(block.w[0], block.momentum[0], inner, seen)
         block.steps += seen.steps // 2
 
-    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[NativeBatch]:
+    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[MiniBatch]:
         seen, step = self._epochs(rows, epochs, first_epoch, Rule(self.sgd, 0.0)), 0
         for epoch in range(epochs):
             for at in range(0, seen.order.shape[1], seen.batch_size):
                 now = slice(at, at + seen.batch_size)
                 key = None if seen.keys is None else seen.keys[step : step + 1]
                 crop = None if seen.crop is None else seen.crop[:, epoch, now]
-                yield NativeBatch(1, step, seen.order[epoch, now], crop, key)
+                yield MiniBatch(seen.images, seen.order[epoch, now], crop, key, step)
                 step += 1
 
-    def gradient(self, block: Block, batch: NativeBatch) -> Tensor:  # type: ignore[override]
-        loss = self.native.gradient(block.w[0], block.g[0], self._train, batch.order, batch.crop, batch.keys)
+    def gradient(self, block: Block, batch: MiniBatch) -> Tensor:  # type: ignore[override]
+        loss = self.native.gradient(block.w[0], block.g[0], batch)
         return torch.tensor([loss], dtype=torch.float32)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
@@ -91,10 +80,9 @@ class NativeBackend(Backend):
         self._count(block, loss)
 
     def descents(  # type: ignore[override]
-        self, block: Block, batch: NativeBatch, steps: int, rate: float, towards: Tensor, pull: float
+        self, block: Block, batch: MiniBatch, steps: int, rate: float, towards: Tensor, pull: float
     ) -> None:
-        seen = batch.order, batch.crop, batch.keys
-        self.native.descents(block.w[0], towards[0], pull, rate, steps, self._train, *seen, block.loss)
+        self.native.descents(block.w[0], towards[0], pull, rate, steps, batch, block.loss)
         block.steps += steps
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:

@@ -79,21 +79,17 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     uint8_t *added = malloc(3);
     const int64_t decided = NAME(search)(&net, &s, models, p, coins, 3, 1 + with, added, &images, n, memory);
     printf(" %d %.17g %.17g %.17g", (int)decided, s.r_x, s.r_y, x[0]);
-    free(added);
     const int64_t ends[3] = {0, 2, 3};
     const double whole[2] = {.3, .3 * with};
     int64_t *exact = malloc(8 * width);
     NAME(means)(models, p, ends, whole, 2, pair, width);
     NAME(fixed)(models, p, 3, exact, width);
     printf(" %.9g %.9g %lld", pair[width / 2], pair[3 * width / 2], (long long)exact[width / 2]);
-    free(exact);
     NAME(ahead)(&net, v, m_v, row, .02f, &images, n, 1, batch, &adam, sums, memory);
     NAME(descents)(&net, v, row, .5f, .01f, 2, &images, batch < n ? batch : n, sums, memory);
     printf(" %.9g %.9g %.9g", sums[0], sums[1], v[width / 2]);
     printf(" %.17g %.17g %.9g\n", x_j[width / 2], y_j[width / 2], pair[width / 2] + pair[3 * width / 2]);
   }
-  void *all[] = {v, m_v, m_w, row, corrections, pair, x, x_j, y_j, w, m, g, trained, pixels, crop, labels, keys, order, losses, logits, features, predicted};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
 static void *take(FILE *file, size_t bytes) {

@@ -20,7 +20,7 @@ from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
-from dpfl_mpi.numerics.native import Epochs, Native, Rule
+from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, Rule
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
@@ -66,7 +66,8 @@ class Setting:
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
         g = torch.full_like(self.row, 7.0)
-        loss = self.native.gradient(self.row if row is None else row, g, self.images, numbers(order), crop)
+        seen = MiniBatch(self.images, numbers(order), crop)
+        loss = self.native.gradient(self.row if row is None else row, g, seen)
         assert not g[self.ensemble.size :].any()
         return loss, g
 
@@ -189,7 +190,8 @@ def test_train_is_gradient_and_step():
     for e in range(2):
         net.native.train(b, m_b, Epochs(net.images, order[e : e + 1], crop[:, e : e + 1], 8, PLAIN))
         for at in range(0, 21, 8):
-            losses += net.native.gradient(c, g, net.images, order[e, at : at + 8], crop[:, e, at : at + 8])
+            now = slice(at, at + 8)
+            losses += net.native.gradient(c, g, MiniBatch(net.images, order[e, now], crop[:, e, now]))
             net.native.step(c, m_c, g, PLAIN)
     masked = replace(PLAIN, trained=torch.ones(net.ensemble.width, dtype=torch.bool))
     assert loss == losses == net.native.train(d, m_d, Epochs(net.images, order, crop, 8, masked))

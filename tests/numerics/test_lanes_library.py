@@ -1,7 +1,6 @@
 """The library of the CPU kernels: its forms, compilers and processors give the same bits, what cannot be used says why, sanitizers."""
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from launch import refused, script
 from setuptools import Distribution, Extension
 from test_lanes import FORMS, ROOT, make, numbers, plan
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
@@ -20,9 +19,9 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Epochs, Native, Rule
+from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, Rule
 
-SOURCE = ROOT / "dpfl_mpi/numerics/lanes/lanes.c"
+SOURCE, SETUP = ROOT / "dpfl_mpi/numerics/lanes/lanes.c", script(ROOT / "setup.py")
 # networks for lanes_entries.c: how they are made, samples, images, border, batch
 ENTRIES = {
     "colour": (lambda: CNN((32, 32, 3), 10, (6, 16), (120, 84)), ((32, 32, 3), "uint8"), (21, 4, 16)),
@@ -53,11 +52,16 @@ def described(folder):
     return files
 
 
-def setup_py(file="setup.py"):
-    spec = importlib.util.spec_from_file_location("of_the_installation", ROOT / file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def entries(folder, compiler, form, runner=()):
+    """Compile lanes_entries.c in a form, and return what it prints of the networks of ENTRIES."""
+    width, program = native.FORMS[form], str(folder / form)
+    files = [f"-I{SOURCE.parent}", str(ROOT / "tests/numerics/lanes_entries.c"), "-o", program, "-w", "-lm"]
+    for words in ([*compiler, f"-DFORM={width}", *SETUP.FORMS[width], *files], [*runner, program, *described(folder)]):
+        done = subprocess.run(words, capture_output=True, text=True)
+        if "cannot find -lasan" in done.stderr:
+            pytest.skip("gcc has no sanitizers here")
+        assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def bits(kind, form, path=native.LIBRARY):
@@ -92,9 +96,8 @@ def test_every_compiler_gives_the_same_bits(name, extra, tmp_path):
     zig = importlib.util.find_spec("ziglang") is not None
     if not (zig if name == "zig" else shutil.which(name)):
         pytest.skip(f"{name} is not here")
-    build = setup_py()
-    compiler = build.compilers()[-1] if name == "zig" else [name]
-    build.compile_lanes(compiler, SOURCE, tmp_path / "_lanes.so", extra)
+    compiler = SETUP.compilers()[-1] if name == "zig" else [name]
+    SETUP.compile_lanes(compiler, SOURCE, tmp_path / "_lanes.so", extra)
     for form in FORMS:
         assert bits("odd", form, tmp_path / "_lanes.so") == bits("odd", FORMS[0]), form
 
@@ -106,20 +109,10 @@ def test_another_processor_gives_the_same_bits(tmp_path):
     machine = "aarch64"
     if importlib.util.find_spec("ziglang") is None or not shutil.which(f"qemu-{machine}"):
         pytest.skip("needs ziglang and qemu-user")
-    build, said = setup_py(), []
-    files = [f"-I{SOURCE.parent}", str(ROOT / "tests/numerics/lanes_entries.c"), "-w", "-lm"]
-    widest = native.FORMS[FORMS[0]]
-    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", "-DFORM=128"]
-    for name, compiler, runner in (
-        ("here", [*build.compilers()[0], f"-DFORM={widest}", *build.FORMS[widest]], []),
-        ("there", zig, [f"qemu-{machine}"]),
-    ):
-        program = str(tmp_path / name)
-        subprocess.run([*compiler, *build.FLAGS, *files, "-o", program], check=True, capture_output=True)
-        said.append(
-            subprocess.run([*runner, program, *described(tmp_path)], check=True, capture_output=True, text=True).stdout
-        )
-    assert said[0] == said[1] and said[0].count("\n") == 2 * len(ENTRIES)
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", *SETUP.FLAGS]
+    there = entries(tmp_path, zig, "portable", [f"qemu-{machine}"])
+    assert there == entries(tmp_path, [*SETUP.compilers()[0], *SETUP.FLAGS], FORMS[0])
+    assert there.count("\n") == 2 * len(ENTRIES)
 
 
 class Inherits(CNN):
@@ -133,24 +126,24 @@ def test_what_cannot_be_used_says_why(tmp_path):
     net = make("mlp")
     inherits = Inherits((16, 16, 3), 10, (6, 16), (120, 84))
     (tmp_path / "text.so").write_text("no library")
+    digest, library = SETUP.digest_of(SOURCE).encode(), native.LIBRARY.read_bytes()
+    assert library.count(digest) == 1
+    (tmp_path / "other.so").write_bytes(library.replace(digest, digest[::-1]))  # says that it was made of other sources
 
     def start(**more):
         return Native(net.module, net.shape, net.ensemble.scale, net.ensemble.shift, **more)
 
-    for call, sentence in (
-        (lambda: start(form="avx9"), r"--kernels is avx9; this processor and library have .*portable"),
-        (lambda: start(path=tmp_path / "_lanes.so"), "the CPU kernels were not built: .* is not there; install again"),
-        (lambda: start(path=tmp_path / "text.so"), "the CPU kernels cannot be loaded"),
-        (lambda: native.describe(inherits, (16, 16, 3), "uint8"), "the CPU kernels have no layer for cumsum"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            call()
+    refused("--kernels is avx9; this processor and library have ...portable", start, form="avx9")
+    refused("the CPU kernels were not built: ... is not there; install again", start, path=tmp_path / "_lanes.so")
+    refused("the CPU kernels cannot be loaded", start, path=tmp_path / "text.so")
+    refused("the CPU kernels are of another version of their sources; install again", start, path=tmp_path / "other.so")
+    refused("the CPU kernels have no layer for cumsum", native.describe, inherits, (16, 16, 3), "uint8")
     assert Ensemble(inherits, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
 
 
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     """pip is asked for one from PyPI; where that does not work either, the build says so and goes on without the library."""
-    backend, build = setup_py("_build/backend.py"), setup_py()
+    backend, build = script(ROOT / "_build/backend.py"), SETUP
     monkeypatch.delenv("CFLAGS", raising=False)
     monkeypatch.setenv("CC", "my-cc -m64")
     assert backend._compiler() == [] and build.compilers()[0] == ["my-cc", "-m64"]
@@ -166,16 +159,6 @@ def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_a_library_of_another_source_is_refused(tmp_path):
-    """The library here, which says that it was made of other sources: no compiler is needed to test it."""
-    digest = setup_py().digest_of(SOURCE).encode()
-    library = native.LIBRARY.read_bytes()
-    assert library.count(digest) == 1
-    (tmp_path / "_lanes.so").write_bytes(library.replace(digest, digest[::-1]))
-    with pytest.raises(UserError, match=r"the CPU kernels are of another version of their sources; install again"):
-        native.load(tmp_path / "_lanes.so")
-
-
 TOO_FAR = np.array([[9], [0], [0]], np.uint8)
 
 
@@ -185,10 +168,16 @@ TOO_FAR = np.array([[9], [0], [0]], np.uint8)
         (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
         (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows; the model reads 8"),
         (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
-        (lambda n, w: n.native.gradient(w, w, n.images, numbers([0]), TOO_FAR), "a crop beyond the border of 8"),
+        (
+            lambda n, w: n.native.gradient(w, w, MiniBatch(n.images, numbers([0]), TOO_FAR)),
+            "a crop beyond the border of 8",
+        ),
         (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
-        (lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], n.images, numbers([0])), "without gaps"),
-        (lambda n, w: n.native.gradient(w.double(), w, n.images, numbers([0])), "float64"),
+        (
+            lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], MiniBatch(n.images, numbers([0]))),
+            "without gaps",
+        ),
+        (lambda n, w: n.native.gradient(w.double(), w, MiniBatch(n.images, numbers([0]))), "float64"),
     ],
 )
 def test_arrays_that_would_be_misread_are_refused(call, sentence):
@@ -203,20 +192,8 @@ def test_arrays_that_would_be_misread_are_refused(call, sentence):
 def test_sanitizers(tmp_path, monkeypatch):
     """Every entry in every form: no access beyond an array, also of the work space, where poisoned gaps lie between its parts."""
     monkeypatch.setattr(Arena, "gap", 1)
-    nets = described(tmp_path)
+    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
     flags = ["-std=gnu11", "-O0", "-ffp-contract=off"]  # every access stays, and it compiles in a third of the time
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    said = []
-    for form in FORMS:
-        width = native.FORMS[form]
-        command = ["gcc", *flags, f"-DFORM={width}", *setup_py().FORMS[width], f"-I{SOURCE.parent}"]
-        command += [str(ROOT / "tests/numerics/lanes_entries.c"), "-o", str(tmp_path / form), "-lm"]
-        made = subprocess.run(command, capture_output=True, text=True)
-        if "cannot find -lasan" in made.stderr:
-            pytest.skip("gcc has no sanitizers here")
-        assert made.returncode == 0, made.stderr
-        leaks = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
-        ran = subprocess.run([str(tmp_path / form), *nets], capture_output=True, text=True, env=leaks)
-        assert ran.returncode == 0, ran.stderr
-        said.append(ran.stdout)
-    assert len(set(said)) == 1 and "nan" not in said[0]
+    said = {entries(tmp_path, ["gcc", *flags], form) for form in FORMS}
+    assert len(said) == 1 and "nan" not in said.pop()

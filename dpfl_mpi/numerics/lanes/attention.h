@@ -62,10 +62,10 @@ static void product_back(const Pass *p, const Layer *layer) {
 
 /* Of each line, e^x over their sum. */
 static void softmax(const Pass *p, const Layer *layer) {
-  const Value *in = &p->net->value[layer->in];
+  const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out);
-  for (int32_t line = 0; line < in->planes * in->lines; line++, x += in->units, y += in->units) {
+  for (int32_t line = 0; line < in->lines; line++, x += in->line, y += out->line) {
     F most = x[0], sum = ZERO;
     for (int32_t i = 1; i < in->units; i++) most = PICK(ABOVE(x[i], most), x[i], most);
     for (int32_t i = 0; i < in->units; i++) sum += y[i] = exponential(x[i] - most);
@@ -74,10 +74,10 @@ static void softmax(const Pass *p, const Layer *layer) {
 }
 
 static void softmax_back(const Pass *p, const Layer *layer) {
-  const Value *in = &p->net->value[layer->in];
+  const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
   const F *y = x_of(p, layer->out), *dy = d_of(p, layer->out);
   F *dx = d_of(p, layer->in);
-  for (int32_t line = 0; line < in->planes * in->lines; line++, y += in->units, dy += in->units, dx += in->units) {
+  for (int32_t line = 0; line < in->lines; line++, y += out->line, dy += out->line, dx += in->line) {
     F sum = ZERO;
     for (int32_t i = 0; i < in->units; i++) sum = FMA(dy[i], y[i], sum);
     for (int32_t i = 0; i < in->units; i++) {

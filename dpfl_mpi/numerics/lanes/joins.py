@@ -2,13 +2,14 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
-from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles, linear
+from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Recorder, S, Slot, Unknown, Use, image, move
 
 
@@ -57,7 +58,7 @@ def joined(r: Recorder, out: Tensor, what: str, a: Any, b: Any, alpha: float = 1
 
 def plus(r: Recorder, out: Tensor, times: bool, input: Tensor, parameter: Tensor) -> None:
     """A parameter for each number, or each of the first axis, or each of the last axes, added or multiplied."""
-    view, w = r.leading(input), r.column(parameter)
+    view = r.leading(input)
     shape, own = list(view.shape), list(parameter.shape)
     own = [1] * (len(shape) - len(own)) + own if len(own) <= len(shape) else own[len(own) - len(shape) :]
     kept = [i for i, n in enumerate(own) if n != 1]
@@ -65,12 +66,9 @@ def plus(r: Recorder, out: Tensor, times: bool, input: Tensor, parameter: Tensor
     if tuple(out.shape[1:]) != view.shape or (kept and own[first : last + 1] != shape[first : last + 1]):
         raise Unknown(f"a parameter of the shape {tuple(parameter.shape)} at a tensor {shape}{r.place()}")
     share = math.prod(shape[last + 1 :]) if kept else math.prod(shape)
-    use = Use(view, flat(view.shape))
-    slot = r.made([use], flat(view.shape), (w, parameter))
-    size = [int(times), share, parameter.numel()]
-    op = Op("plus", [use], slot, lambda x, y: (size, []), w, in_place=True, overwrites=not times, keeps=False)
-    op.scratch = parameter.numel()
-    r.record(out, op)
+    all, made = parameter.numel(), flat(view.shape)
+    how: dict[str, Any] = {"size": [int(times), share, all], "scratch": all, "in_place": True, "overwrites": not times}
+    r.layer(out, "plus", [Use(view, made)], made, parameter, **how, keeps=False)
 
 
 def both(r: Recorder, out: Tensor, what: str, a: Tensor, b: Tensor, otherwise: float = 0.0) -> None:
@@ -80,16 +78,15 @@ def both(r: Recorder, out: Tensor, what: str, a: Tensor, b: Tensor, otherwise: f
     if what == "add" and same and not first.slot.tokens:
         geometry = first.slot.geometry
         uses = [Use(first, geometry), Use(second, geometry)]
-        op = Op("sum", uses, r.made(uses, geometry), in_place=True, overwrites=True, keeps=False)
-        return r.record(out, op)
+        return r.layer(out, "sum", uses, geometry, in_place=True, overwrites=True, keeps=False)
     wide_a, wide_b = (r.leading(t.expand(out.shape)) if t.dim() == out.dim() else None for t in (a, b))
     if wide_a is None or wide_b is None:
         raise Unknown(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes{r.place()}")
     shape = tuple(out.shape[1:])
-    size = [JOINS.index(what), len(shape), wide_a.offset, wide_b.offset]
-    table = [*shape, *contiguous(shape), *wide_a.strides, *wide_b.strides]
+    size = [len(shape), JOINS.index(what), wide_a.offset, wide_b.offset]
+    table = [*shape, *wide_a.strides, *wide_b.strides]
     uses = [Use(wide_a), Use(wide_b)]
-    r.record(out, Op("join", uses, r.made(uses, natural(shape)), lambda *_: (size, table), numbers=(otherwise,)))
+    r.layer(out, "join", uses, natural(shape), size=size, table=table, numbers=(otherwise,))
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -132,11 +129,9 @@ def cat(r: Recorder, out: Tensor, tensors: Any, dim: int = 0) -> None:
     slot = Slot(image(shape) if planes else (outer, 1, math.prod(shape[dim:])), max(v.slot.upstream for v in views))
     at = 0
     for view in views:
-        use = Use(view, image(view.shape) if planes else (outer, 1, math.prod(view.shape[dim:])))
-        assert use.geometry is not None
-        size = [at, 0] if planes else [0, at]
-        r.ops.append(Op("put", [use], slot, lambda x, y, size=size: (size, []), keeps=False))
-        at += use.geometry[0 if planes else 2]
+        own = image(view.shape) if planes else (outer, 1, math.prod(view.shape[dim:]))
+        r.ops.append(replace(move(view, own), out=slot, part=(own, at, 0) if planes else (own, 0, at)))
+        at += own[0 if planes else 2]
     r.keep(out, slot)
 
 
@@ -156,18 +151,15 @@ def summed(
     if 0 in axes:
         raise Unknown(f"a sum over samples{r.place()}")
     if mean and view.whole and len(view.shape) == 3 and axes == [2, 3]:
-        _, h, w = view.shape
-        use = Use(view, image(view.shape))
-        slot = r.made([use], (view.shape[0], 1, 1))
-        return r.record(out, Op("mean_pool", [use], slot, lambda x, y: ([], [0, h, h, 0, w, w]), keeps=False))
+        c, h, w = view.shape
+        return r.layer(out, "mean_pool", [Use(view, (c, h, w))], (c, 1, 1), table=[0, h, h, 0, w, w], keeps=False)
     gone = [a - 1 for a in axes]
     stays = [i for i in range(len(view.shape)) if i not in gone]
     table = [part[i] for dimensions in (stays, gone) for part in (view.shape, view.strides) for i in dimensions]
     count = math.prod(view.shape[i] for i in gone)
-    size, use = [len(stays), len(gone), view.offset], Use(view)
-    slot = r.made([use], flat(tuple(view.shape[i] for i in stays)))
-    numbers = (1 / count if mean else 1.0,)
-    r.record(out, Op("total", [use], slot, lambda x, y: (size, table), numbers=numbers, keeps=False))
+    size, numbers = [len(stays), len(gone), count, view.offset], (1 / count if mean else 1.0,)
+    made = flat(tuple(view.shape[i] for i in stays))
+    r.layer(out, "total", [Use(view)], made, size=size, table=table, numbers=numbers, keeps=False)
 
 
 handles("mean")(functools.partial(summed, mean=True))
@@ -187,22 +179,20 @@ def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
     shape = tuple(out.shape[1:])
     steps = [[0] * (4 - len(strides)) + list(strides) for strides in (a.strides, b.strides, contiguous(shape))]
     size, table = [*batch, i, j, k, a.offset, b.offset], [n for step in steps for n in step]
-    uses = [Use(a), Use(b)]
-    r.record(out, Op("product", uses, r.made(uses, natural(shape)), lambda *_: (size, table), keeps=False))
+    r.layer(out, "product", [Use(a), Use(b)], flat(shape), size=size, table=table, keeps=False)
 
 
 @handles("softmax")
-def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_: Any, **more: Any) -> None:
+def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_: Any, **more: Any) -> Tensor | None:
     if dim is None or dim % input.dim() == 0:
         raise Unknown(f"softmax over samples, or over an axis that is not named{r.place()}")
     if dim % input.dim() != input.dim() - 1:
-        share = (turned := input.movedim(dim, -1)).softmax(-1).contiguous()
-        softmax(r, share, turned, -1)
-        return moved(r, out, share.movedim(-1, dim))
+        with r:
+            return input.movedim(dim, -1).softmax(-1).movedim(-1, dim).contiguous()
     view = r.leading(input)
-    lines = math.prod(view.shape[:-1])
-    use = Use(view, (1, lines, view.shape[-1]))
-    r.record(out, Op("softmax", [use], r.made([use], (1, lines, view.shape[-1])), in_place=True))
+    made = 1, math.prod(view.shape[:-1]), view.shape[-1]
+    r.layer(out, "softmax", [Use(view, made)], made, in_place=True)
+    return None
 
 
 @handles("scaled_dot_product_attention")
@@ -217,17 +207,13 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> None:
+) -> Tensor:
     """Softmax of the scaled products of queries and keys, times the values."""
     if attn_mask is not None or dropout_p or is_causal:
         raise Unknown(f"attention with a mask or dropout{r.place()}")
     factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
-    score = query @ key.transpose(-1, -2)
-    matmul(r, score, query, key.transpose(-1, -2))
-    scaled, share = score * factor, score.softmax(-1)
-    each(r, scaled, "line", score, factor, 0.0)
-    softmax(r, share, scaled, -1)
-    matmul(r, out, share, value)
+    with r:
+        return ((query @ key.transpose(-1, -2)) * factor).softmax(-1) @ value
 
 
 @handles("multi_head_attention_forward")
@@ -250,18 +236,12 @@ def multi_head(
     *added, share, out_weight, out_bias = rest
     if any(added) or key_padding_mask is not None or attn_mask is not None or (share and more["training"]):
         raise Unknown(f"attention with a mask, dropout or added keys{r.place()}")
-
-    def dense(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        made = functional.linear(input, weight, bias)
-        linear(r, made, input, weight, bias)
-        return made
-
     inputs, biases = (query, key, value), [None] * 3 if bias is None else bias.chunk(3)
-    made = map(dense, (t.transpose(0, 1) for t in inputs), weight.chunk(3), biases)
-    split = [t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made]
-    attention(r, heard := functional.scaled_dot_product_attention(*split).contiguous(), *split)
-    moved(r, joint := heard.transpose(1, 2).flatten(2), heard.transpose(1, 2))
-    return dense(joint, out_weight, out_bias).transpose(0, 1), None
+    with r:
+        made = map(functional.linear, (t.transpose(0, 1) for t in inputs), weight.chunk(3), biases)
+        split = [t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made]
+        joint = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        return functional.linear(joint, out_weight, out_bias).transpose(0, 1), None
 
 
 # tokens and dropout ---------------------------------------------------------------------------------------------------------------------
@@ -289,9 +269,8 @@ def token(r: Recorder, out: Tensor, input: Tensor, what: int, number: Any, token
     if not view.slot.tokens or not view.whole or not isinstance(number, int):
         raise Unknown(f"a comparison or remainder of other than tokens{r.place()}")
     use = Use(view, view.slot.geometry)
-    op = Op("token", [use], Slot(view.slot.geometry, 0, tokens), lambda x, y: ([what, number], []))
-    op.facts = {"below": number} if tokens else {}
-    r.record(out, op)
+    facts = {"below": number} if tokens else {}
+    r.record(out, Op("token", [use], Slot(view.slot.geometry, 0, tokens), [what, number], facts=facts))
 
 
 @handles("float", "to", "type")
@@ -318,15 +297,12 @@ def embedding(
     view = r.leading(input, True)
     if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
         raise Unknown(f"an embedding of numbers, with max_norm or scale_grad_by_freq{r.place()}")
-    w, lines = r.column(weight), math.prod(view.shape)
-    rows, width = weight.shape
+    lines, (rows, width) = math.prod(view.shape), weight.shape
     below = [op.facts["below"] for op in r.ops if op.out is view.slot and "below" in op.facts]
     if not view.whole or any(n > rows for n in below):
         raise Unknown(f"an embedding of {rows} rows, which tokens may exceed{r.place()}")
-    use = Use(view, (1, 1, lines))
-    slot = r.made([use], (1, lines, width), (w, weight))
     size = [rows, -1 if padding_idx is None else padding_idx % rows]
-    r.record(out, Op("embed", [use], slot, lambda x, y: (size, []), w, keeps=False))
+    r.layer(out, "embed", [Use(view, (1, 1, lines))], (1, lines, width), weight, size=size, keeps=False)
 
 
 @handles("dropout")
@@ -338,13 +314,13 @@ def dropout(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> No
     shape, r.dropping = view.shape, None
     share = math.prod(shape[len(shape) - layer.trailing :]) if layer.trailing else 1
     r.drops += 1
-    size = [r.drops, share, math.ceil(layer.p * 2**BITS)]
-    use = Use(view, flat(shape))
-    op = Op(
-        "drop", [use], r.made([use], flat(shape)), lambda x, y: (size, []), in_place=True, overwrites=True, keeps=False
-    )
-    op.numbers, op.space = (1 / (1 - layer.p) if layer.p < 1 else 0.0,), math.prod(shape) // share
-    r.record(out, op)
+    how: dict[str, Any] = {
+        "size": [r.drops, share, math.ceil(layer.p * 2**BITS)],
+        "numbers": (1 / (1 - layer.p) if layer.p < 1 else 0.0,),
+        "space": math.prod(shape) // share,
+    }
+    made = flat(shape)
+    r.layer(out, "drop", [Use(view, made)], made, **how, in_place=True, overwrites=True, keeps=False)
 
 
 KNOWN = HANDLERS  # the functions of both files

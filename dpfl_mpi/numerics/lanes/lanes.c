@@ -76,8 +76,8 @@ static const Kind kinds[] = {
     {logistic, logistic_back},   {swish, swish_back},       {gelu, gelu_back},     {gelu_tanh, gelu_tanh_back},
     {line, line_back},           {clamp, clamp_back},       {greatest, greatest_back}, {mean, mean_back},
     {norm, norm_back},           {join, join_back},         {sum, sum_back},       {plus, plus_back},
-    {put, put_back},             {total, total_back},       {product, product_back}, {softmax, softmax_back},
-    {token, nothing},            {embed, embed_back},       {drop, drop_back},
+    {total, total_back},         {product, product_back},   {softmax, softmax_back}, {token, nothing},
+    {embed, embed_back},         {drop, drop_back},
 };
 
 static void forward(const Pass *p) {

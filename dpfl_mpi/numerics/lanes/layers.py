@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Recorder, Unknown, Use, image
+from dpfl_mpi.numerics.lanes.trace import Fill, Geometry, Recorder, Unknown, Use, View, image
 
 HANDLERS: dict[str, Callable[..., Any]] = {}
 FIRST_CACHE = 96  # positions of four channels and as many gradients: 48 KiB with 16 lanes
@@ -37,19 +37,16 @@ def pair(value: Any, first: int | None = None) -> tuple[int, int]:
 def linear(r: Recorder, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """A dense layer of vectors, or of each line of a sample."""
     view, (outputs, inputs) = r.leading(input), weight.shape
-    w, b = r.column(weight), r.column(bias)
     lines = math.prod(view.shape[:-1])
-    use = Use(view, (1, lines, inputs))
-    slot = r.made([use], (1, lines, outputs), (w, weight), (b, bias))
+    what = [Use(view, (1, lines, inputs))], (1, lines, outputs), weight, bias
     if lines == 1:
-        op = Op("dense", [use], slot, lambda x, y: ([0], []), w, b, scratch=inputs + 1, keeps=False)
+        r.layer(out, "dense", *what, size=[0], scratch=inputs + 1, keeps=False)
     else:
-        op = Op("conv", [use], slot, rows(lines, inputs, outputs), w, b, keeps=False)
-        op.scratch = outputs * inputs + 1 + inputs
-    r.record(out, op)
+        scratch = outputs * inputs + 1 + inputs
+        r.layer(out, "conv", *what, fill=rows(lines, inputs, outputs), scratch=scratch, keeps=False)
 
 
-def rows(lines: int, inputs: int, outputs: int) -> Callable[..., tuple[list[int], list[int]]]:
+def rows(lines: int, inputs: int, outputs: int) -> Fill:
     """Return the size and table of a dense layer of each line: a convolution of one tap, whose channels are a line's units."""
 
     def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
@@ -84,17 +81,16 @@ def conv(
             raise Unknown(f"padding='same' of an even kernel{r.place()}")
         padding = tuple(n // 2 for n in whole)
     padding = pair(padding, 0 if flat else None)
-    w, b = r.column(weight), r.column(bias)
-    _, p, q = image(out.shape[1:])
-    use = Use(view, shape, padding)
-    slot = r.made([use], (weight.shape[0], p, q), (w, weight), (b, bias))
+    made = _, p, q = image(out.shape[1:])
     axes = list(zip((p, q), shape[1:], kernel, stride, padding, dilation, strict=True))
-    op = Op("conv", [use], slot, correlations(axes, weight.shape[0], shape[0], groups), w, b, keeps=False)
-    op.margin = edge(*axes[0]), edge(*axes[1])
-    op.scratch = weight.numel() // groups + 1 + math.prod(weight.shape[1:])
-    if kernel == (5, 5) and stride == dilation == (1, 1) and padding == (0, 0) and groups == 1 and bias is not None:
-        op.facts = {"stage": True}
-    r.record(out, op)
+    alone = stride == dilation == (1, 1) and padding == (0, 0) and groups == 1
+    how: dict[str, Any] = {
+        "fill": correlations(axes, weight.shape[0], shape[0], groups),
+        "margin": (edge(*axes[0]), edge(*axes[1])),
+        "scratch": weight.numel() // groups + 1 + math.prod(weight.shape[1:]),
+        "facts": {"stage": kernel == (5, 5) and alone and bias is not None},
+    }
+    r.layer(out, "conv", [Use(view, shape, padding)], made, weight, bias, **how, keeps=False)
 
 
 def edge(outputs: int, inputs: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -108,9 +104,7 @@ def edge(outputs: int, inputs: int, kernel: int, stride: int, padding: int, dila
     return max([0, -min(places, default=0), max(places, default=0) - outputs + 1])
 
 
-def correlations(
-    axes: list[tuple[int, ...]], outputs: int, inputs: int, groups: int
-) -> Callable[..., tuple[list[int], list[int]]]:
+def correlations(axes: list[tuple[int, ...]], outputs: int, inputs: int, groups: int) -> Fill:
     """Return the size and table of a convolution: forward, and the way back for each remainder of a place by the stride."""
 
     def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
@@ -136,10 +130,8 @@ def correlations(
 def each(r: Recorder, out: Tensor, kind: str, input: Tensor, *numbers: float, overwrites: bool = False) -> None:
     """A function of each number by itself: of the numbers as they lie, in whatever shape."""
     view = r.leading(input)
-    use = Use(view, view.slot.geometry if view.whole else flat(view.shape))
-    op = Op(kind, [use], r.made([use], use.geometry or flat(view.shape)), numbers=numbers, in_place=True)
-    op.overwrites = overwrites
-    r.record(out, op)
+    shape = view.slot.geometry if view.whole else flat(view.shape)
+    r.layer(out, kind, [Use(view, shape)], shape, numbers=numbers, in_place=True, overwrites=overwrites)
 
 
 def flat(shape: tuple[int, ...]) -> Geometry:
@@ -185,14 +177,12 @@ def hardtanh(
 
 
 # pools ------------------------------------------------------------------------------------------------------------------------------
-def pool(r: Recorder, out: Tensor, kind: str, input: Tensor, table: list[int]) -> Op:
-    """A pool of windows, first those of the rows of outputs, then those of the columns."""
+def pool(r: Recorder, out: Tensor, kind: str, input: Tensor, table: list[int], halves: bool = False) -> None:
+    """A pool of windows, first those of the rows of outputs, then those of the columns; `halves`: they are 2x2 side by side."""
     view = r.leading(input)
-    use, size = Use(view, image(view.shape)), image(tuple(out.shape[1:]))
-    op = Op(kind, [use], r.made([use], size), lambda x, y: ([], table), keeps=False)
-    op.space = math.prod(size) if kind == "max_pool" else 0
-    r.record(out, op)
-    return op
+    use, made = Use(view, image(view.shape)), image(tuple(out.shape[1:]))
+    space = math.prod(made) if kind == "max_pool" else 0
+    r.layer(out, kind, [use], made, table=table, space=space, facts={"halves": halves}, keeps=False)
 
 
 @handles("max_pool1d", "max_pool2d")
@@ -210,7 +200,7 @@ def max_pool(
     if set(pair(dilation)) != {1} or return_indices:
         raise Unknown(f"a max-pool with dilation or indices{r.place()}")
     table, halves = windows_of(out, input, kernel_size, stride, padding, False)
-    pool(r, out, "max_pool", input, table).facts = {"halves": halves and not ceil_mode}
+    pool(r, out, "max_pool", input, table, halves and not ceil_mode)
 
 
 @handles("avg_pool1d", "avg_pool2d")
@@ -255,7 +245,7 @@ def adaptive_pool(
         for i in range(outputs):
             start, end = i * size // outputs, -(-(i + 1) * size // outputs)
             table += [start, end, end - start]
-    pool(r, out, kind, input, table).facts = {"halves": False}
+    pool(r, out, kind, input, table)
 
 
 handles("adaptive_max_pool1d", "adaptive_max_pool2d")(functools.partial(adaptive_pool, kind="max_pool"))
@@ -265,7 +255,8 @@ handles("adaptive_max_pool1d", "adaptive_max_pool2d")(functools.partial(adaptive
 def norm(
     r: Recorder,
     out: Tensor,
-    use: Use,
+    view: View,
+    shape: Geometry,
     groups: int,
     each: bool,
     weight: Tensor | None,
@@ -273,13 +264,13 @@ def norm(
     eps: float,
 ) -> None:
     """Each group of planes by itself; with `each` it has a scale and shift for each of its numbers, else for each plane."""
-    w, b = r.column(weight), r.column(bias)
-    assert use.geometry is not None
-    slot = r.made([use], use.geometry, (w, weight), (b, bias))
-    op = Op("norm", [use], slot, lambda x, y: ([groups, int(each), 0], []), w, b, (eps,), in_place=True, keeps=False)
-    op.space = 2 * groups
-    op.scratch = 2 * (math.prod(use.geometry) // groups if each else use.geometry[0])
-    r.record(out, op)
+    how: dict[str, Any] = {
+        "size": [groups, int(each), 0],
+        "numbers": (eps,),
+        "space": 2 * groups,
+        "scratch": 2 * (math.prod(shape) // groups if each else shape[0]),
+    }
+    r.layer(out, "norm", [Use(view, shape)], shape, weight, bias, **how, in_place=True, keeps=False)
 
 
 @handles("group_norm")
@@ -294,7 +285,7 @@ def group_norm(
 ) -> None:
     view = r.leading(input)
     shape = image(view.shape) if len(view.shape) > 1 else (view.shape[0], 1, 1)
-    norm(r, out, Use(view, shape), num_groups, False, weight, bias, eps)
+    norm(r, out, view, shape, num_groups, False, weight, bias, eps)
 
 
 @handles("instance_norm")
@@ -311,7 +302,7 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> None:
     view = r.leading(input)
-    norm(r, out, Use(view, image(view.shape)), view.shape[0], False, weight, bias, eps)
+    norm(r, out, view, image(view.shape), view.shape[0], False, weight, bias, eps)
 
 
 @handles("layer_norm")
@@ -327,4 +318,4 @@ def layer_norm(
     view, units = r.leading(input), math.prod(normalized_shape)
     groups = math.prod(view.shape) // units
     shape = image(view.shape) if groups == 1 and len(view.shape) > 1 else (groups, 1, units)
-    norm(r, out, Use(view, shape), groups, True, weight, bias, eps)
+    norm(r, out, view, shape, groups, True, weight, bias, eps)

@@ -1,39 +1,45 @@
 /* Numbers that lie apart are brought together. size: dimensions of the source, and where in it they start; `table`: numbers
  * in each dimension, then vectors from one to the next. The way back adds where the source has other readers. */
-enum { MOVE_DIMENSIONS, MOVE_OFFSET, MOST_DIMENSIONS = 8 };
+enum { MOVE_DIMENSIONS, MOVE_OFFSET };
+enum { MOST_DIMENSIONS = 8 };
 
-/* Where in the source a run of numbers starts, number after number. */
+/* Where the same number is in one value or two, number after number. */
 typedef struct {
   int32_t at[MOST_DIMENSIONS];
-  int64_t place;
+  int64_t place[2];
 } Odometer;
 
-INLINE void next(Odometer *o, const Layer *layer) {
-  const int32_t dimensions = layer->size[MOVE_DIMENSIONS], *shape = layer->table, *step = shape + dimensions;
+/* Go to the next number. `table`: numbers in each dimension, then for each value the vectors from one to the next. */
+INLINE void next(Odometer *o, const int32_t *table, int32_t dimensions, const int values) {
   for (int32_t i = dimensions - 1; i >= 0; i--) {
-    o->place += step[i];
-    if (++o->at[i] < shape[i]) return;
-    o->place -= (int64_t)step[i] * shape[i];
+    const int32_t *step = table + dimensions + i;
+    for (int v = 0; v < values; v++) o->place[v] += step[v * dimensions];
+    if (++o->at[i] < table[i]) return;
+    for (int v = 0; v < values; v++) o->place[v] -= (int64_t)step[v * dimensions] * table[i];
     o->at[i] = 0;
   }
 }
 
+/* Run `call` for each number of an output: `at` is where it is, `o` where it comes from in so many values, whose numbers in
+ * each of size[0] dimensions, and then steps, `table` begins with. */
+#define WALK(p, layer, values, ...) \
+  const Value *out_ = &(p)->net->value[(layer)->out]; \
+  Odometer o = {0}; \
+  LINES(out_, for (int32_t i_ = 0; i_ < out_->units; i_++, at++, next(&o, (layer)->table, (layer)->size[0], values)) { \
+    __VA_ARGS__; \
+  })
+
 static void move(const Pass *p, const Layer *layer) {
-  const Value *out = &p->net->value[layer->out];
   const F *x = x_of(p, layer->in) + layer->size[MOVE_OFFSET];
   F *y = x_of(p, layer->out);
-  Odometer o = {0};
-  LINES(out, for (int32_t i = 0; i < out->units; i++, next(&o, layer)) y[at + i] = x[o.place])
+  WALK(p, layer, 1, y[at] = x[o.place[0]])
 }
 
 static void move_back(const Pass *p, const Layer *layer) {
-  const Value *out = &p->net->value[layer->out];
   const F *dy = d_of(p, layer->out);
   F *dx = d_of(p, layer->in) + layer->size[MOVE_OFFSET];
   const int adds = layer->adds & 1;
-  Odometer o = {0};
-  LINES(out, for (int32_t i = 0; i < out->units; i++, next(&o, layer))
-               dx[o.place] = adds ? dx[o.place] + dy[at + i] : dy[at + i])
+  WALK(p, layer, 1, F *to = &dx[o.place[0]]; *to = adds ? *to + dy[at] : dy[at])
 }
 
 /* A gradient that no layer writes as a whole starts from 0. */

@@ -66,19 +66,11 @@ static void norm(const Pass *p, const Layer *layer) {
     GROUP_LINES(n, g, IN_FOURS(units, const F v = x[from + i] - middle; square[k] = FMA(v, v, square[k])))
     const F by = 1.f / ROOT(together(square) / count + layer->number[0]);
     kept[2 * g] = middle, kept[2 * g + 1] = by;
-    GROUP_LINES(n, g, {
-      const F scale = n.scale ? FILL(n.scale[first]) : FILL(1.f), shift = n.shift ? FILL(n.shift[first]) : ZERO;
-      if (n.each)
-        for (int32_t i = 0; i < units; i++) {
-          const F a = n.scale ? FILL(n.scale[first + i]) : scale, b = n.shift ? FILL(n.shift[first + i]) : shift;
-          const F v = FMA((x[from + i] - middle) * by, a, b);
-          y[to + i] = with_relu ? relu(v) : v;
-        }
-      else
-        for (int32_t i = 0; i < units; i++) {
-          const F v = FMA((x[from + i] - middle) * by, scale, shift);
-          y[to + i] = with_relu ? relu(v) : v;
-        }
+    GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) {
+      const int64_t at = n.each ? first + i : first;
+      const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f), shift = n.shift ? FILL(n.shift[at]) : ZERO;
+      const F v = FMA((x[from + i] - middle) * by, scale, shift);
+      y[to + i] = with_relu ? relu(v) : v;
     })
   }
 }

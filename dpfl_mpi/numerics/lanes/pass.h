@@ -22,7 +22,7 @@ INLINE F *scratch_of(const Pass *p) { return p->arena + p->net->scratch; }
 #define LINES(value, ...) \
   for (int32_t plane_ = 0; plane_ < (value)->planes; plane_++) \
     for (int32_t line_ = 0; line_ < (value)->lines; line_++) { \
-      const int64_t at = (int64_t)plane_ * (value)->plane + (int64_t)line_ * (value)->line; \
+      int64_t at = (int64_t)plane_ * (value)->plane + (int64_t)line_ * (value)->line; \
       __VA_ARGS__; \
     }
 

@@ -10,7 +10,7 @@ from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, U
 
 KINDS = (
     *("stage", "dense", "conv", "move", "clear", "relu", "leaky_relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
-    *("line", "clamp", "max_pool", "mean_pool", "norm", "join", "sum", "plus", "put", "total", "product", "softmax"),
+    *("line", "clamp", "max_pool", "mean_pool", "norm", "join", "sum", "plus", "total", "product", "softmax"),
     *("token", "embed", "drop"),
 )
 ADD = ("join", "product")  # their way back adds to gradients, and writes none
@@ -50,12 +50,8 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
         if op in gone:
             continue
         one = after(op, "relu")
-        if op.kind == "dense" and one:
-            op = Op("dense", op.uses, one.out, lambda x, y: ([1], []), op.weight, op.bias, scratch=op.scratch)
-            gone.add(one)
-        if op.kind == "norm" and one:
-            groups, each, _ = op.fill(None, None)[0]
-            op = replace(op, out=one.out, fill=lambda x, y, size=[groups, each, 1]: (size, []), keeps=True)
+        if op.kind in ("dense", "norm") and one:  # whose last size says so
+            op = replace(op, out=one.out, size=[*op.size[:-1], 1], keeps=True)
             gone.add(one)
         first = one or after(op, "max_pool")
         second = after(first, "max_pool" if one else "relu") if first else None
@@ -65,7 +61,7 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
                 area = math.prod(pool.out.geometry)
                 second.out.geometry = pool.out.geometry
                 space = 2 * area + 4 * pool.out.geometry[0]
-                op = Op("stage", op.uses, second.out, lambda x, y: ([], []), op.weight, op.bias, space=space)
+                op = Op("stage", op.uses, second.out, weight=op.weight, bias=op.bias, space=space)
                 gone |= {first, second}
         out.append(op)
     return out
@@ -183,6 +179,13 @@ class Arena:
         self.values.append(value)
         return self.numbers[slot, slot.geometry]
 
+    def part(self, number: int, geometry: Geometry, plane: int, unit: int) -> int:
+        """Return the number of a value that is part of another one: its geometry, and the plane and unit where it starts."""
+        of = self.values[number]
+        start = plane * of.plane + unit
+        self.values.append(CValue(of.x + start, of.d + start, of.upstream, *geometry, of.plane, of.line))
+        return len(self.values) - 1
+
     def number(self, use: Use) -> int:
         """Return the number of the value that an op reads: the slot's, or the same memory in another geometry."""
         slot, geometry = use.view.slot, use.geometry or use.view.slot.geometry
@@ -234,8 +237,10 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         inputs = [arena.number(use) for use in op.uses]
         shared = op.uses[0].view.slot if arena.shares(op) else None
         out = arena.place(op.out, shared, op.overwrites and shared is not None and not arena.makers[shared].keeps)
+        if op.part:
+            out = arena.part(out, *op.part)
         try:
-            size, table = op.fill(*(arena.values[i] for i in [*inputs, out]))
+            size, table = op.fill(*(arena.values[i] for i in [*inputs, out])) if op.fill else (op.size, op.table)
         except Exception as error:
             raise Unknown(f"{op.kind} of these sizes ({type(error).__name__}){op.place}") from error
         layer = CLayer(KINDS.index(op.kind), inputs[0], inputs[-1], out, op.facts["adds"])

@@ -1,10 +1,5 @@
 /* Pools: the greatest, or the mean, of windows. `table`: of each row of outputs where its window starts and ends, and how
  * many numbers it counts for; then of each column. Space of the greatest: where it was, P Q numbers of each plane. */
-#if FORM == 512
-#define SAME(a, b) _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ)
-#else
-#define SAME(a, b) ((M)((a) == (b)))
-#endif
 
 /* Run `call` for each output: `out` is where it is, `number` which one of its plane; `first` the plane of the input. */
 #define WINDOWS(p, layer, ...) \
@@ -53,7 +48,7 @@ static void greatest_back(const Pass *p, const Layer *layer) {
   WINDOWS(p, layer, {
     F i = ZERO;
     const F d = dy[out], which = chosen[number];
-    WINDOW(dx[at] += PICK(SAME(which, i), d, ZERO); i += 1.f)
+    WINDOW(dx[at] += PICK(ABOVE(which, i) | ABOVE(i, which), ZERO, d); i += 1.f)
   })
 }
 

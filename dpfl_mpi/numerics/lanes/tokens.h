@@ -31,7 +31,7 @@ static void embed(const Pass *p, const Layer *layer) {
     for (int32_t j = 0; j < width; j++) {
       F v;
       for (int l = 0; l < LANES; l++) v[l] = w[(int64_t)t[l] * width + j];
-      y[i * width + j] = v;
+      y[i * out->line + j] = v;
     }
   }
 }
@@ -46,7 +46,7 @@ static void embed_back(const Pass *p, const Layer *layer) {
       int32_t t;
       memcpy(&t, (const float *)&x[i] + l, 4);
       if (t == layer->size[1]) continue;
-      for (int32_t j = 0; j < width; j++) g[(int64_t)t * width + j] += lane(dy + i * width + j, l);
+      for (int32_t j = 0; j < width; j++) g[(int64_t)t * width + j] += lane(dy + i * out->line + j, l);
     }
 }
 

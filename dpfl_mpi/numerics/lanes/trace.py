@@ -9,19 +9,21 @@ Axes: S samples.
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
 
 S = 3  # samples of the trial: an axis of this size and of a sample's stride is the one that becomes lanes
 MOST_AXES = 7  # of a sample
 Geometry = tuple[int, int, int]  # planes, lines, units
+Fill = Callable[..., tuple[list[int], list[int]]]
 ASKS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point", "stride"}
 ASKS |= {"is_contiguous", "get_device", "storage_offset", "element_size", "data_ptr", "is_complex"}
 
@@ -70,12 +72,14 @@ class Use:
 
 @dataclass(eq=False)
 class Op:
-    """A layer to be: `fill` gives its `size` and `table` once the values of its uses and of `out` have their places."""
+    """A layer to be: its `size` and `table` are as here, or as `fill` gives them once the values of its uses and of `out` have their places."""
 
     kind: str
     uses: list[Use]
     out: Slot
-    fill: Callable[..., tuple[list[int], list[int]]] = lambda *values: ([], [])
+    size: Sequence[int] = ()
+    table: Sequence[int] = ()
+    fill: Fill | None = None
     weight: int = -1
     bias: int = -1
     numbers: tuple[float, ...] = ()
@@ -85,6 +89,7 @@ class Op:
     in_place: bool = False  # whether its gradient may lie where that of its first input does
     overwrites: bool = False  # whether its numbers may, too: its way back does not read them
     keeps: bool = True  # whether its way back reads its own output, which then stays
+    part: tuple[Geometry, int, int] | None = None  # of its output what it writes: the first plane and unit; None: all
     place: str = ""  # " in LAYER"
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -110,7 +115,7 @@ def move(view: View, geometry: Geometry) -> Op:
             shape, strides = (x.planes, x.lines, x.units), (x.plane, x.line, 1)
         return [len(shape), view.offset], [*shape, *strides]
 
-    return Op("move", [Use(view, view.slot.geometry if view.whole else None)], out, fill, keeps=False)
+    return Op("move", [Use(view, view.slot.geometry if view.whole else None)], out, fill=fill, keeps=False)
 
 
 class Recorder(TorchFunctionMode):
@@ -134,7 +139,7 @@ class Recorder(TorchFunctionMode):
         if not inputs:
             return out
         name = getattr(func, "__name__", str(func))
-        made = list(tensors(out))
+        made = tensors(out)
         changed = versions != [t._version for t in inputs]
         if not made and name in ASKS:
             return out
@@ -217,28 +222,32 @@ class Recorder(TorchFunctionMode):
         self.ops.append(op)
         self.keep(out, op.out)
 
-    def made(self, uses: list[Use], geometry: Geometry, *parameters: tuple[int, Tensor | None]) -> Slot:
-        """Return the slot of an op's output: it depends on what its inputs do, and on its parameters (column, tensor).
+    def layer(
+        self,
+        out: Tensor,
+        kind: str,
+        uses: list[Use],
+        geometry: Geometry,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        **more: Any,
+    ) -> None:
+        """Append an op whose output, in a slot of this geometry, is a tensor; `more` are fields of the `Op`.
 
         The gradients of two ops would be added in an order that the width of vectors changes: a parameter has one op.
         """
-        own = [range(column, column + tensor.numel()) for column, tensor in parameters if tensor is not None]
+        columns = self.column(weight), self.column(bias)
+        own = [range(c, c + t.numel()) for c, t in zip(columns, (weight, bias), strict=True) if t is not None]
         if any(one.start < other.stop and other.start < one.stop for one in own for other in self.used):
             raise Unknown(f"a weight that is used twice{self.place()}")
         self.used += own
-        return Slot(geometry, max([use.view.slot.upstream for use in uses] + [one.stop for one in own]))
+        slot = Slot(geometry, max([use.view.slot.upstream for use in uses] + [one.stop for one in own]))
+        self.record(out, Op(kind, uses, slot, weight=columns[0], bias=columns[1], **more))
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a call's arguments or result."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors(part)
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in a call's arguments or result."""
+    return [part for part in tree_leaves(value) if isinstance(part, Tensor)]
 
 
 @dataclass(frozen=True)
