@@ -112,16 +112,11 @@ def test_power_is_that_of_a_t_test():
         assert needed(chance, difference, 1, wanted, 0.05) == count
     assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(0.05, abs=1e-6)  # nothing there: the level
     assert power(chance, 100.0, 5, 100, 0.05) == 1
+    # a partition's mean over 50 clients has the variance 2^2 + 5^2 / 50 = 15^2 / 50
+    both, one = (Chance(0, within, between, 2, 50, 0) for within, between in ((5.0, 2.0), (15.0, 0.0)))
+    assert power(both, 1.5, 6, 50, 0.05) == pytest.approx(power(one, 1.5, 6, 50, 0.05))
     # two partitions, 8 deviations of their mean: the other way of the same test, 1 - F'(12.706^2; 1, 1, 64)
     assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(ncf.sf(12.7062**2, 1, 1, 64), abs=1e-4)
-
-
-def test_power_by_simulation():
-    chance = Chance(0, within=5.0, between=1.0, partitions=2, clients=50, half=0)
-    rng = np.random.default_rng(0)
-    means = 1.5 + rng.normal(0, 1, (4000, 6)) + rng.normal(0, 5, (4000, 6, 50)).mean(2)
-    found = np.abs(means.mean(1)) > 2.5706 * means.std(1, ddof=1) / np.sqrt(6)
-    assert found.mean() == pytest.approx(power(chance, 1.5, 6, 50, 0.05), abs=0.025)
 
 
 @pytest.fixture
