@@ -34,8 +34,7 @@ def cluster() -> Iterator[dict[str, str]]:
     try:
         if up.returncode:
             pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
-        bin_folder = str(Path(sys.executable).parent)
-        path = os.pathsep.join([bin_folder, os.environ["PATH"]])
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path, DPFL_START_S="60")
     finally:
         subprocess.run(["bash", str(HERE / "down.sh"), folder], capture_output=True, timeout=120)
@@ -54,19 +53,11 @@ class Jobs:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def submit(
-        self,
-        out: Path,
-        fields: dict[str, Any] | None = None,
-        *options: str,
-        script: str = "cifar10",
-        per_node: int = 1,
-        **job: Any,
-    ) -> str:
+    def submit(self, out: Path, fields: Any = None, script: str = "cifar10", per_node: int = 1, **job: Any) -> str:
         """Submit the repository's sbatch file under one of its names on two nodes and return the job's number."""
         flags = starts.command(out, fields, **job)[3:]
         shape = ["--nodes=2", f"--ntasks-per-node={per_node}", "--mem-per-cpu=1G", f"--output={self.folder}/%j.log"]
-        return self.ask("sbatch", "--parsable", *shape, *options, f"slurm/{script}.sbatch", *flags)
+        return self.ask("sbatch", "--parsable", *shape, f"slurm/{script}.sbatch", *flags)
 
     def sweep(self, *words: str, code: int = 0) -> str:
         """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm; it must end with this exit code."""
@@ -255,12 +246,9 @@ def hosts() -> Iterator[dict[str, str]]:
                 ip(f"-n {name} addr add {address}/24 dev wire")
                 ip(f"-n {name} link set lo up")
                 ip(f"-n {name} link set wire up")
-            for name in (one, two):
-                # the cable has a carrier a moment after it is up; MPI would see no network until then
-                deadline = time.monotonic() + 30
-                while "state UP" not in ip(f"-n {name} -o link show wire"):
-                    assert time.monotonic() < deadline, "the cable between the namespaces stays down"
-                    time.sleep(0.05)
+            # the cable has a carrier a moment after it is up; MPI would see no network until then
+            shown = [f"-n {name} -o link show wire" for name in (one, two)]
+            starts.wait_for(lambda: all("state UP" in ip(words) for words in shown), timeout=30)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
         yield {"10.91.0.1": one, "10.91.0.2": two}
