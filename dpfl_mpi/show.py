@@ -195,9 +195,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for result in (*results, *compared):
         if result.last_round < 0:
-            how = (
-                "is running" if result.state.startswith("running") else "was stopped; the same command starts it again"
-            )
+            stopped = "was stopped; the same command starts it again"
+            how = "is running" if result.state.startswith("running") else stopped
             raise UserError(f"{result.path} {how}: no round is recorded yet")
     room = 10**6 if args.wide else WIDTH
     shown = [show(result, args.last, args.clients, room) for result in results]

@@ -299,8 +299,7 @@ def test_a_client_holds_as_many_models_as_planned(tmp_path, monkeypatch, spill):
         command = [sys.executable, "-c", WATCHED.format(wave=wave, fields=fields, job={"spill": spill})]
         how = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "check": True}
         held.append(int(subprocess.run(command, **how).stdout))
-    models, expected = (
-        (more - less) / (many - few) / plans[0].row for less, more in (held, [plan.memory[0] for plan in plans])
-    )
+    expected = [plan.memory[0] for plan in plans]
+    models, expected = ((more - less) / (many - few) / plans[0].row for less, more in (held, expected))
     assert models < (5 if spill else 8)
     assert models == pytest.approx(expected, abs=1.1)

@@ -87,10 +87,8 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
     process = start_sweep("--seeds=1,2", "--max_parallel=1", *starts.of_sweep(tmp_path, **words))
     starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
-    said = (
-        "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
-    )
-    assert starts.finish(process, 130) == said
+    said = "the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are"
+    assert starts.finish(process, 130) == f"interrupted: {said}\n"
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
     assert starts.checkpoint_rounds(out) == [3] and not out.with_name(f"{out.name}.lock").exists()
     with Result(out) as result:
