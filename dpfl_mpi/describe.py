@@ -85,7 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def about(run: Resolved, source: Source, partition: Partition, seconds: float) -> str:
-    """Return what the data and the partition are."""
     alpha, counts, p = run.dirichlet_alpha, partition.class_counts, partition.p
     how = {
         "dirichlet": f"Dir({alpha or 0:g}), at least {run.min_samples} samples",

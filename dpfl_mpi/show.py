@@ -171,7 +171,6 @@ def cite(results: Sequence[Result]) -> str:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, print, return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("results", nargs="*", metavar="RESULT", help="result files, finished or running")

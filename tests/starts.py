@@ -38,7 +38,6 @@ def small(**more: Any) -> dict[str, Any]:
 
 
 def script(path: Path, text: str) -> None:
-    """Write a shell script that can be started."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
@@ -87,7 +86,6 @@ def begin(words: list[str], env: dict[str, str] | None = None) -> subprocess.Pop
 
 
 def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `mpirun -n RANKS WORDS` in the background."""
     return begin(["mpirun", "-n", str(ranks), *words], env)
 
 
@@ -113,7 +111,6 @@ def shown(user: int) -> str:
 
 @functools.cache
 def open_mpi() -> bool:
-    """Return whether mpirun is Open MPI's."""
     return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
 
 
@@ -127,7 +124,6 @@ def tell(process: subprocess.Popen[str], number: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes below one."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process.pid for process in psutil.Process(pid).children(recursive=True)]
     return []
@@ -146,7 +142,6 @@ def ranks_of(mpirun: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process still runs."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
@@ -174,13 +169,11 @@ def checkpoint_rounds(out: Path) -> list[int]:
 
 
 def times_started(out: Path) -> int:
-    """Return how often the run of a results file was started."""
     with Result(out) as result:
         return len(result.starts())
 
 
 def being_written(out: Path) -> bool:
-    """Return whether a file of a checkpoint is being written at this moment."""
     return bool(glob.glob(".*.part", root_dir=f"{out}.checkpoint"))
 
 

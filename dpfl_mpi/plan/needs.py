@@ -258,7 +258,6 @@ def megabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words."""
     minutes = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds < 120 else minutes
 

@@ -16,8 +16,6 @@ ROWS = [
 
 
 class Terminal(io.StringIO):
-    """A file that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
