@@ -47,10 +47,10 @@ class Jobs:
     def __init__(self, env: dict[str, str], folder: Path):
         self.env, self.folder = env, folder
 
-    def ask(self, *words: str) -> str:
-        """Return what a Slurm command prints."""
-        done = subprocess.run(words, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+    def ask(self, *words: str, code: int = 0) -> str:
+        """Return what a command prints, which must end with this exit code."""
+        done = subprocess.run(words, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout.strip()
 
     def submit(self, out: Path, fields: Any = None, script: str = "cifar10", per_node: int = 1, **job: Any) -> str:
@@ -60,11 +60,9 @@ class Jobs:
         return self.ask("sbatch", "--parsable", *shape, f"slurm/{script}.sbatch", *flags)
 
     def sweep(self, *words: str, code: int = 0) -> str:
-        """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm; it must end with this exit code."""
-        command = [sys.executable, "-m", "dpfl_mpi.sweep", "--cluster=slurm", "--ranks=2", "--time=30", *words]
-        done = subprocess.run(command, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm."""
+        flags = ["--cluster=slurm", "--ranks=2", "--time=30", *words]
+        return self.ask(sys.executable, "-m", "dpfl_mpi.sweep", *flags, code=code)
 
     def field(self, job: str, name: str) -> str:
         """Return one field of `scontrol show job`."""
@@ -72,7 +70,6 @@ class Jobs:
         return next(word.split("=", 1)[1] for word in text.split() if word.startswith(f"{name}="))
 
     def state(self, job: str) -> str:
-        """Return COMPLETED, CANCELLED, RUNNING, ..."""
         return self.field(job, "JobState")
 
     def until(self, job: str, *wanted: str) -> None:
@@ -84,7 +81,6 @@ class Jobs:
             time.sleep(0.3)
 
     def log(self, job: str) -> str:
-        """Return what a job printed so far."""
         path = self.folder / f"{job}.log"
         return path.read_text() if path.exists() else ""
 
