@@ -134,7 +134,7 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, numbe
 
 
 def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
-    monkeypatch.setattr(here, "compute", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(here, "Computing", Mock(side_effect=KeyboardInterrupt))
     done = swept("--seeds", "1", "--fresh")
     assert done.code == 130 and "checkpoint each; the same command without --fresh goes on, with --list" in done.err
 
