@@ -79,14 +79,14 @@ def of_sweep(results: Path, **changes: object) -> list[str]:
     return [*command(results, small(**changes))[4:], f"--results={results}"]
 
 
-def begin(words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def begin(words: list[str]) -> subprocess.Popen[str]:
     """Start a command in the background, in a process group of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(words, cwd=ROOT, env=environment(**(env or {})), start_new_session=True, **pipes)
+    return subprocess.Popen(words, cwd=ROOT, env=environment(), start_new_session=True, **pipes)
 
 
-def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    return begin(["mpirun", "-n", str(ranks), *words], env)
+def start(ranks: int, words: list[str]) -> subprocess.Popen[str]:
+    return begin(["mpirun", "-n", str(ranks), *words])
 
 
 def start_in_terminal(ranks: int, words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
@@ -147,10 +147,10 @@ def alive(pid: int) -> bool:
     return False
 
 
-def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 280) -> str:
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     """Wait for an end with this exit code and return stderr."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=280)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
