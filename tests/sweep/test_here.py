@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,14 +142,12 @@ def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
     """The second Run is begun, and cannot be noted any more: neither goes on unattended, and one sentence says why."""
     real, notes = known.replacing, []
 
-    @contextlib.contextmanager
-    def replacing(path: Path) -> Iterator[Path]:
+    def replacing(path: Path) -> Any:
         notes.append(path)
         if len(notes) > 1:
             starts.wait_for(lambda: len(lines(mpirun / "up")) == 2, timeout=30)
             raise OSError(errno.ENOSPC, "full", str(path))
-        with real(path) as part:
-            yield part
+        return real(path)
 
     monkeypatch.setattr(known, "replacing", replacing)
     done = swept("--seeds", "1,2", "--max_parallel", "2", "--ranks", "3")
@@ -236,10 +233,9 @@ def test_a_result_is_read_again_where_it_was_replaced(tmp_path, monkeypatch):
     run = Run(**starts.small()).resolve()
     path, reads = tmp_path / "a.h5", []
 
-    @contextlib.contextmanager
-    def result(path: Path) -> Iterator[Any]:
+    def result(path: Path) -> Any:
         reads.append(path.read_text())
-        yield SimpleNamespace(state=reads[-1].strip(), last_round=3, test_acc=0.5)
+        return contextlib.nullcontext(SimpleNamespace(state=reads[-1].strip(), last_round=3, test_acc=0.5))
 
     monkeypatch.setattr(known, "Result", result)
     one = known.Known(run, path)
