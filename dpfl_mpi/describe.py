@@ -21,20 +21,9 @@ from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
 from dpfl_mpi.numerics.sketches import ENTRIES
+from dpfl_mpi.plan import needs
 from dpfl_mpi.plan.clock import simulated
-from dpfl_mpi.plan.needs import (
-    Cost,
-    Needs,
-    crowding,
-    duration,
-    ensemble_of,
-    length_of,
-    measure,
-    megabytes,
-    needs_of,
-    refuse,
-    seconds_of,
-)
+from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.summary import WIDTH, fitted
 from dpfl_mpi.settings import Resolved
@@ -77,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     if own.save:
         save(partition, own.save, run, source.sha256)
         print(f"saved to {own.save}: run on it with --partition file:{own.save}")
-    ensemble = ensemble_of(run, source)
-    plan = needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
+    ensemble = needs.ensemble_of(run, source)
+    plan = needs.needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
     print("\n" + fit(plan_text(run, plan, plan.message)))
     if run.network:
@@ -89,14 +78,13 @@ def main(arguments: list[str] | None = None) -> int:
     if own.plot:
         draw(run, source, partition, own.plot)
         print(f"drawn to {own.plot}")
-    refuse(job, plan)
+    needs.refuse(job, plan)
     if own.measure:
-        print(fit(estimate(run, plan, measure(run, job, source, ensemble, sizes=plan.sizes))))
+        print(fit(estimate(run, plan, needs.measure(run, job, source, ensemble, sizes=plan.sizes))))
     return 0
 
 
 def about(run: Resolved, source: Source, partition: Partition, seconds: float) -> str:
-    """Return what the data and the partition are."""
     alpha, counts, p = run.dirichlet_alpha, partition.class_counts, partition.p
     how = {
         "dirichlet": f"Dir({alpha or 0:g}), at least {run.min_samples} samples",
@@ -204,14 +192,14 @@ def of_node(plan: Needs, node: int) -> str:
     return f"memory     node {node}: {memory} for {mine.sum()} ranks, {windows}; {with_it} --spill {other}"
 
 
-def estimate(run: Resolved, plan: Needs, cost: Cost) -> str:
+def estimate(run: Resolved, plan: Needs, cost: needs.Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
-    seconds = seconds_of(run, plan, cost)
+    seconds = needs.seconds_of(run, plan, cost)
     took = {name: duration(value) for name, value in seconds.items()}
-    crowd = crowding(plan)
+    crowd = needs.crowding(plan)
     note = f", {crowd:.1f} ranks per core" if crowd > 1 else ""
     return (
-        f"time       {length_of(run, plan, cost)}: "
+        f"time       {needs.length_of(run, plan, cost)}: "
         f"train {took['train']}, evaluate {took['evaluate']}, choose up to {took['choose']}, exchange {took['exchange']} (slowest rank)\n"
         f"           measured here on one core: {1e3 * cost.step:.2f} ms per step, {1e6 * cost.image:.0f} us per image scored, "
         f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model per client, no GPU"

@@ -171,7 +171,6 @@ def cite(results: Sequence[Result]) -> str:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, print, return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("results", nargs="*", metavar="RESULT", help="result files, finished or running")
@@ -195,9 +194,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for result in (*results, *compared):
         if result.last_round < 0:
-            how = (
-                "is running" if result.state.startswith("running") else "was stopped; the same command starts it again"
-            )
+            stopped = "was stopped; the same command starts it again"
+            how = "is running" if result.state.startswith("running") else stopped
             raise UserError(f"{result.path} {how}: no round is recorded yet")
     room = 10**6 if args.wide else WIDTH
     shown = [show(result, args.last, args.clients, room) for result in results]

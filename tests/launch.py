@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,9 +53,7 @@ def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, time
     return subprocess.run(words, capture_output=True, text=True, **how)
 
 
-def run_many(
-    ranks: int, folder: Path, runs: dict[str, dict[str, object]], before: str = "", refusals=None, **jobs
-) -> dict[str, Path]:
+def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals=None, **jobs) -> dict[str, Path]:
     """Compute runs by name with one start of the ranks, each into `folder`; return the result files by name.
 
     Args:

@@ -38,7 +38,6 @@ def small(**more: Any) -> dict[str, Any]:
 
 
 def script(path: Path, text: str) -> None:
-    """Write a shell script that can be started."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
@@ -80,15 +79,14 @@ def of_sweep(results: Path, **changes: object) -> list[str]:
     return [*command(results, small(**changes))[4:], f"--results={results}"]
 
 
-def begin(words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def begin(words: list[str]) -> subprocess.Popen[str]:
     """Start a command in the background, in a process group of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(words, cwd=ROOT, env=environment(**(env or {})), start_new_session=True, **pipes)
+    return subprocess.Popen(words, cwd=ROOT, env=environment(), start_new_session=True, **pipes)
 
 
-def start(ranks: int, words: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `mpirun -n RANKS WORDS` in the background."""
-    return begin(["mpirun", "-n", str(ranks), *words], env)
+def start(ranks: int, words: list[str]) -> subprocess.Popen[str]:
+    return begin(["mpirun", "-n", str(ranks), *words])
 
 
 def start_in_terminal(ranks: int, words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
@@ -113,7 +111,6 @@ def shown(user: int) -> str:
 
 @functools.cache
 def open_mpi() -> bool:
-    """Return whether mpirun is Open MPI's."""
     return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
 
 
@@ -127,7 +124,6 @@ def tell(process: subprocess.Popen[str], number: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes below one."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process.pid for process in psutil.Process(pid).children(recursive=True)]
     return []
@@ -146,16 +142,15 @@ def ranks_of(mpirun: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process still runs."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
 
 
-def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 280) -> str:
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     """Wait for an end with this exit code and return stderr."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=280)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -174,13 +169,11 @@ def checkpoint_rounds(out: Path) -> list[int]:
 
 
 def times_started(out: Path) -> int:
-    """Return how often the run of a results file was started."""
     with Result(out) as result:
         return len(result.starts())
 
 
 def being_written(out: Path) -> bool:
-    """Return whether a file of a checkpoint is being written at this moment."""
     return bool(glob.glob(".*.part", root_dir=f"{out}.checkpoint"))
 
 

@@ -75,7 +75,6 @@ def tiny(folder, name="a", *args, **fields):
 
 
 def empty(path, run):
-    """Write a result without rounds."""
     Recorder(path, run, {"data_sha256": "d", "partition_sha256": "p"}, {"time": "now"}).close("finished")
 
 
@@ -88,10 +87,8 @@ def changing(path):
 
 
 def module(name):
-    """Return a figure's module."""
     return importlib.import_module(f"dpfl_mpi.figures.{name}")
 
 
 def draw(name, results, *options, **more):
-    """Return what a figure draws of these results."""
     return module(name).draw(module("frames").of_results(results), *options, **more)

@@ -12,7 +12,6 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -198,21 +197,16 @@ def rendered(figure: Figure, **how: Any) -> bytes:
 
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
-    figure, writers = drawing.figure, dict[str, Callable[[Path], object]]()
-    texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
+    files, figure = dict[str, bytes](), drawing.figure
     if figure:
-        writers["pdf"] = lambda new: new.write_bytes(rendered(figure, format="pdf", metadata={"CreationDate": None}))
+        files["pdf"] = rendered(figure, format="pdf", metadata={"CreationDate": None})
         # what it shows in numbers, for who meets the picture alone
-        writers["png"] = lambda new: new.write_bytes(
-            rendered(figure, format="png", metadata={"Description": drawing.text})
-        )
-    writers["csv"] = lambda new: drawing.data.to_csv(new, index=False, float_format="%.10g")
-    writers |= {ending: partial(Path.write_text, data=text + "\n") for ending, text in texts.items() if text}
-    try:
-        for ending, write in writers.items():
-            with explained(f"--out is {out}, where nothing can be written"), replacing(out / f"{name}.{ending}") as new:
-                write(new)
-    finally:
-        if figure:
-            plt.close(figure)
-    return [out / f"{name}.{ending}" for ending in writers]
+        files["png"] = rendered(figure, format="png", metadata={"Description": drawing.text})
+        plt.close(figure)
+    files["csv"] = drawing.data.to_csv(index=False, float_format="%.10g").encode()
+    texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
+    files |= {ending: f"{text}\n".encode() for ending, text in texts.items() if text}
+    for ending, content in files.items():
+        with explained(f"--out is {out}, where nothing can be written"), replacing(out / f"{name}.{ending}") as new:
+            new.write_bytes(content)
+    return [out / f"{name}.{ending}" for ending in files]

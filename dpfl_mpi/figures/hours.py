@@ -51,7 +51,6 @@ def waits(result: Result) -> np.ndarray:
 
 
 def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float]:
-    """Return the numbers of a result in the table."""
     there, hours = lines[lines["accuracy"] >= reach], waits(result)
     end, whom = result["network/end"][: len(lines)], result["network/waited_for"][: len(lines)]
     spent = sum(result[f"network/{part}"].sum() for part in ("train", "choose", "wait"))

@@ -40,7 +40,6 @@ def row_name(run: Resolved) -> str:
 
 
 def own_data(run: Resolved) -> bool:
-    """Return whether a Run is of anyone's own data."""
     known = run.dataset in shipped("dataset")
     return not known or getattr(find("dataset", run.dataset), "OWN_DATA", False)
 

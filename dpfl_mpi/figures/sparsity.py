@@ -1,11 +1,11 @@
 """Sparsity of the collaboration graph over rounds, 1 - (edges and the clients themselves) / N^2, for every budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
@@ -15,14 +15,19 @@ from dpfl_mpi.graph import sparsity
 RUNS = cifar10(budget=("inf", 20, 10, 5))
 
 
-def lines(axes: Axes, frames: Frames, name: str, measure: Callable[[np.ndarray], float]) -> pd.DataFrame:
-    """Draw a percentage of the graph `[N, N]` over rounds, one curve per row, and return its numbers."""
-    graphs = with_graphs(frames)
-    graphs = graphs.assign(value=[measure(graph().matrix()) for graph in graphs["graph"]])
+def drawn(frames: Frames, measures: Mapping[str, Callable[[np.ndarray], float]], width: float, **look: Any) -> Drawing:
+    """Return percentages of the graph `[N, N]` over rounds, by name: each on axes of its own that `look` sets, one curve per row."""
+    figure, panels = plt.subplots(1, len(measures), figsize=(width, 2.2), squeeze=False)
+    graphs, parts = with_graphs(frames), []
     rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
-    axes.set_xlabel("round")
-    drawn = curves(axes, rows, graphs, "value", "t", factor=100)
-    return drawn.rename(columns={"t": "round", "mean": "value"}).assign(measure=name)
+    for axes, (name, measure) in zip(panels[0], measures.items(), strict=True):
+        values = graphs.assign(value=[measure(graph().matrix()) for graph in graphs["graph"]])
+        numbers = curves(axes, rows, values, "value", "t", factor=100).rename(columns={"t": "round", "mean": "value"})
+        axes.set(xlabel="round", ylabel=f"{name}, %", **look)
+        parts.append(numbers.assign(measure=name))
+    legend(figure, panels[0, 0], "outside upper center")
+    data = pd.concat(parts, ignore_index=True)
+    return Drawing(data, figure, first_and_last(data))
 
 
 def first_and_last(data: pd.DataFrame) -> str:
@@ -37,8 +42,4 @@ def first_and_last(data: pd.DataFrame) -> str:
 
 
 def draw(frames: Frames) -> Drawing:
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.2))
-    data = lines(axes, frames, "sparsity", sparsity)
-    axes.set_ylabel("sparsity, %")
-    legend(figure, axes, "outside upper center")
-    return Drawing(data, figure, first_and_last(data))
+    return drawn(frames, {"sparsity": sparsity}, COLUMN)

@@ -258,7 +258,6 @@ def megabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words."""
     minutes = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds < 120 else minutes
 
@@ -322,15 +321,12 @@ def measure(
     block = Block(ensemble, row, backend.optimiser_rows(1), client)
     pair, sums = row.repeat(2, 1)[None], row.double()
     decision = 0 if backend.name == "native" else DECISION
-    source_row, target = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8)
-    return Cost(
-        step=quickest(lambda: backend.train_epochs(block, 1, np.zeros(1, np.int64), LR, None, None), 0.4 * seconds)
-        / steps,
-        image=quickest(lambda: backend.validation_losses(client, pair), 0.3 * seconds) / (2 * scored),
-        candidate=quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1 * seconds)
-        + decision,
-        byte=quickest(lambda: np.copyto(target, source_row), 0.1 * seconds) / 2**24,
-    )
+    source_row, target, first = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8), np.zeros(1, np.int64)
+    epoch = quickest(lambda: backend.train_epochs(block, 1, first, LR, None, None), 0.4 * seconds)
+    losses = quickest(lambda: backend.validation_losses(client, pair), 0.3 * seconds)
+    candidate = quickest(lambda: backend.candidate(sums, sums, row, 0.1 * one, one, one, pair), 0.1 * seconds)
+    copy = quickest(lambda: np.copyto(target, source_row), 0.1 * seconds)
+    return Cost(epoch / steps, losses / (2 * scored), candidate + decision, copy / 2**24)
 
 
 def one_client(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int, scored: int) -> tuple[Any, int]:

@@ -26,14 +26,12 @@ MOST = 10_000  # partitions
 
 @dataclass(frozen=True)
 class Chance:
-    """What two Runs differ by: the mean difference, and its two sources of chance as standard deviations, points."""
+    """The two sources of chance of a difference of two Runs, as standard deviations, points."""
 
-    mean: float
     within: float  # between clients of one partition
     between: float  # between partitions
     partitions: int
     clients: float  # per partition
-    half: float  # of the 95 % interval of the mean
 
 
 def compared(results: Sequence[Result]) -> tuple[Parts, list[str]]:
@@ -51,14 +49,13 @@ def compared(results: Sequence[Result]) -> tuple[Parts, list[str]]:
 
 
 def chance_of(parts: Parts) -> Chance:
-    """Return the mean difference and its chance, from the differences per partition (one-way random effects, partitions weigh the same)."""
+    """Return the chance of the mean difference, from the differences per partition (one-way random effects, partitions weigh the same)."""
     means = np.array([d.mean() for d in parts])
     m, sizes = len(parts), np.array([len(d) for d in parts])
     within = sum(((d - d.mean()) ** 2).sum() for d in parts) / (sizes.sum() - m)
     of_mean = within * (1 / sizes).mean()  # what the clients' chance alone gives a partition's mean
     between = max(means.var(ddof=1) - of_mean, 0.0) if m > 1 else 0.0
-    mean, half = interval(parts)
-    return Chance(mean, math.sqrt(within), math.sqrt(between), m, float(sizes.mean()), half)
+    return Chance(math.sqrt(within), math.sqrt(between), m, float(sizes.mean()))
 
 
 def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
@@ -82,13 +79,14 @@ def needed(chance: Chance, difference: float, clients: float, wanted: float, lev
     return counts[i] if i < len(counts) else 0
 
 
-def report(chance: Chance, names: Sequence[str], difference: float, wanted: float, level: float) -> str:
+def report(parts: Parts, names: Sequence[str], difference: float, wanted: float, level: float) -> str:
+    chance, (mean, half) = chance_of(parts), interval(parts)
     over, between = "partition means", f"{chance.between:.2f}"
     if chance.partitions == 1:
         over, between = "the clients of one partition", "unknown: one partition, taken as 0"
     found = 100 * power(chance, difference, chance.partitions, chance.clients, level)
     lines = [
-        f"{names[0]} minus {names[1]}: {chance.mean:+.2f} ± {chance.half:.2f} points (95 %, over {over}; {chance.partitions} partitions, "
+        f"{names[0]} minus {names[1]}: {mean:+.2f} ± {half:.2f} points (95 %, over {over}; {chance.partitions} partitions, "
         f"{chance.clients:.0f} clients each)",
         f"standard deviation of a client's difference within a partition {chance.within:.2f}, between partitions {between}",
         f"power of these results for {difference:g} points: {found:.0f} %",
@@ -119,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
         if not 0 < (given := getattr(args, name)) < 1:
             raise UserError(f"--{name} is {given:g}; allowed is a probability above 0 and below 1")
     parts, names = compared([Result(path) for path in args.results])
-    print(report(chance_of(parts), names, args.difference, args.power, args.level))
+    print(report(parts, names, args.difference, args.power, args.level))
 
 
 if __name__ == "__main__":

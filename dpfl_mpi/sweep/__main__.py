@@ -72,7 +72,7 @@ def sweep(args: argparse.Namespace) -> int:
         submit(args, job, todo, known, queue.jobs)
         queue = Queue(known)  # what was said before knows nothing of these jobs
     elif todo and not args.list:
-        here.compute(args, job, todo, known, live, queue)
+        here.Computing(args, job, todo, known, live, queue).run()
     if args.watch:
         follow(known, live, queue, ASK_S if any(k.on_slurm for k in known) else here.LOOK_S)
     failed = report(known, live, queue)

@@ -80,7 +80,7 @@ class Begun:
 
 
 class Computing:
-    """Runs that are computed on this machine: those that are `left` to begin, and those that have `begun`."""
+    """Runs that are computed on this machine: those that are `left` to begin, of all that are `known`, and those that have `begun`."""
 
     def __init__(self, args: Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue):
         self.args, self.job, self.known, self.queue = args, job, known, queue
@@ -99,18 +99,25 @@ class Computing:
         self.folder = new_folder(job)
         self.begun: list[Begun] = []
 
-    def begin_all(self) -> None:
-        """Begin every Run that is left, as soon as there is room and its base is there, and wait until all have ended."""
-        while self.left:
-            self.follow(lambda: len(self.going()) >= self.at_once or not any(map(self.ready, self.left)))
-            k = next(filter(self.ready, self.left), None)
-            if k is None:
-                continue  # its base was taken up by another sweep at this moment
-            self.left.remove(k)
-            if self.may_begin(k):
-                self.begin(k)
-        self.follow(lambda: bool(self.going()))
-        self.note()
+    def run(self) -> None:
+        """Begin every Run that is left, as soon as there is room and its base is there, and wait until all have ended.
+
+        Where an error ends the sweep, as where somebody interrupts it, the Runs that it began keep a checkpoint and leave.
+        """
+        try:
+            while self.left:
+                self.follow(lambda: len(self.going()) >= self.at_once or not any(map(self.ready, self.left)))
+                k = next(filter(self.ready, self.left), None)
+                if k is None:
+                    continue  # its base was taken up by another sweep at this moment
+                self.left.remove(k)
+                if self.may_begin(k):
+                    self.begin(k)
+            self.follow(lambda: bool(self.going()))
+            self.note()
+        except BaseException:  # also where nobody reads the table any more
+            self.leave()
+            raise
 
     def going(self) -> list[Begun]:
         return [run for run in self.begun if run.goes_on()]
@@ -168,16 +175,3 @@ class Computing:
             time.sleep(LOOK_S / 5)
         with contextlib.suppress(UserError):
             self.note()
-
-
-def compute(args: Namespace, job: Job, todo: list[Known], known: list[Known], live: Live, queue: Queue) -> None:
-    """Compute the Runs `todo` of all that are `known`. A base comes before the Runs that go on from its models, which wait for it.
-
-    Where an error ends the sweep, as where somebody interrupts it, the Runs that it began keep a checkpoint and leave.
-    """
-    computing = Computing(args, job, todo, known, live, queue)
-    try:
-        computing.begin_all()
-    except BaseException:  # also where nobody reads the table any more
-        computing.leave()
-        raise

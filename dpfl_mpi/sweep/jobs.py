@@ -127,7 +127,6 @@ def minutes(text: str) -> int:
 
 
 def new_folder(job: Job) -> Path:
-    """Return a new folder for the logs of a submission."""
     sweeps = Path(job.results) / "sweeps"
     with explained(f"--results is {job.results}; nothing can be written there"):
         sweeps.mkdir(parents=True, exist_ok=True)

@@ -56,10 +56,8 @@ def test_a_table_says_what_is_decided(lines):
     }  # fmt: skip
     assert found["decided"].all()
     table = pd.DataFrame(arena.table(runs, clients, found)).set_index("row")
-    assert (
-        table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
-        and table.loc["Local", "to Local"] == "-"
-    )
+    assert table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
+    assert table.loc["Local", "to Local"] == "-"
     (front,) = arena.answer(runs, found)
     assert (front["DPFL"], front["Oracle"]) == ("**+1.98 ± 0.08 (3)**", "-")
     assert front["random graph over Local"].startswith("**+8.0")
@@ -100,31 +98,26 @@ def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
     assert alike["own"].tolist() == alone["own"].tolist() != alike["accuracy"].tolist()
 
 
-def test_cells_are_collected_folder_by_folder(tmp_path, monkeypatch):
+def test_cells_are_collected_folder_by_folder(tmp_path):
     """DPFL's cell comes from one folder and local's from another; then only cells that need DPFL's result to be there are still to be computed."""
-    cells = script(ROOT / "reproduction" / "arena.py")
-    setting, of = "CIFAR-10 Patho(3)", {"DPFL": "dpfl", "Local": "local"}
-    monkeypatch.setattr(cells, "FILE", tmp_path / "arena.csv")
-    monkeypatch.setattr(cells, "CLIENTS", tmp_path / "arena-clients.csv")
-    asked = []
-    for row, method in of.items():
-        (folder := tmp_path / row).mkdir()
-        run = Run(method=method, clients=4, rounds=2, seed=42, **({} if method == "local" else {"budget": 3}))
-        tiny_result.make(run.path(folder), method, 42)
-        asked.append((setting, row, 160, run))
-    monkeypatch.setattr(cells, "CELLS", asked)
-    monkeypatch.setattr(cells, "DONE", set())
+    cells, setting = script(ROOT / "reproduction" / "arena.py"), "CIFAR-10 Patho(3)"
+    cells.FILE, cells.CLIENTS = (tmp_path / f"{name}.csv" for name in ("arena", "arena-clients"))
+    cells.CELLS, cells.DONE = [], set()
+    for row, method, more in ("DPFL", "dpfl", {"budget": 3}), ("Local", "local", {}):
+        run = Run(method=method, clients=4, rounds=2, seed=42, **more)
+        tiny_result.make(run.path(tmp_path / row), method, 42)
+        cells.CELLS.append((setting, row, 160, run))
     scored = []  # these results hold no models
 
     def clients_of(_, result):
         scored.append(result.path.stem[-8:])
         return pd.DataFrame({"run": scored[-1], "client": range(4), "accuracy": result["best/test_acc"]})
 
-    monkeypatch.setattr(cells, "clients_of", clients_of)
+    cells.clients_of = clients_of
     for row in ("Local", "DPFL", "DPFL"):
         assert cells.collect(str(tmp_path / row)) == 0
         known = pd.read_csv(cells.FILE)[cells.KEYS].itertuples(index=False)
-        monkeypatch.setattr(cells, "DONE", {cells.place(*line) for line in known})
+        cells.DONE = {cells.place(*line) for line in known}
     lines, clients = pd.read_csv(cells.FILE), pd.read_csv(cells.CLIENTS, dtype={"run": str})
     assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2  # what is known is not scored again
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8

@@ -92,7 +92,6 @@ def test_the_force_layout_puts_friends_together():
 
 @pytest.fixture(scope="module")
 def browser(html, tmp_path_factory):
-    """A headless Chromium that has loaded the page."""
     if not CHROMIUM or not shutil.which("chromedriver"):
         pytest.skip("Chromium and its chromedriver are not installed")
     webdriver = pytest.importorskip("selenium.webdriver")

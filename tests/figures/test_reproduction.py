@@ -29,12 +29,12 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(results, tmp_path_factory):
-    """The CSV files of the tiny results."""
+    """The CSV files of the tiny results, and beside it `controls`, those of the same Runs as controls."""
     collect, out = script(FOLDER / "collect.py"), tmp_path_factory.mktemp("reproduction") / "digits-patho-3"
     for (method, seed), result in results.items():
-        for _ in range(2):  # one by one: lines are added; again: nothing is there twice
-            lines = collect.lines_of(Run(method=method, seed=seed), result)
-            collect.write(out, {name: [each] for name, each in lines.items()})
+        for folder in (out, out, out.parent / "controls"):  # one by one: lines are added; again: nothing is there twice
+            lines = collect.lines_of(Run(method=method, seed=seed), result, folder.name == "controls")
+            collect.write(folder, {name: [each] for name, each in lines.items()})
     return out
 
 
@@ -49,27 +49,22 @@ def test_csv_by_hand(folder):
     assert list(pd.read_csv(folder / "graphs.csv").query("t == 0")["classes"].astype(str)) == ["0", "1", "0 1", "2"]
 
 
-@pytest.mark.parametrize("name", ["clients", "curves", "graphs", "costs"])
-def test_both_readers_give_the_same_frames(results, folder, name):
+@pytest.mark.parametrize(("name", "columns"), [
+    ("clients", ["client", "test_acc", "val_acc", "round", "p", "train", "val", "test"]),
+    ("curves", ["round", "models_epochs", "train_loss", "val_loss", "val_acc", "test_acc"]),
+    ("graphs", ["t", "edges"]),
+    ("costs", ["point", "accuracy", "models", "evaluations", "steps", "seconds"]),
+])  # fmt: skip
+def test_both_readers_give_the_same_frames(results, folder, name, columns):
     """Of the graphs CSV files hold seed 42 alone, of the controls alone the costs."""
-    if name == "costs":
-        collect, controls = script(FOLDER / "collect.py"), folder.parent / "controls"
-        for (method, seed), result in results.items():
-            run = Run(method=method, seed=seed)
-            collect.write(controls, {n: [lines] for n, lines in collect.lines_of(run, result, True).items()})
-        folder = controls
-    columns = {"clients": ["client", "test_acc", "val_acc", "round", "p", "train", "val", "test"]}
-    columns |= {"curves": ["round", "models_epochs", "train_loss", "val_loss", "val_acc", "test_acc"]}
-    columns |= {"graphs": ["t"], "costs": ["point", "accuracy", "models", "evaluations", "steps", "seconds"]}
-    keys = ["method", "seed", *columns[name][:1]]
-    sides = []
-    for frames in (of_results(list(results.values())), of_folder(folder)):
+    keys, sides = ["method", "seed", columns[0]], []
+    held = of_folder(folder.parent / "controls" if name == "costs" else folder)
+    for frames in (of_results(list(results.values())), held):
         lines = frames[name].merge(frames.runs[["run", "method"]], on="run")
         if name == "graphs":
             lines = lines[lines["seed"] == 42]
             lines["edges"] = [graph().senders.tolist() for graph in lines["graph"]]
-        wanted = [*keys, *columns[name][1:], *(["edges"] if name == "graphs" else [])]
-        sides.append(lines[wanted].sort_values(keys, ignore_index=True))
+        sides.append(lines[[*keys, *columns[1:]]].sort_values(keys, ignore_index=True))
     pd.testing.assert_frame_equal(*sides, check_dtype=False)
 
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from launch import federation, run_here, run_many
+from launch import environment, federation, run_here, run_many
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
@@ -16,6 +16,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import ids_of, place
 from dpfl_mpi.numerics import native
 from dpfl_mpi.plan import needs
@@ -146,15 +147,9 @@ def test_window_of_a_rank():
     more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     everywhere = dataclasses.replace(find("method", "random_graph"), every_row=2)
-    args = (
-        Run(method="random_graph", **fields).resolve(),
-        everywhere,
-        plan.clients,
-        plan.clients * 4,
-        plan.row,
-        plan.row,
-    )
-    assert needs.traffic(*args)[0][1] == 30 * 4 + 2 * 30 * 29
+    run = Run(method="random_graph", **fields).resolve()
+    received, _ = needs.traffic(run, everywhere, plan.clients, plan.clients * 4, plan.row, plan.row)
+    assert received[1] == 30 * 4 + 2 * 30 * 29
     alone = planned({"method": "local", "clients": 30, "min_per_class": 1}, 4)
     assert alone.received == (0, 0) and alone.wire == (0, 0) and alone.evaluations == (0, 0)
 
@@ -226,14 +221,11 @@ def test_plot(tmp_path, capsys):
     assert path.stat().st_size > 5000 and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (["--window_gb", "0.00001", "--ranks", "2"], "--window_gb is 1e-05; a pass needs one row"),
-        (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
-        (["--dataset", "cinic10", "--data", "nowhere.h5"], "make it with `python -m dpfl_mpi.prepare cinic10"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "text"), [
+    (["--window_gb", "0.00001", "--ranks", "2"], "--window_gb is 1e-05; a pass needs one row"),
+    (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
+    (["--dataset", "cinic10", "--data", "nowhere.h5"], "make it with `python -m dpfl_mpi.prepare cinic10"),
+])  # fmt: skip
 def test_refuses_what_cannot_run(capsys, flags, text):
     error = shown(capsys, *flags, code=2)
     assert text in error and error.startswith("error: ") and error.count("\n") == 1
@@ -269,54 +261,45 @@ def test_too_many_classes_are_refused_before_the_first_round(monkeypatch):
 WATCHED = """
 import re, sys, threading
 from pathlib import Path
-from mpi4py import MPI
-from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import open_source
-from dpfl_mpi.engine.train import train
+from launch import run_here
 from dpfl_mpi.mpi import placement
-from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plan import needs
-from dpfl_mpi.settings import Job, Run
-placement.WAVE = 8
-fields = {"dataset": "arrays", "data": "data.h5", "partition": "natural", "min_samples": 3, "model": "mlp", "budget": 10}
-spill = sys.argv[1] or None
-kind = "RssAnon" if spill else "VmHWM"  # pages of files go where memory is short
+placement.WAVE = {wave}
+kind = "RssAnon" if {job[spill]!r} else "VmHWM"  # pages of files go where memory is short
 def held():
     return int(re.search(kind + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
-def watch(most, end):
+def watch():
     while not end.wait(0.002):
-        most[0] = max(most[0], held())
-clients = int(sys.argv[2])
-run = Run(**fields, clients=clients, rounds=1, tau_init=1, tau_train=1).resolve()
-job = Job(quiet=True, out="run.h5", fresh=True, save_models=False, spill=spill)
-most, end = [0], threading.Event()
-(watcher := threading.Thread(target=watch, args=(most, end))).start()
-train(run, job, World(MPI.COMM_SELF))
+        most.append(held())
+most, end = [], threading.Event()
+(watcher := threading.Thread(target=watch)).start()
+run_here(Path("run.h5"), {fields}, fresh=True, save_models=False, **{job})
 end.set()
 watcher.join()
-source = open_source(run)
-plan = needs.needs_of(run, job, source, deal(run, source), needs.ensemble_of(run, source), 1, 1)
-print(max(most[0], held()), plan.memory[0], plan.row)
+print(max(*most, held()))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("spill", ["", "."])
-def test_a_client_holds_as_many_models_as_planned(tmp_path, spill):
+@pytest.mark.parametrize("spill", [None, "."])
+def test_a_client_holds_as_many_models_as_planned(tmp_path, monkeypatch, spill):
     """As the kernel counts it, of which only what more clients add is compared; with --spill memory that is no file's."""
+    monkeypatch.setattr(placement, "WAVE", wave := 8)
     few, many, each, rng = 150, 400, 8, np.random.default_rng(0)
     count = many * each
     whose = {"client": np.repeat(np.arange(many), each), "test": np.tile(np.arange(each) >= 6, many)}
     x, y = rng.integers(0, 256, (count, 28, 28, 1), dtype=np.uint8), rng.integers(0, 10, count)
     np.savez(tmp_path / "data.npz", x=x, y=y, **whose)
     prepare.prepare("arrays", tmp_path / "data.npz", tmp_path / "data.h5", {})
-    seen = []
+    natural = {"dataset": "arrays", "data": str(tmp_path / "data.h5"), "partition": "natural", "min_samples": 3}
+    natural |= {"model": "mlp", "budget": 10, "rounds": 1, "tau_init": 1, "tau_train": 1}
+    held, plans = [], []
     for clients in (few, many):  # a process each: what one frees the next would get in pieces
-        command = [sys.executable, "-c", WATCHED, spill, str(clients)]
-        seen.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
-    (held, planned, row), (held_more, planned_more, _) = (map(int, line.split()) for line in seen)
-    models, expected = (
-        (more - less) / (many - few) / row for less, more in ((held, held_more), (planned, planned_more))
-    )
+        fields = natural | {"clients": clients}
+        plans.append(planned(fields, spill=spill))
+        command = [sys.executable, "-c", WATCHED.format(wave=wave, fields=fields, job={"spill": spill})]
+        how = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "check": True}
+        held.append(int(subprocess.run(command, **how).stdout))
+    expected = [plan.memory[0] for plan in plans]
+    models, expected = ((more - less) / (many - few) / plans[0].row for less, more in (held, expected))
     assert models < (5 if spill else 8)
     assert models == pytest.approx(expected, abs=1.1)

@@ -34,8 +34,7 @@ def cluster() -> Iterator[dict[str, str]]:
     try:
         if up.returncode:
             pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
-        bin_folder = str(Path(sys.executable).parent)
-        path = os.pathsep.join([bin_folder, os.environ["PATH"]])
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path, DPFL_START_S="60")
     finally:
         subprocess.run(["bash", str(HERE / "down.sh"), folder], capture_output=True, timeout=120)
@@ -48,32 +47,22 @@ class Jobs:
     def __init__(self, env: dict[str, str], folder: Path):
         self.env, self.folder = env, folder
 
-    def ask(self, *words: str) -> str:
-        """Return what a Slurm command prints."""
-        done = subprocess.run(words, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+    def ask(self, *words: str, code: int = 0) -> str:
+        """Return what a command prints, which must end with this exit code."""
+        done = subprocess.run(words, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout.strip()
 
-    def submit(
-        self,
-        out: Path,
-        fields: dict[str, Any] | None = None,
-        *options: str,
-        script: str = "cifar10",
-        per_node: int = 1,
-        **job: Any,
-    ) -> str:
+    def submit(self, out: Path, fields: Any = None, script: str = "cifar10", per_node: int = 1, **job: Any) -> str:
         """Submit the repository's sbatch file under one of its names on two nodes and return the job's number."""
         flags = starts.command(out, fields, **job)[3:]
         shape = ["--nodes=2", f"--ntasks-per-node={per_node}", "--mem-per-cpu=1G", f"--output={self.folder}/%j.log"]
-        return self.ask("sbatch", "--parsable", *shape, *options, f"slurm/{script}.sbatch", *flags)
+        return self.ask("sbatch", "--parsable", *shape, f"slurm/{script}.sbatch", *flags)
 
     def sweep(self, *words: str, code: int = 0) -> str:
-        """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm; it must end with this exit code."""
-        command = [sys.executable, "-m", "dpfl_mpi.sweep", "--cluster=slurm", "--ranks=2", "--time=30", *words]
-        done = subprocess.run(command, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm."""
+        flags = ["--cluster=slurm", "--ranks=2", "--time=30", *words]
+        return self.ask(sys.executable, "-m", "dpfl_mpi.sweep", *flags, code=code)
 
     def field(self, job: str, name: str) -> str:
         """Return one field of `scontrol show job`."""
@@ -81,7 +70,6 @@ class Jobs:
         return next(word.split("=", 1)[1] for word in text.split() if word.startswith(f"{name}="))
 
     def state(self, job: str) -> str:
-        """Return COMPLETED, CANCELLED, RUNNING, ..."""
         return self.field(job, "JobState")
 
     def until(self, job: str, *wanted: str) -> None:
@@ -93,7 +81,6 @@ class Jobs:
             time.sleep(0.3)
 
     def log(self, job: str) -> str:
-        """Return what a job printed so far."""
         path = self.folder / f"{job}.log"
         return path.read_text() if path.exists() else ""
 
@@ -255,12 +242,9 @@ def hosts() -> Iterator[dict[str, str]]:
                 ip(f"-n {name} addr add {address}/24 dev wire")
                 ip(f"-n {name} link set lo up")
                 ip(f"-n {name} link set wire up")
-            for name in (one, two):
-                # the cable has a carrier a moment after it is up; MPI would see no network until then
-                deadline = time.monotonic() + 30
-                while "state UP" not in ip(f"-n {name} -o link show wire"):
-                    assert time.monotonic() < deadline, "the cable between the namespaces stays down"
-                    time.sleep(0.05)
+            # the cable has a carrier a moment after it is up; MPI would see no network until then
+            shown = [f"-n {name} -o link show wire" for name in (one, two)]
+            starts.wait_for(lambda: all("state UP" in ip(words) for words in shown), timeout=30)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
         yield {"10.91.0.1": one, "10.91.0.2": two}

@@ -13,6 +13,7 @@ from scipy.stats import ncf
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi import streams
+from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.models import mlp
 from dpfl_mpi.results import Result
 from dpfl_mpi.studies import optimality, plan_power
@@ -95,33 +96,30 @@ def test_mistakes_and_what_the_run_does_otherwise_are_said(fields, orders, code,
 
 def test_chance_by_hand():
     """Means 2 and 6; within: (1 + 1 + 4 + 4) / 2 = 5; of a mean 5 / 2; between: 8 - 2.5."""
-    chance = chance_of([np.array([1.0, 3.0]), np.array([4.0, 8.0])])
-    assert (chance.mean, chance.partitions, chance.clients) == (4, 2, 2)
+    parts = [np.array([1.0, 3.0]), np.array([4.0, 8.0])]
+    chance = chance_of(parts)
+    assert (chance.partitions, chance.clients) == (2, 2)
     assert chance.within**2 == pytest.approx(5) and chance.between**2 == pytest.approx(5.5)
-    assert chance.half == pytest.approx(12.706 * 2, rel=1e-4)  # one degree of freedom; the error of the mean is 2
-    one = chance_of([np.array([0.0, 1.0, 2.0, 5.0])])
-    assert one.between == 0 and one.half == pytest.approx(3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4)
+    # one degree of freedom; the error of the mean is 2
+    assert interval(parts) == (4, pytest.approx(12.706 * 2, rel=1e-4))
+    one = [np.array([0.0, 1.0, 2.0, 5.0])]
+    assert chance_of(one).between == 0 and interval(one)[1] == pytest.approx(3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4)
     assert chance_of([np.array([1.0, 9.0]), np.array([5.1, 4.9])]).between == 0  # never below 0
 
 
 def test_power_is_that_of_a_t_test():
     """An effect of one standard deviation: a paired t-test of 10 has a power of 0.8031 (G*Power 3.1, two-sided, 5 %)."""
-    chance = Chance(0, within=2.0, between=0.0, partitions=1, clients=1, half=0)
+    chance = Chance(within=2.0, between=0.0, partitions=1, clients=1)
     assert power(chance, 2.0, 10, 1, 0.05) == pytest.approx(0.8031, abs=1e-4)
     for difference, wanted, count in ((2, 0.8, 10), (-2, 0.8, 10), (2, 0.81, 11), (1e-3, 0.8, 0)):  # 0: over 10,000
         assert needed(chance, difference, 1, wanted, 0.05) == count
     assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(0.05, abs=1e-6)  # nothing there: the level
     assert power(chance, 100.0, 5, 100, 0.05) == 1
+    # a partition's mean over 50 clients has the variance 2^2 + 5^2 / 50 = 15^2 / 50
+    both, one = (Chance(within, between, 2, 50) for within, between in ((5.0, 2.0), (15.0, 0.0)))
+    assert power(both, 1.5, 6, 50, 0.05) == pytest.approx(power(one, 1.5, 6, 50, 0.05))
     # two partitions, 8 deviations of their mean: the other way of the same test, 1 - F'(12.706^2; 1, 1, 64)
     assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(ncf.sf(12.7062**2, 1, 1, 64), abs=1e-4)
-
-
-def test_power_by_simulation():
-    chance = Chance(0, within=5.0, between=1.0, partitions=2, clients=50, half=0)
-    rng = np.random.default_rng(0)
-    means = 1.5 + rng.normal(0, 1, (4000, 6)) + rng.normal(0, 5, (4000, 6, 50)).mean(2)
-    found = np.abs(means.mean(1)) > 2.5706 * means.std(1, ddof=1) / np.sqrt(6)
-    assert found.mean() == pytest.approx(power(chance, 1.5, 6, 50, 0.05), abs=0.025)
 
 
 @pytest.fixture

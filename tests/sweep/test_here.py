@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,10 +86,8 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
     process = start_sweep("--seeds=1,2", "--max_parallel=1", *starts.of_sweep(tmp_path, **words))
     starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
-    said = (
-        "interrupted: the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are\n"
-    )
-    assert starts.finish(process, 130) == said
+    said = "the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are"
+    assert starts.finish(process, 130) == f"interrupted: {said}\n"
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
     assert starts.checkpoint_rounds(out) == [3] and not out.with_name(f"{out.name}.lock").exists()
     with Result(out) as result:
@@ -136,7 +133,7 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, numbe
 
 
 def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
-    monkeypatch.setattr(here, "compute", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(here, "Computing", Mock(side_effect=KeyboardInterrupt))
     done = swept("--seeds", "1", "--fresh")
     assert done.code == 130 and "checkpoint each; the same command without --fresh goes on, with --list" in done.err
 
@@ -145,14 +142,12 @@ def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
     """The second Run is begun, and cannot be noted any more: neither goes on unattended, and one sentence says why."""
     real, notes = known.replacing, []
 
-    @contextlib.contextmanager
-    def replacing(path: Path) -> Iterator[Path]:
+    def replacing(path: Path) -> Any:
         notes.append(path)
         if len(notes) > 1:
             starts.wait_for(lambda: len(lines(mpirun / "up")) == 2, timeout=30)
             raise OSError(errno.ENOSPC, "full", str(path))
-        with real(path) as part:
-            yield part
+        return real(path)
 
     monkeypatch.setattr(known, "replacing", replacing)
     done = swept("--seeds", "1,2", "--max_parallel", "2", "--ranks", "3")
@@ -238,10 +233,9 @@ def test_a_result_is_read_again_where_it_was_replaced(tmp_path, monkeypatch):
     run = Run(**starts.small()).resolve()
     path, reads = tmp_path / "a.h5", []
 
-    @contextlib.contextmanager
-    def result(path: Path) -> Iterator[Any]:
+    def result(path: Path) -> Any:
         reads.append(path.read_text())
-        yield SimpleNamespace(state=reads[-1].strip(), last_round=3, test_acc=0.5)
+        return contextlib.nullcontext(SimpleNamespace(state=reads[-1].strip(), last_round=3, test_acc=0.5))
 
     monkeypatch.setattr(known, "Result", result)
     one = known.Known(run, path)

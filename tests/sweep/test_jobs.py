@@ -147,19 +147,17 @@ def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, swept, fake
     assert len(list(tmp_path.glob("sweeps/*/jobs.json"))) == 2
 
 
-def test_a_run_that_gets_no_further_is_named_with_that_sentence(tmp_path, swept, fakes, no_blind_time):
-    """What Slurm says of the ranks that it ends comes after it, and is longer than what is shown of a log."""
+def test_what_is_said_of_a_failed_run(tmp_path, swept, fakes, no_blind_time):
+    """That it gets no further: what Slurm says of the ranks that it ends comes after it, and is longer than what is shown of a log.
+
+    Or that its result was damaged since, and not that it finished.
+    """
     said = f"SIGUSR2: round 3 would outlast --grace 100, stopped at once; {signals.STALLED_TEXT}"
-    folder = submitted(tmp_path, starts.small(seed=1), "39")
-    (folder / "39_0_log.err").write_text(said + "\nsrun: error: n1: task 0: Exited\n" * 8)
-    listed = swept("--seeds", "1", "--list")
-    assert listed.code == 1
-    assert listed.out.endswith(f" failed (job 39, --retry submits it again):\n{said}\n")
-
-
-def test_a_result_that_was_damaged_since_says_so_and_not_that_it_finished(tmp_path, swept, fakes, no_blind_time):
     folder, path = submitted(tmp_path, starts.small(seed=1), "39"), Run(**starts.small(seed=1)).resolve().path(tmp_path)
-    (folder / "39_0_log.out").write_text("  test accuracy        97.30 %\n")
+    (log := folder / "39_0_log.err").write_text(said + "\nsrun: error: n1: task 0: Exited\n" * 8)
+    listed = swept("--seeds", "1", "--list")
+    assert listed.code == 1 and listed.out.endswith(f" failed (job 39, --retry submits it again):\n{said}\n")
+    log.rename(folder / "39_0_log.out").write_text("  test accuracy        97.30 %\n")
     path.touch()
     listed = swept("--seeds", "1", "--list")
     assert listed.code == 1 and f"error: {path} is not a result of dpfl_mpi, or it is damaged" in listed.out

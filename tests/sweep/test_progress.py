@@ -16,29 +16,18 @@ ROWS = [
 
 
 class Terminal(io.StringIO):
-    """A file that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 def seen(text: str) -> list[str]:
-    """Return the screen that a terminal shows after this text; it knows the few codes that are used."""
-    rows, at = [""], 0
-    for code in re.findall(r"\x1b\[\d*[A-Z]|[\r\n]|[^\x1b\r\n]+", text):
-        if code == "\n":
-            at += 1
-            rows += [""] * (at + 1 - len(rows))
-        elif code.endswith("A") and code.startswith("\x1b"):
-            at -= int(code[2:-1])
-        elif code == "\x1b[2K":
-            rows[at] = ""
-        elif code == "\x1b[J":
-            del rows[at:]
-            rows.append("")
-        elif code != "\r":
-            assert not code.startswith("\x1b"), code
-            rows[at] = code
+    """Return the screen that a terminal shows after this text: lines, each cleared before, over those that it went up by, and nothing below them."""
+    rows: list[str] = []
+    first, *later = re.split(r"\x1b\[(\d+)A\r", text)
+    for up, drawn in zip(["0", *later[::2]], [first, *later[1::2]], strict=True):
+        *cleared, end = drawn.split("\n")
+        assert end == "\x1b[J" and all(line.startswith("\x1b[2K") for line in cleared)
+        rows = [*rows[: len(rows) - int(up)], *(line.removeprefix("\x1b[2K") for line in cleared)]
     return rows
 
 
@@ -73,18 +62,16 @@ def test_it_is_refreshed_in_place(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
-    out = Terminal()
-    out.write("$ sweep\n")
-    live = Live(out)
+    live = Live(out := Terminal())
     live.show(ROWS)
     once = out.getvalue()
     live.show(ROWS)
     assert out.getvalue() == once  # nothing changed, nothing flickers
     later = [ROWS[0], Row(ROWS[1].name, "finished", 20, 20, 0.95), Row(ROWS[2].name, "running", 0, 20, 0.5)]
     live.show(later)
-    assert seen(out.getvalue()) == ["$ sweep", *lines(later), "2 finished, 1 running of 3", ""]
+    assert seen(out.getvalue()) == [*lines(later), "2 finished, 1 running of 3"]
     live.end(later[:2])
-    assert seen(out.getvalue()) == ["$ sweep", *lines(later[:2]), "2 finished of 2", ""]
+    assert seen(out.getvalue()) == [*lines(later[:2]), "2 finished of 2"]
 
 
 def test_a_log_gets_changes_of_state_and_the_table_at_the_end():

@@ -50,16 +50,12 @@ def test_flags_of_runs_beside_a_grid(listed):
 
 
 @pytest.fixture
-def listed(tmp_path, capsys):
-    """A function that returns the names of the Runs that a sweep lists, without their hash; or the sentence in which it refuses."""
+def listed(tmp_path, said):
+    """A function that returns the names of the Runs that a sweep lists, without their hash; with code 2 the sentence in which it refuses."""
 
-    def names(*words) -> list[str] | str:
-        code = sweep.main([*map(str, words), "--list", f"--results={tmp_path}"])
-        out, err = capsys.readouterr()
-        if code:
-            assert code == 2 and err.startswith("error: ")
-            return err
-        return sorted(line.split()[0].rsplit("-", 1)[0] for line in out.splitlines()[1:-1])
+    def names(*words, code=0) -> list[str] | str:
+        text = said(sweep.main, *words, "--list", f"--results={tmp_path}", code=code)
+        return text if code else sorted(line.split()[0].rsplit("-", 1)[0] for line in text.splitlines()[1:-1])
 
     return names
 
@@ -69,14 +65,14 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     file.write_text("from neighbour import RUNS\n")
     runs_file(tmp_path / "neighbour.py", {"seed": 1}, {"seed": 2})
     assert listed("--rounds", "30", file) == [f"digits-pathological-dpfl-B8-s{s}" for s in (1, 2)]
-    assert "there is no such file" in listed(tmp_path / "none.py")
+    assert "there is no such file" in listed(tmp_path / "none.py", code=2)
     for text, said in (
         ("", "has no list RUNS of Run(...)"),
         ("RUNS = ['local']", "has no list RUNS of Run(...)"),
         ("import nowhere", "figure.py, which fails: ModuleNotFoundError: No module named 'nowhere'"),
     ):
         file.write_text(text)
-        assert said in listed(file)
+        assert said in listed(file, code=2)
 
 
 def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capsys):
@@ -102,9 +98,9 @@ def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
     assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), local(2)]
     assert listed(file, "--seeds", "1,2", "--methods", "local") == [local(1), local(2)]
     assert listed(file, "--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), local(1)]
-    assert "--seeds has 3; " in listed(file, "--seeds", "1,3")
-    assert "have dpfl, local" in listed(file, "--methods", "ditto")
-    assert "have digits" in listed(file, "--datasets", "cifar10")
+    assert "--seeds has 3; " in listed(file, "--seeds", "1,3", code=2)
+    assert "have dpfl, local" in listed(file, "--methods", "ditto", code=2)
+    assert "have digits" in listed(file, "--datasets", "cifar10", code=2)
 
 
 # tuning ------------------------------------------------------------------------------------------------------------------
