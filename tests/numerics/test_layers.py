@@ -231,7 +231,8 @@ def drawn(seed):
         channels = wide
         norms = [nn.GroupNorm(2, wide), nn.GroupNorm(wide, wide, affine=False), nn.Identity()]
         layers.append(draw.choice(norms))
-        layers.append(draw.choice([nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid()]))
+        gate = Forward(lambda s, y: y * y.mean((2, 3), keepdim=True).sigmoid() - y / 3)
+        layers.append(draw.choice([nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), gate, gate]))
         layers.append(draw.choice([nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1), nn.Identity(), nn.Dropout(0.0)]))
     return head(*layers, pooled=draw.random() < 0.5)
 
