@@ -1,5 +1,6 @@
 """Each kind of layer in C against PyTorch's gradient in float64, alone and in random networks, and to the bit in every form."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -219,28 +220,72 @@ def test_gradient_of_each_layer(name):
     compare(trial(*NETS[name]))
 
 
-def drawn(seed):
-    """A random network of images: layers and sizes by a fixed seed."""
-    draw, layers, channels = random.Random(seed), [], 3
-    for _ in range(draw.randint(1, 4)):
-        wide = draw.choice([4, 6, 8])
-        groups = draw.choice([1, 1, 2]) if channels % 2 == 0 else 1
-        kernel, stride, dilation = draw.choice([1, 2, 3, 5]), draw.choice([1, 1, 2]), draw.choice([1, 1, 2])
-        padding = draw.randint((kernel - 1) * dilation // 2, (kernel - 1) * dilation)
-        layers.append(conv(channels, wide, kernel, stride, padding, dilation, groups, bias=draw.random() < 0.7))
-        channels = wide
-        norms = [nn.GroupNorm(2, wide), nn.GroupNorm(wide, wide, affine=False), nn.Identity()]
-        layers.append(draw.choice(norms))
-        gate = Forward(lambda s, y: y * y.mean((2, 3), keepdim=True).sigmoid() - y / 3)
-        layers.append(draw.choice([nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), gate, gate]))
-        layers.append(draw.choice([nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1), nn.Identity(), nn.Dropout(0.0)]))
-    return head(*layers, pooled=draw.random() < 0.5)
+def convolution(draw, channels):
+    kernel, stride, dilation = draw.choice([1, 2, 3, 5]), draw.choice([1, 1, 2]), draw.choice([1, 1, 2])
+    padding, groups = draw.randint(0, (kernel - 1) * dilation), draw.choice([1, 1, 2])
+    return conv(channels, draw.choice([4, 6, 8]), kernel, stride, padding, dilation, groups, draw.random() < 0.7)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_gradient_of_random_networks(seed):
+def normed(draw, channels):
+    return nn.GroupNorm(draw.choice([1, 2]), channels, affine=draw.random() < 0.5)
+
+
+OF_ONE = [  # what a random program does with a value [B, C, H, W], and with two of one shape
+    lambda x: x / 2 - 1,
+    lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    lambda x: x[:, ::2, 1:],
+    lambda x: x.transpose(2, 3),
+    lambda x: x.transpose(1, 2),
+    lambda x: x.flatten(2).unsqueeze(2),
+    lambda x: x - x.mean(1, keepdim=True),
+    nn.ReLU(),
+    nn.GELU(),
+    nn.SiLU(),
+    nn.Tanh(),
+    nn.Softmax(3),
+    nn.MaxPool2d(3, 2, 1),
+    nn.AvgPool2d(3, 1, 1),
+    nn.AdaptiveAvgPool2d((4, 3)),
+    *[convolution] * 10,
+    *[normed] * 3,
+]
+OF_TWO = [
+    lambda x, y: x * y, lambda x, y: x / (2 + y.tanh()) - y / 3, lambda x, y: torch.cat([x, y], 1), lambda x, y: x @ y.transpose(2, 3),
+    lambda x, y: x * y.mean((2, 3), keepdim=True).sigmoid(), lambda x, y: functional.scaled_dot_product_attention(x, y, y),
+]  # fmt: skip
+
+
+class Program(nn.Module):
+    """Random steps of earlier values, by a fixed seed. The head reads the values that no step reads."""
+
+    def __init__(self, seed, shape):
+        super().__init__()
+        draw, values, self.steps, self.parts = random.Random(seed), [torch.zeros(2, 3, *shape[:2])], [], nn.ModuleList()
+        while len(values) < 8:
+            x, y = draw.choices(range(len(values)), range(1, len(values) + 1), k=2)  # the latest the most often
+            two = draw.random() < 0.3 and values[x].shape == values[y].shape
+            step, reads = draw.choice(OF_TWO if two else OF_ONE), ([x, y] if two else [x])
+            with contextlib.suppress(RuntimeError, ValueError):  # where the shape does not fit
+                step = step(draw, values[x].shape[1]) if step in (convolution, normed) else step
+                value = step(*(values[i] for i in reads))
+                if 20 < value[0].numel() < 3000:
+                    values.append(value), self.steps.append((step, reads))
+        self.parts.extend(step for step, _ in self.steps if isinstance(step, nn.Module))
+        self.ends = sorted(set(range(1, 8)) - {i for _, reads in self.steps for i in reads})
+        self.head = nn.Linear(sum(values[i][0].numel() for i in self.ends), CLASSES)
+
+    def forward(self, x):
+        values = [x]
+        for step, reads in self.steps:
+            values.append(step(*(values[i] for i in reads)))
+        return self.head(torch.cat([values[i].flatten(1) for i in self.ends], 1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gradient_of_random_programs(seed):
     side = random.Random(seed + 1000)
-    compare(trial(drawn(seed), ((side.randint(7, 12), side.randint(7, 12), 3), "uint8"), seed))
+    kind = (side.randint(7, 12), side.randint(7, 12), 3), "uint8"
+    compare(trial(lambda shape: Program(seed, shape), kind, seed))
 
 
 @pytest.mark.parametrize("form", native.forms())

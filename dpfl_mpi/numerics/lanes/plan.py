@@ -108,9 +108,10 @@ class Arena:
         return out
 
     def shares(self, op: Op) -> bool:
-        """Return whether an op's output may have the place of its first input's gradient."""
-        use = op.uses[0]
-        return op.in_place and use.view.whole and self.readers[use.view.slot] == 1 and use.view.slot is not self.sample
+        """Return whether an op's output may have the place of its first input's gradient: an input that no parameter is upstream of has none."""
+        view = op.uses[0].view
+        placed = view.slot is not self.sample and (view.slot.upstream > 0 or op.out.upstream == 0)
+        return op.in_place and view.whole and self.readers[view.slot] == 1 and placed
 
     def padded(self, ops: list[Op]) -> list[Op]:
         """Decide which slots have zeros around them: where another layer wants them without, a copy has them."""
