@@ -92,6 +92,23 @@ def twin(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(held): held for held in module.buffers()})
 
 
+def safe(module: nn.Module) -> nn.Module:
+    """Have the GroupNorms of a module copy an input that takes no gradient, in place, and return it.
+
+    PyTorch (2.13) is ended by a segmentation fault in the gradient of a GroupNorm on a CPU that reads images as they come here, channels last in memory.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.GroupNorm):
+            part.register_forward_pre_hook(copied)
+    return module
+
+
+def copied(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if inputs[0].requires_grad or not torch.is_grad_enabled():
+        return inputs
+    return (inputs[0].clone(memory_format=torch.contiguous_format),)
+
+
 class Ensemble:
     def __init__(
         self,
@@ -108,7 +125,7 @@ class Ensemble:
         `spill` is the folder for what is `kept`; None: memory.
         """
         refuse_statistics(module)
-        self.module = module.to(device).eval()  # scores
+        self.module = safe(module).to(device).eval()  # scores
         self.device, self.draws = device, Draws()
         self.learner = keyed(twin(self.module).train(), self.draws)  # the same layers, as they train
         self.names = [name for name, _ in module.named_parameters()]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
-from dpfl_mpi.numerics.ensemble import refuse_statistics
+from dpfl_mpi.numerics.ensemble import refuse_statistics, safe
 
 # layers that draw, some of them only for certain values of their input
 RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -62,7 +62,7 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
     """Yield what is wrong about forward: it fails, has other outputs than logits `[S, C]`, mixes samples, draws by itself or changes a buffer."""
     draws = Draws()
     try:
-        learner = keyed(copy.deepcopy(module).train(), draws)
+        learner = safe(keyed(copy.deepcopy(module).train(), draws))
         scorer = copy.deepcopy(module).eval()
     except Exception as error:
         yield f"the module cannot be copied (copy.deepcopy): {told(error)}"

@@ -23,7 +23,8 @@ SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # o
 
 def build(kind):
     if kind == "plain":  # a user's module: no stacked kernels
-        layers = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5)
+        norms = nn.GroupNorm(1, 3), nn.GroupNorm(2, 4)
+        layers = norms[0], nn.Conv2d(3, 4, 3), norms[1], nn.Tanh(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5)
         return nn.Sequential(*layers), (8, 8, 3), 5
     if kind == "mlp":
         return mlp.build((8, 8, 1), 10), (8, 8, 1), 10
