@@ -77,15 +77,18 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
 
 
 def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
-    """Yield a line per setting: what a random graph is worth, and others over it, where the most partitions are; of these the most epochs."""
+    """Yield a line per setting: what a random graph is worth, and others over it, of so many epochs as most partitions are of, else of the most."""
     for setting in dict.fromkeys(runs["setting"]):
-        out = {"setting": str(setting)}
+        mine = found[found["setting"] == setting]
+        compared = mine[mine["to"] == RANDOM]
+        partitions = compared["parts"].map(len).groupby(compared["epochs"]).sum()
+        epochs = max(partitions.items(), key=lambda of: (of[1], of[0]))[0]
+        its = {(of.row, of.to): of for of in mine[mine["epochs"] == epochs].itertuples()}
+        out = {"setting": str(setting), "epochs": number(epochs, ".0f")}
         for name, row, to in ("random graph over Local", RANDOM, "Local"), *((row, row, RANDOM) for row in OVER):
-            its = found[(found["setting"] == setting) & (found["row"] == row) & (found["to"] == to)]
-            known = zip(its["parts"], its["epochs"], its["decided"], strict=True)
-            parts, _, decided = max(known, key=lambda of: (len(of[0]), of[1]), default=(None, 0, False))
-            text = told(parts) if parts else "-"
-            out[name] = f"**{text}**" if decided else text
+            of = its.get((row, to))
+            text = told(of.parts) if of else "-"
+            out[name] = f"**{text}**" if of and of.decided else text
         yield out
 
 

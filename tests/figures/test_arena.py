@@ -58,8 +58,10 @@ def test_a_table_says_what_is_decided(lines):
     table = pd.DataFrame(arena.table(runs, clients, found)).set_index("row")
     assert table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
     assert table.loc["Local", "to Local"] == "-"
-    (front,) = arena.answer(runs, found)
-    assert (front["DPFL"], front["Oracle"]) == ("**+1.98 ± 0.08 (3)**", "-")
+    longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, and one row more
+    other = found[found["to"] == arena.RANDOM].assign(row="Oracle", parts=[found["parts"][0][:1]])
+    (front,) = arena.answer(pd.concat([runs, longer]), pd.concat([found, other.assign(epochs=20, decided=False)]))
+    assert (front["epochs"], front["DPFL"], front["Oracle"]) == ("10", "**+1.98 ± 0.08 (3)**", "-")
     assert front["random graph over Local"].startswith("**+8.0")
     assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
     noise = clients.assign(accuracy=clients.groupby("client")["accuracy"].transform("mean"))
