@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Learn, Predict, Proximal
@@ -163,6 +164,29 @@ def native_here(job: Job, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tup
     try:
         if job.kernels == "auto" and without_fma():
             raise UserError("this processor has no fused multiply-add")
-        return NativeBackend(ensemble, clients, sgd, job.kernels if job.kernels in FORMS else ""), ""
+        native = NativeBackend(ensemble, clients, sgd, job.kernels if job.kernels in FORMS else "")
+        check(native.native, ensemble)
+        return native, ""
     except UserError as error:
         return None, str(error)
+
+
+def check(native: Native, ensemble: Ensemble) -> None:
+    """Compare the kernels' gradient of two samples of noise with PyTorch's, near the module's own start: any network may be recorded.
+
+    Raises:
+        UserError: they differ by more than a thousandth.
+    """
+    rng, y = np.random.default_rng(0), np.arange(2) % native.classes
+    numbers = {"uint8": rng.integers(0, 256, (2, *native.shape)), "int32": rng.integers(0, 2, (2, *native.shape))}
+    x = numbers.get(ensemble.dtype, rng.normal(size=(2, *native.shape))).astype(ensemble.dtype)
+    row = nn.functional.pad(parameters_to_vector(ensemble.module.parameters()), (0, ensemble.width - ensemble.size))
+    row = row.detach() + 0.05 * torch.from_numpy(rng.normal(size=len(row)).astype(np.float32))  # no layer is 0
+    block, found = Block(ensemble, row[None]), torch.zeros_like(row)
+    images = ensemble.normalise(torch.from_numpy(x))[None]
+    with torch.no_grad():
+        ensemble.gradient(block, images, torch.from_numpy(y)[None], torch.full((1, 2), 0.5))
+    native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32)))
+    expected = block.g[0]
+    if bool(expected.isfinite().all()) and not float((found - expected).norm()) <= 1e-3 * float(expected.norm()):
+        raise UserError("the CPU kernels' gradient of this model is not PyTorch's; please report the model")

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.numerics.native import MiniBatch
+from dpfl_mpi.numerics.native_backend import check
 
 CLASSES = 5
 conv = nn.Conv2d
@@ -342,3 +344,13 @@ def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
     fails = lambda *_: 1 / 0  # noqa: E731
     monkeypatch.setattr(f"dpfl_mpi.numerics.lanes.{name}", (lambda *_: fails) if "corr" in name else fails)
     refused(sentence, native.describe, NETS["padding"][0](IMAGE[0]), *IMAGE)
+
+
+def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
+    """Here a gate's gradient is not added to what is there: PyTorch then computes the model."""
+    net = trial(*NETS["gates of channels"])
+    check(net.native, net.ensemble)
+    monkeypatch.setattr(
+        "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, facts=o.facts | {"adds": 0}) for o in ops]
+    )
+    refused("the CPU kernels' gradient of this model is not PyTorch's", check, net.in_form(""), net.ensemble)
