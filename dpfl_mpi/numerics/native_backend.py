@@ -182,11 +182,11 @@ def check(native: Native, ensemble: Ensemble) -> None:
     x = numbers.get(ensemble.dtype, rng.normal(size=(2, *native.shape))).astype(ensemble.dtype)
     row = nn.functional.pad(parameters_to_vector(ensemble.module.parameters()), (0, ensemble.width - ensemble.size))
     row = row.detach() + 0.05 * torch.from_numpy(rng.normal(size=len(row)).astype(np.float32))  # no layer is 0
-    block, found = Block(ensemble, row[None]), torch.zeros_like(row)
+    block, found, key = Block(ensemble, row[None]), torch.zeros_like(row), np.zeros(1, np.int64)
     images = ensemble.normalise(torch.from_numpy(x))[None]
     with torch.no_grad():
-        ensemble.gradient(block, images, torch.from_numpy(y)[None], torch.full((1, 2), 0.5))
-    native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32)))
+        ensemble.gradient(block, images, torch.from_numpy(y)[None], torch.full((1, 2), 0.5), torch.from_numpy(key))
+    native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32), keys=key))
     expected = block.g[0]
     if bool(expected.isfinite().all()) and not float((found - expected).norm()) <= 1e-3 * float(expected.norm()):
         raise UserError("the CPU kernels' gradient of this model is not PyTorch's; please report the model")

@@ -296,6 +296,7 @@ def test_dropout_draws_as_keyed(form):
     body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
     net = trial(head(*body, pooled=False), IMAGE)
     net.native, key, g = net.in_form(form), np.array([2**62 + 12345]), torch.zeros_like(net.row)
+    check(net.native, net.ensemble)
     order, block = numbers(net.rng.permutation(net.m)[:19]), Block(net.ensemble, net.row[None].clone())
     x = net.ensemble.normalise(torch.from_numpy(net.pixels[order])[None])
     y, weight = torch.from_numpy(net.labels[order])[None], torch.full((1, 19), 1 / 19)
