@@ -81,8 +81,8 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
     for setting in dict.fromkeys(runs["setting"]):
         mine = found[found["setting"] == setting]
         compared = mine[mine["to"] == RANDOM]
-        partitions = compared["parts"].map(len).groupby(compared["epochs"]).sum()
-        epochs = max(partitions.items(), key=lambda of: (of[1], of[0]))[0]
+        partitions = compared["parts"].map(len).groupby(compared["epochs"]).max()
+        epochs = max(partitions.items(), key=lambda of: (of[1], of[0]), default=(0, 0))[0]
         its = {(of.row, of.to): of for of in mine[mine["epochs"] == epochs].itertuples()}
         out = {"setting": str(setting), "epochs": number(epochs, ".0f")}
         for name, row, to in ("random graph over Local", RANDOM, "Local"), *((row, row, RANDOM) for row in OVER):

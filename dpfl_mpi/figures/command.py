@@ -199,10 +199,12 @@ def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
     files, figure = dict[str, bytes](), drawing.figure
     if figure:
-        files["pdf"] = rendered(figure, format="pdf", metadata={"CreationDate": None})
-        # what it shows in numbers, for who meets the picture alone
-        files["png"] = rendered(figure, format="png", metadata={"Description": drawing.text})
-        plt.close(figure)
+        try:
+            files["pdf"] = rendered(figure, format="pdf", metadata={"CreationDate": None})
+            # what it shows in numbers, for who meets the picture alone
+            files["png"] = rendered(figure, format="png", metadata={"Description": drawing.text})
+        finally:
+            plt.close(figure)
     files["csv"] = drawing.data.to_csv(index=False, float_format="%.10g").encode()
     texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
     files |= {ending: f"{text}\n".encode() for ending, text in texts.items() if text}

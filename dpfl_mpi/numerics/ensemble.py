@@ -93,7 +93,7 @@ def twin(module: nn.Module) -> nn.Module:
 
 
 def safe(module: nn.Module) -> nn.Module:
-    """Have the GroupNorms of a module copy an input that takes no gradient, in place, and return it.
+    """Have the GroupNorm layers of a module copy an input that takes no gradient, in place, and return it; called by keyword they do not.
 
     PyTorch (2.13) is ended by a segmentation fault in the gradient of a GroupNorm on a CPU that reads images as they come here, channels last in memory.
     """
@@ -104,7 +104,7 @@ def safe(module: nn.Module) -> nn.Module:
 
 
 def copied(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if inputs[0].requires_grad or not torch.is_grad_enabled():
+    if not inputs or inputs[0].requires_grad or not torch.is_grad_enabled():
         return inputs
     return (inputs[0].clone(memory_format=torch.contiguous_format),)
 

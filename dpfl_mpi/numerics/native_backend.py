@@ -175,18 +175,26 @@ def check(native: Native, ensemble: Ensemble) -> None:
     """Compare the kernels' gradient of two samples of noise with PyTorch's, near the module's own start: any network may be recorded.
 
     Raises:
-        UserError: they differ by more than a thousandth.
+        UserError: they differ by more than a thousandth in each of three draws; in one, a ReLU may be at its kink.
     """
-    rng, y = np.random.default_rng(0), np.arange(2) % native.classes
-    numbers = {"uint8": rng.integers(0, 256, (2, *native.shape)), "int32": rng.integers(0, 2, (2, *native.shape))}
-    x = numbers.get(ensemble.dtype, rng.normal(size=(2, *native.shape))).astype(ensemble.dtype)
-    row = nn.functional.pad(parameters_to_vector(ensemble.module.parameters()), (0, ensemble.width - ensemble.size))
-    row = row.detach() + 0.05 * torch.from_numpy(rng.normal(size=len(row)).astype(np.float32))  # no layer is 0
-    block, found, key = Block(ensemble, row[None]), torch.zeros_like(row), np.zeros(1, np.int64)
-    images = ensemble.normalise(torch.from_numpy(x))[None]
-    with torch.no_grad():
-        ensemble.gradient(block, images, torch.from_numpy(y)[None], torch.full((1, 2), 0.5), torch.from_numpy(key))
-    native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32), keys=key))
-    expected = block.g[0]
-    if bool(expected.isfinite().all()) and not float((found - expected).norm()) <= 1e-3 * float(expected.norm()):
-        raise UserError("the CPU kernels' gradient of this model is not PyTorch's; please report the model")
+    rng, y, key = np.random.default_rng(0), np.arange(2) % native.classes, np.zeros(1, np.int64)
+    start = parameters_to_vector(ensemble.module.parameters()).detach()
+    for _ in range(3):
+        numbers = {"uint8": rng.integers(0, 256, (2, *native.shape)), "int32": rng.integers(0, 2, (2, *native.shape))}
+        x = numbers.get(ensemble.dtype, rng.normal(size=(2, *native.shape))).astype(ensemble.dtype)
+        row = start + 0.05 * torch.from_numpy(rng.normal(size=len(start)).astype(np.float32))  # no layer is 0
+        row = nn.functional.pad(row, (0, ensemble.width - ensemble.size))
+        block, found, images = (
+            Block(ensemble, row[None]),
+            torch.zeros_like(row),
+            ensemble.normalise(torch.from_numpy(x)),
+        )
+        with torch.no_grad():
+            ensemble.gradient(
+                block, images[None], torch.from_numpy(y)[None], torch.full((1, 2), 0.5), torch.from_numpy(key)
+            )
+        native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32), keys=key))
+        expected = block.g[0]
+        if not expected.isfinite().all() or float((found - expected).norm()) <= 1e-3 * float(expected.norm()):
+            return
+    raise UserError("the CPU kernels' gradient of this model is not PyTorch's; please report the model")
