@@ -179,20 +179,16 @@ def check(native: Native, ensemble: Ensemble) -> None:
     """
     rng, y, key = np.random.default_rng(0), np.arange(2) % native.classes, np.zeros(1, np.int64)
     start = parameters_to_vector(ensemble.module.parameters()).detach()
+    most, shape = {"uint8": 256, "int32": 2}.get(ensemble.dtype), (2, *native.shape)
+    half = torch.full((1, 2), 0.5)
     for _ in range(3):
-        numbers = {"uint8": rng.integers(0, 256, (2, *native.shape)), "int32": rng.integers(0, 2, (2, *native.shape))}
-        x = numbers.get(ensemble.dtype, rng.normal(size=(2, *native.shape))).astype(ensemble.dtype)
+        x = (rng.integers(most, size=shape) if most else rng.normal(size=shape)).astype(ensemble.dtype)
         row = start + 0.05 * torch.from_numpy(rng.normal(size=len(start)).astype(np.float32))  # no layer is 0
         row = nn.functional.pad(row, (0, ensemble.width - ensemble.size))
-        block, found, images = (
-            Block(ensemble, row[None]),
-            torch.zeros_like(row),
-            ensemble.normalise(torch.from_numpy(x)),
-        )
+        block, found = Block(ensemble, row[None]), torch.zeros_like(row)
+        seen = ensemble.normalise(torch.from_numpy(x))[None], torch.from_numpy(y)[None], half, torch.from_numpy(key)
         with torch.no_grad():
-            ensemble.gradient(
-                block, images[None], torch.from_numpy(y)[None], torch.full((1, 2), 0.5), torch.from_numpy(key)
-            )
+            ensemble.gradient(block, *seen)
         native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32), keys=key))
         expected = block.g[0]
         if not expected.isfinite().all() or float((found - expected).norm()) <= 1e-3 * float(expected.norm()):
