@@ -3,6 +3,7 @@
 import contextlib
 import random
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from torch.nn import functional
 
 from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.numerics.native import MiniBatch
-from dpfl_mpi.numerics.native_backend import check
+from dpfl_mpi.numerics.native_backend import check, native_here
+from dpfl_mpi.settings import Job
 
 CLASSES = 5
 conv = nn.Conv2d
@@ -350,8 +353,12 @@ def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
 def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
     """Here a gate's gradient is not added to what is there: PyTorch then computes the model."""
     net = trial(*NETS["gates of channels"])
-    check(net.native, net.ensemble)
+    pixels, labels = torch.from_numpy(net.pixels), torch.from_numpy(net.labels)
+    clients = MagicMock(shape=net.shape, x=pixels, y=labels, score_x=pixels, score_y=labels)
+    clients.__len__.return_value = 1
+    assert native_here(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))[1] == ""
     monkeypatch.setattr(
         "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, facts=o.facts | {"adds": 0}) for o in ops]
     )
-    refused("the CPU kernels' gradient of this model is not PyTorch's", check, net.in_form(""), net.ensemble)
+    backend, why = native_here(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
+    assert backend is None and why.startswith("the CPU kernels' gradient of this model is not PyTorch's")
