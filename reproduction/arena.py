@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from standings import DEGREES
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, of_classes
-from dpfl_mpi.figures.arena import DEGREES
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from csv_files import TEXTS
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import frames, omega
@@ -176,7 +177,7 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
         if lines := [frame for frame in each if len(frame)]:
             path, new = folder / f"{name}.csv", pd.concat(lines)
             if path.exists():
-                old = pd.read_csv(path, dtype=frames.TEXTS)
+                old = pd.read_csv(path, dtype=TEXTS)
                 new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
             keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
             new.sort_values(keys, kind="stable").to_csv(path, index=False)

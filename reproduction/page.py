@@ -3,7 +3,7 @@
 The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project and of findings.md, the pictures beside the
 CSV files and into docs/pictures. Neither MPI, torch nor a result is needed. Those of findings.md are made here, of the folder `controls`: there
 comparisons have 20 rounds or more, lies and the like 6. Those of network.md are of network.csv, where that is there. Those of the other folders are made
-by `dpfl_mpi.figures.recomputed`.
+by recomputed.py.
 """
 
 import re
@@ -14,12 +14,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import recomputed
+import standings
+from csv_files import of_folder
 from matplotlib.figure import Figure
+from recomputed import Lines
 
-from dpfl_mpi.figures import arena, omega, pareto, recomputed
+from dpfl_mpi.figures import omega, pareto
 from dpfl_mpi.figures.controls_table import gaps, percent
-from dpfl_mpi.figures.frames import Frames, of_folder
-from dpfl_mpi.figures.recomputed import Lines
+from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
 from dpfl_mpi.figures.tables import cell, comparable, interval, means, number, paired, told
 from dpfl_mpi.settings.values import ATTACKS
@@ -205,7 +208,7 @@ def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     runs, clients = (
         pd.read_csv(HERE / name, dtype={"run": str, "commit": str}) for name in ("arena.csv", "arena-clients.csv")
     )
-    return runs, clients, arena.differences(runs, clients)
+    return runs, clients, standings.differences(runs, clients)
 
 
 def deciding() -> Lines:
@@ -220,7 +223,7 @@ def deciding() -> Lines:
     for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
         lines, where = clients.merge(mine, on="run"), f"{setting}, {epochs}"
         for scored, of in (("own", "their own"), ("accuracy", "all of their classes")):
-            asked.append((where, of, arena.RANDOM, paired(lines, "DPFL", arena.RANDOM, scored)))
+            asked.append((where, of, standings.RANDOM, paired(lines, "DPFL", standings.RANDOM, scored)))
     for where, of, row, parts in asked:
         if len(parts) > 1:
             chance = chance_of(parts)
@@ -243,7 +246,7 @@ def in_arena() -> dict[str, str]:
     parts = []
     for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
         its = found[(found["setting"] == setting) & (found["epochs"] == epochs)]
-        parts.append(f"### {setting}, {epochs} epochs\n\n{recomputed.text(arena.table(mine, clients, its))}\n")
+        parts.append(f"### {setting}, {epochs} epochs\n\n{recomputed.text(standings.table(mine, clients, its))}\n")
     return {"arena": "\n".join(parts), "deciding": recomputed.text(deciding())}
 
 
@@ -339,7 +342,7 @@ def tables() -> dict[Path, dict[str, str]]:
     found = {table.__name__: recomputed.text(table(folders()["controls"])) for table in of_controls}
     found["agreement"] = omega.agreement_table(pd.read_csv(HERE / "controls" / "agreement.csv"))
     runs, _, against = arena_lines()
-    front = {"answer": recomputed.text(arena.answer(runs, against)), "core hours": recomputed.total(full)}
+    front = {"answer": recomputed.text(standings.answer(runs, against)), "core hours": recomputed.total(full)}
     return {
         PAGE: recomputed.tables(folders()),
         FRONT: front,
@@ -374,7 +377,7 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
         "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
     }
     runs, _, against = arena_lines()
-    yield HERE / "arena.png", arena.picture(runs, against)
+    yield HERE / "arena.png", standings.picture(runs, against)
     yield from ((FINDINGS.parent / "pictures" / f"findings-{name}.png", figure) for name, figure in found.items())
 
 

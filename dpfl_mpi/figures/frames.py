@@ -1,4 +1,4 @@
-"""Results, and the CSV files of `reproduction/`, as the same data frames: two readers, `of_results` and `of_folder`.
+"""Results as data frames (`of_results`).
 
     runs        a line per Run: run, setting, row (its name in tables), seed, partition; method, budget, colour and more, see `line_of`
     rows        the first line of `runs` of each setting and row, in the order of tables
@@ -7,7 +7,6 @@
     [curves]    a line per Run and round: means over clients, epochs, and models_epochs, those of all of a client's models
     [graphs]    a line per Run and recorded graph: t, and graph, a function that reads it
     [costs]     a line per Run and point of its curve: accuracy of the best models so far, percent, and what they took
-    [measures]  a line per Run, of Omega and the last graph: homophily and the like (of CSV files; `omega` measures results)
     [newcomers] a line per Run, newcomer and number of its epochs: its accuracy
 
 Averages leave out clients with flipped labels, liars and newcomers; such a client's test_acc is nan. Scores are from 0 to 1 but where it says percent.
@@ -15,8 +14,7 @@ Averages leave out clients with flipped labels, liars and newcomers; such a clie
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,19 +22,16 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
-from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting, settings, slug
+from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting, settings
 from dpfl_mpi.figures.style import look
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
-from dpfl_mpi.plugins import find, short
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS, Declared
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.results.summary import epochs
 
 WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins
-TEXTS = dict.fromkeys(("run", "flags", "classes", "collaborators"), str)  # lists of numbers; a single one is none
-SETTINGS = (*paper.COLUMNS, "FEMNIST natural", "CIFAR-10 motivation")  # the names of folders
 
 
 class Frames:
@@ -194,49 +189,6 @@ def of_method(method: Method | Declared) -> dict[str, Any]:
     """Return the columns of `runs` that say what a method is, and how its curves look."""
     seen = dict(zip(("colour", "line", "marker"), look(method), strict=True))
     return {name: getattr(method, name) for name in ("topology", "searches", "models")} | seen
-
-
-def of_folder(folder: Path) -> Frames:
-    """Return the frames of the CSV files of a folder, which `reproduction/collect.py` wrote of results."""
-    runs = pd.read_csv(folder / "runs.csv", dtype=TEXTS)
-    places = {row: place for place, row in enumerate(paper.TABLE_1)}
-    runs = runs.iloc[runs["row"].map(places).fillna(len(places)).argsort(kind="stable")].reset_index(drop=True)
-    where = {slug(name): name for name in SETTINGS}.get(folder.name, folder.name)
-    flags = runs["flags"].fillna("")
-    for name, usual in (("method", "dpfl"), ("tau_init", 10), ("ggc_period", 1)):
-        runs[name] = flags.str.extract(rf"--{name}=(\S+)", expand=False).fillna(str(usual)).astype(type(usual))
-    methods = [find("method", name) if name.isidentifier() else Method(title=short(name)) for name in runs["method"]]
-    told = pd.DataFrame([of_method(method) for method in methods])
-    budgets = runs["row"].str.extract(r"\(B_c = ([^)]*)\)", expand=False).fillna("")
-    order = budgets.str.removesuffix("N").replace("", "0").astype(float)
-    runs = runs.assign(setting=where, paper=where, budget=budgets, order=order, omega_until=np.inf, **told)
-    runs["said_seed"] = "seed " + runs["seed"].astype(str)
-    runs = runs.rename(columns={"partition_sha256": "partition"})
-
-    def table(name: str, texts: Mapping[str, type] = TEXTS) -> pd.DataFrame:
-        path = folder / f"{name}.csv"
-        return pd.read_csv(path, dtype=texts) if path.exists() else pd.DataFrame({"run": []}, dtype=str)
-
-    def read(name: str) -> pd.DataFrame:
-        if name == "measures":
-            return table("graphs", {"run": str})  # whose `classes` are a number
-        lines = table(name)
-        if name == "curves" and len(lines):
-            return lines.assign(models_epochs=lines["epochs"] * lines["run"].map(runs.set_index("run")["models"]))
-        if name == "clients" and "t" in (held := table("graphs")):
-            return lines.merge(held[held["t"] == 0][["run", "client", "classes"]], on=["run", "client"], how="left")
-        if name == "graphs":
-            each = lines.groupby(["run", "t"]) if "collaborators" in lines else ()
-            parts = [{"run": run, "t": t, "graph": functools.partial(graph_of, part)} for (run, t), part in each]
-            return pd.DataFrame(parts, columns=["run", "t", "graph"])
-        return lines
-
-    return Frames(runs, read)
-
-
-def graph_of(lines: pd.DataFrame) -> CollaborationGraph:
-    chosen = lines.sort_values("client")["collaborators"].fillna("").str.split()
-    return CollaborationGraph.from_lists([[int(k) for k in senders] for senders in chosen])
 
 
 def with_graphs(frames: Frames) -> pd.DataFrame:

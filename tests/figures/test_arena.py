@@ -8,33 +8,33 @@ from scipy import stats
 
 pytest.importorskip("matplotlib")
 
+import standings
 import tiny_result
 
-from dpfl_mpi.figures import arena
 from dpfl_mpi.settings import Run
 
 
 def test_holm_by_hand():
-    assert arena.holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
-    assert arena.holm([0.9, 0.8]).tolist() == [1, 1]
+    assert standings.holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
+    assert standings.holm([0.9, 0.8]).tolist() == [1, 1]
 
 
 def test_a_chance_is_the_larger_of_two_t_tests():
     rng = np.random.default_rng(1)
     parts = [rng.normal(0.3, 1, 50), rng.normal(0.5, 1, 50), rng.normal(0.1, 1, 50)]
-    assert arena.chance(parts[:1]) == pytest.approx(stats.ttest_1samp(parts[0], 0).pvalue)
+    assert standings.chance(parts[:1]) == pytest.approx(stats.ttest_1samp(parts[0], 0).pvalue)
     over_partitions = stats.ttest_1samp([part.mean() for part in parts], 0).pvalue
     mean, error = np.mean(parts), np.sqrt(sum(part.var(ddof=1) / 50 for part in parts)) / 3
     over_clients = 2 * stats.t(147).sf(mean / error)
-    assert arena.chance(parts) == pytest.approx(max(over_partitions, over_clients))
-    assert arena.chance([part - mean for part in parts]) > 0.9
+    assert standings.chance(parts) == pytest.approx(max(over_partitions, over_clients))
+    assert standings.chance([part - mean for part in parts]) > 0.9
 
 
 @pytest.fixture
 def lines():
     """Two partitions of 50 clients: DPFL is two points above the random graph and ten above Local, each by client with a little noise."""
     rng = np.random.default_rng(2)
-    above = {"DPFL": 0.10, arena.RANDOM: 0.08, "Local": 0.0}
+    above = {"DPFL": 0.10, standings.RANDOM: 0.08, "Local": 0.0}
     runs, clients = [], []
     for seed in (1, 2, 3):
         of_client = rng.uniform(0.4, 0.6, 50)
@@ -50,27 +50,27 @@ def lines():
 
 def test_a_table_says_what_is_decided(lines):
     runs, clients = lines
-    found = arena.differences(runs, clients)
+    found = standings.differences(runs, clients)
     assert set(zip(found["row"], found["to"], strict=True)) == {
-        ("DPFL", "Local"), ("DPFL", arena.RANDOM), (arena.RANDOM, "Local"),
+        ("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local"),
     }  # fmt: skip
     assert found["decided"].all()
-    table = pd.DataFrame(arena.table(runs, clients, found)).set_index("row")
+    table = pd.DataFrame(standings.table(runs, clients, found)).set_index("row")
     assert table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
     assert table.loc["Local", "to Local"] == "-"
     longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, and one row more
-    other = found[found["to"] == arena.RANDOM].assign(row="Oracle", parts=[found["parts"][0][:1]])
-    (front,) = arena.answer(pd.concat([runs, longer]), pd.concat([found, other.assign(epochs=20, decided=False)]))
+    other = found[found["to"] == standings.RANDOM].assign(row="Oracle", parts=[found["parts"][0][:1]])
+    (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other.assign(epochs=20, decided=False)]))
     assert (front["epochs"], front["DPFL"], front["Oracle"]) == ("10", "**+1.98 ± 0.08 (3)**", "-")
     assert front["random graph over Local"].startswith("**+8.0")
     assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
     noise = clients.assign(accuracy=clients.groupby("client")["accuracy"].transform("mean"))
     noise["accuracy"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
-    assert not arena.differences(runs, noise)["decided"].any()
-    one = arena.differences(runs[runs["seed"] == 1], clients)
+    assert not standings.differences(runs, noise)["decided"].any()
+    one = standings.differences(runs[runs["seed"] == 1], clients)
     assert not one["decided"].any() and one["p"].min() < 1e-6  # one partition decides nothing
-    _, right = arena.picture(runs, found).axes
-    assert [text.get_text() for text in right.texts] == ["DPFL", arena.RANDOM]  # Local has no difference of its own
+    _, right = standings.picture(runs, found).axes
+    assert [text.get_text() for text in right.texts] == ["DPFL", standings.RANDOM]  # Local has no difference of its own
 
 
 def test_rows_of_a_setting_train_as_long_with_the_same_budget():
@@ -127,5 +127,5 @@ def test_cells_are_collected_folder_by_folder(tmp_path):
     assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
     lacks = {row: cells.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
     assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's
-    cells.DONE.add(cells.place(setting, arena.DEGREES, 160, 42))
+    cells.DONE.add(cells.place(setting, standings.DEGREES, 160, 42))
     assert not cells.lacks(setting, "DPFL", 160, 42)

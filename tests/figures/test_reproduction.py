@@ -13,8 +13,11 @@ from dpfl_mpi.settings import Run
 
 pytest.importorskip("matplotlib")
 
-from dpfl_mpi.figures import label_flip, recomputed, tables
-from dpfl_mpi.figures.frames import of_folder, of_results
+import recomputed
+from csv_files import of_folder
+
+from dpfl_mpi.figures import label_flip, tables
+from dpfl_mpi.figures.frames import of_results
 
 FOLDER = ROOT / "reproduction"
 DPFL = "DPFL (B_c = inf)"

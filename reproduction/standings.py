@@ -12,9 +12,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from recomputed import Lines, error_over_clients, intervals, over_clients
 from scipy.special import stdtr
 
-from dpfl_mpi.figures.recomputed import Lines, error_over_clients, intervals, over_clients
 from dpfl_mpi.figures.style import TEXT
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 
