@@ -225,10 +225,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", choices=SUBJECTS, default="cnn")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=100, help="steps a repeat (multiples of 25)")
+    parser.add_argument("--steps", type=int, default=100, help="steps a repeat, rounded up to 25s")
     parser.add_argument("--augment", action="store_true", help="crop and flip on all sides")
     parser.add_argument("--pfllib", type=Path, help="a checkout of PFLlib")
     args = parser.parse_args()
+    args.steps += -args.steps % 25
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     subject = SUBJECTS[args.model]

@@ -362,3 +362,18 @@ def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
     )
     backend, why = native_here(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
     assert backend is None and why.startswith("the CPU kernels' gradient of this model is not PyTorch's")
+
+
+def test_a_wrong_layer_of_a_small_gradient_is_found():
+    """Its gradient is a ten-thousandth of the other layer's, and twice what it is to be."""
+    parts = {"h": nn.Linear(270, CLASSES), "tiny": nn.Linear(270, CLASSES)}
+    net = trial(lambda _: Forward(lambda s, x: s.h(x.flatten(1)) + 1e-4 * s.tiny(x.flatten(1)), **parts), IMAGE)
+    check(net.native, net.ensemble)
+    right, first = net.native.gradient, 271 * CLASSES
+
+    def wrong(row, g, batch):
+        right(row, g, batch)
+        g[first : 2 * first] *= 2
+
+    net.native.gradient = wrong
+    refused("gradient of this model is not PyTorch's", check, net.native, net.ensemble)
