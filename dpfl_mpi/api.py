@@ -97,8 +97,8 @@ class Result(results.Result):
 
             from dpfl_mpi.figures.frames import of_results
             from dpfl_mpi.figures.style import STYLE
-        except ImportError:
-            raise UserError("a figure needs matplotlib and pandas: pip install 'dpfl_mpi[analysis]'") from None
+        except (ImportError, SystemExit):  # it ends where a library is missing
+            raise UserError("a figure needs matplotlib, pandas and more: pip install 'dpfl_mpi[analysis]'") from None
         try:
             draw = importlib.import_module(f"dpfl_mpi.figures.{figure}").draw
         except (ImportError, AttributeError):

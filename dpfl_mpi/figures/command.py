@@ -58,6 +58,10 @@ def command(run: Run, ranks: int = 8) -> str:
     return shlex.join(["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
+def elsewhere(folder: str | Path) -> str:
+    return "" if str(folder) == "results" else f" {shlex.quote(f'--results={folder}')}"
+
+
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
     """Return the results that are there, and sentences on the Runs that are not: how each is computed, or why some cannot be."""
     runs, results, missing, reasons = list(runs), [], [], defaultdict[str, list[Run]](list)
@@ -72,7 +76,7 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
         if path:
             results.append(Result(path))
         else:
-            missing.append(f"missing: {command(run)}" + ("" if str(folder) == "results" else f" --results={folder}"))
+            missing.append(f"missing: {command(run)}{elsewhere(folder)}")
     for why, some in reasons.items():
         told = [f"{len(some)} of {len(runs)} Runs"] if len(some) > LISTED else map(command, some)
         missing += [f"not available here: {each} ({why})" for each in told]
@@ -166,7 +170,8 @@ def main(
         results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
         print("".join(f"{line}\n" for line in missing), end="", file=sys.stderr)
         if any(line.startswith("missing: ") for line in missing):
-            print(f"all of them at once: python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}", file=sys.stderr)
+            sweep = f"python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}{elsewhere(args.results)}"
+            print(f"all of them at once: {sweep}", file=sys.stderr)
         results = [r for r in results if has_rounds(r)]
         if not results:
             raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")

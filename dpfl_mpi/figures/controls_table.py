@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dpfl_mpi.figures.command import Drawing, cifar10
-from dpfl_mpi.figures.frames import Frames
+from dpfl_mpi.figures.frames import Frames, costs
 from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import share
@@ -82,8 +82,10 @@ def draw(frames: Frames) -> Drawing:
         clients = frames.of("clients", line.setting, line.row)
         mean, half = interval(gaps(clients))
         all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
-        opened, unmarked = np.mean([backdoor(r) for r in group], 0)
-        came = np.mean([newcomers(r) for r in group], 0)
+        done = [r for r in group if "best/confusion" in r] or group  # what comes at the end
+        opened, unmarked = np.mean([backdoor(r) for r in done], 0)
+        came = np.mean([newcomers(r) for r in done], 0)
+        spent = pd.DataFrame([costs(r).iloc[-1] for r in group]).mean()
         aged = pd.concat(map(comers, group)).groupby("age").mean().reindex([0, 1, 5]).dropna()
         stopped = [(r["client/stopped_round"] >= 0).mean() for r in group if "client/stopped_round" in r]
         who = {"setting": line.setting, "method": line.row}
@@ -99,8 +101,8 @@ def draw(frames: Frames) -> Drawing:
             **{f"newcomers_{i}": float(value) for i, value in enumerate(came)},
             **{f"comers_{age}": of["accuracy"] for age, of in aged.iterrows()},
             "stopped": float(np.mean(stopped)) if stopped else float("nan"),
-            "steps": float(np.mean([r["round/gradient_steps"][r.last_round] / r.run.clients for r in group])),
-            "models": float(np.mean([r["traffic/models_received"].sum(0).mean() for r in group])),
+            "steps": float(spent["steps"]),
+            "models": float(spent["models"]),
         }
         text = {
             "accuracy": f"{row['accuracy']:.2f} ({len(group)})",

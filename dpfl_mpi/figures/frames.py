@@ -155,8 +155,10 @@ def line_of(result: Result) -> dict[str, Any]:
         "method": short(run.method),
         "budget": str(run.budget),
         "order": budget_order(run),
-        # the first round whose Omega is not the recorded one, as it is searched anew; beyond the last where there is none
-        "omega_until": int(min(run.omega_period, result.last_round + 1)),
+        # the first round whose Omega is not the recorded one, as it is mended or made anew; beyond the last where there is none
+        "omega_until": int(
+            min(1 if run.churn or (run.options or {}).get("redraw") else run.omega_period, result.last_round + 1)
+        ),
         "tau_init": run.tau_init,
         "ggc_period": run.ggc_period,
         "epochs": epochs(result),

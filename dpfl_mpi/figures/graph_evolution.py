@@ -132,7 +132,9 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str
         runs = pd.concat([runs[runs["budget"] == budget] for budget in budgets.split(",")])
         if not len(runs):
             raise UserError(f"--budgets is {budgets}; none of the results has one of these")
+    lacks = [budget for budget in (budgets or "").split(",") if budget and not (runs["budget"] == budget).any()]
     runs, text = few(runs)
+    text += [f"no result has B_c = {', '.join(lacks)}"] if lacks else []
     several, names, each = len(runs) > 1, labels(runs), list(runs.itertuples())
     shown = [rounds_to_show(min(graphs[r.run]), max(graphs[r.run]), rounds, several, r.run) for r in each]
     of_clients = {run: list(lines["classes"]) for run, lines in frames["clients"].groupby("run")}

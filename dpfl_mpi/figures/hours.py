@@ -15,7 +15,7 @@ from dpfl_mpi.figures import pareto
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.controls_table import comers
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.names import labels, text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks
 from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
@@ -66,13 +66,13 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     churned = any(result.run.churn for result in frames.runs["result"])
     figure, panels = plt.subplots(1, 3 + churned, figsize=(TEXT, 2.2))
     parts, rows = [], []
-    for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
+    for line, look, label in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
         results = list(frames.of("runs", line.setting, line.row)["result"])
         each = [measure(result) for result in results]
         groups = pd.concat(each).groupby("point")
         mean = groups.mean().assign(std=groups["accuracy"].std().fillna(0.0))[: min(map(len, each))].reset_index()
         for axes, name in zip(panels[:2], PANELS, strict=True):
-            curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(line.row), **look)
+            curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(label), **look)
         if (waited := np.sort(sum(map(waits, results)))[::-1]).any():
             curve(panels[2], np.arange(1, len(waited) + 1), 100 * np.cumsum(waited) / waited.sum(), [0], **look)
         if len(aged := pd.concat(map(comers, results)).groupby("age").mean()):
@@ -85,12 +85,14 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
         means = cells.mean(skipna=False).items()
         told = {name: number(value, ".4g" if name == "accuracy" else ".3g") for name, value in means}
         rows.append({"setting": line.setting, "method": line.row} | told)
-    best = max(part["accuracy"].iloc[-1] for part in parts)
-    for axes, label in zip(panels[:2], PANELS.values(), strict=True):
-        axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(best - REACH, min(101, best + 1)))
+    best = max((last for part in parts if np.isfinite(last := part["accuracy"].iloc[-1])), default=100.0)
+    for axes, cost in zip(panels[:2], PANELS.values(), strict=True):
+        axes.set(xlabel=cost, ylabel="test accuracy, %", ylim=(best - REACH, min(101, best + 1)))
         axes.locator_params(axis="x", nbins=4)
     panels[2].locator_params(axis="x", nbins=5, integer=True)
     panels[2].set(xlabel="clients, most waited for first", ylabel="share of all waiting, %", ylim=(0, 102))
     legend(figure, panels[0], "outside upper center")
     said = "Waiting: of the time of all clients; longest: of all waiting, for one client; critical: of the rounds, on the way of the last, one client."
+    if any(result.run.finetune_epochs for result in frames.runs["result"]):
+        said += " Rows +FT end before it: it is not timed."
     return Drawing(pd.concat(parts, ignore_index=True), figure, f"{markdown(pd.DataFrame(rows))}\n\n{said}")

@@ -60,7 +60,8 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
 
 def draw(frames: Frames, rounds: str | None = None) -> Drawing:
     with_graphs(frames)
-    some = ["client/flipped" in r and 0 < flipped(r).sum() < r.run.clients for r in frames.files["result"]]
+    held = [r.method.topology == "graph" and "client/flipped" in r for r in frames.files["result"]]
+    some = [has and 0 < flipped(r).sum() < r.run.clients for has, r in zip(held, frames.files["result"], strict=True)]
     runs = frames.files[some]
     if not len(runs):
         raise UserError("none of these results has clients with flipped labels (--flip_share)")

@@ -60,8 +60,8 @@ def draw(frames: Frames) -> Drawing:
         for axes, (measure, (_, factor)) in zip(panels, MEASURES.items(), strict=True):
             values = curves.assign(value=factor * curves[measure.removeprefix("round/")])
             parts.append(drawn(None if based else axes, values, measure, **look))
-        if line.result.run.finetune_epochs:
-            parts.append(drawn(panels[0], tuning(group, curves), "finetune/test_acc", **look))
+        if tuned := [r for r in group if "finetune/test_acc" in r]:
+            parts.append(drawn(panels[0], tuning(tuned, curves), "finetune/test_acc", **look))
         rows += [part.assign(setting=line.setting, method=line.row) for part in parts]
         handles[text_label(line.row)] = panels[0].lines[-1]
     for panels, where in zip(grid, settings, strict=True):

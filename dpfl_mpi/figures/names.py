@@ -143,7 +143,8 @@ def named(
 def content(run: Run, field: str, rivals: Sequence[Run]) -> str:
     """Return " [HASH]" of a field's file where the file of a rival has the same name and another content, else nothing."""
     held = getattr(run, "contents", {}).get(field, "")
-    same = [r for r in rivals if str(getattr(r, field, None)) == str(getattr(run, field, None))]
+    said = (lambda r: Path(str(r.graphs)).stem) if field == "graphs" else lambda r: str(getattr(r, field, None))
+    same = [r for r in rivals if said(r) == said(run)]
     several = len({getattr(r, "contents", {}).get(field) for r in same}) > 1
     return f" [{held[:6]}]" if several and held and not held.startswith(CODE) else ""
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.names import labels, text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks
 from dpfl_mpi.figures.tables import markdown
 from dpfl_mpi.figures.variance import REACH
@@ -46,10 +46,13 @@ def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> 
     for line in frames.rows.itertuples():
         lines = frames.of("costs", line.setting, line.row)
         each = [first_at(part, reach) for _, part in lines.groupby("run")]
-        mean, first = means_of(lines), pd.DataFrame(each).mean(skipna=False)  # nan where a repetition does not reach it
+        first = pd.DataFrame(each).mean(skipna=False)  # nan where a repetition does not reach it
+        end = (
+            lines.groupby("run")[["accuracy", *COSTS]].last().mean()
+        )  # of each repetition its own, the seconds of +FT those before
         cells = {"setting": line.setting, "method": line.row}
-        cells["accuracy"] = f"{mean['accuracy'].iloc[-1]:.2f} ({len(each)})"
-        cells |= {COSTS[name]: shown(mean[name].max()) for name in costs}
+        cells["accuracy"] = f"{end['accuracy']:.2f} ({len(each)})"
+        cells |= {COSTS[name]: shown(end[name]) for name in costs}
         out.append(cells | {f"{name} to {reach:g} %": shown(first[name]) for name in costs})
     return markdown(pd.DataFrame(out))
 
@@ -57,11 +60,11 @@ def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> 
 def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS)) -> Drawing:
     figure, panels = plt.subplots(1, len(costs), figsize=(TEXT, 2.2), sharey=True)
     parts = []
-    for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
+    for line, look, name in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
         lines = frames.of("costs", line.setting, line.row)
         mean = means_of(lines)
         for axes, cost in zip(panels, costs, strict=True):
-            curve(axes, mean[cost], mean["accuracy"], mean["std"], label=text_label(line.row), **look)
+            curve(axes, mean[cost], mean["accuracy"], mean["std"], label=text_label(name), **look)
             axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
             axes.set_xlabel(COSTS[cost])
             axes.locator_params(axis="x", nbins=4)

@@ -180,6 +180,8 @@ def main(arguments: list[str] | None = None) -> None:
         models, run = Models(result, args.data), result.run
         most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
         all_found = [models.found(k, most[k], args.orders) for k in np.flatnonzero(result.benign).tolist()]
+    if not all_found:
+        raise UserError(f"{args.result}: no client is scored: all have flipped labels or lie")
     print(report(all_found, run.said_budget, args.orders))
     if run.reach:
         print("here a client may choose any other; in the run it reached fewer (--reach)")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.figures.command import has_rounds
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.names import labels
 from dpfl_mpi.figures.tables import Parts, interval, paired
@@ -116,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("power", "level"):
         if not 0 < (given := getattr(args, name)) < 1:
             raise UserError(f"--{name} is {given:g}; allowed is a probability above 0 and below 1")
-    parts, names = compared([Result(path) for path in args.results])
+    parts, names = compared([result for result in map(Result, args.results) if has_rounds(result)])
     print(report(parts, names, args.difference, args.power, args.level))
 
 

@@ -15,7 +15,7 @@ ABANDONED_S = 5  # a rank maps what it makes within milliseconds
 def mapped(pid: str) -> set[str]:
     """Return the files in /dev/shm that a process maps, none where it is gone or another user's."""
     try:
-        return set(re.findall(rf"{SHM}/\S+", Path(f"/proc/{pid}/maps").read_text()))
+        return set(re.findall(rf"{SHM}/\S+", Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")))
     except OSError:
         return set()
 

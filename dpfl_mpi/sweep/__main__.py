@@ -13,21 +13,23 @@ from pathlib import Path
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
-from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.settings.fields import fields
 from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
-from dpfl_mpi.sweep.jobs import minutes, sbatch_text, submit
+from dpfl_mpi.sweep.jobs import GRACE_S, flags_of, minutes, sbatch_text, submit
 from dpfl_mpi.sweep.known import ASK_S, Known, Queue, recall
 from dpfl_mpi.sweep.table import Live, ended_as_by_ctrl_c, follow
-from dpfl_mpi.sweep.wanted import GRID, choose, grid, only, parser, runs_of, trials
+from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
 
 
-def show_text(args: argparse.Namespace, job: Job, todo: list[Known]) -> None:
+def show_text(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]) -> None:
     """Print what would be submitted: the sbatch text, or the commands."""
-    if args.cluster == "slurm" and todo:
-        print(sbatch_text(args, len(todo)))
+    base_of = bases(known)
+    needed = {base.path for base in base_of.values()}
+    if args.cluster == "slurm" and todo:  # those that wait for others are jobs of their own
+        print(sbatch_text(args, max(1, sum(base_of.get(k.path.name) not in todo for k in todo))))
     for k in todo:
-        line = shlex.join(to_flags(changed(k.run) | changed(dataclasses.replace(job, out=str(k.path)))))
+        line = shlex.join(flags_of(k, job, k.path in needed))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
 
 
@@ -66,7 +68,7 @@ def sweep(args: argparse.Namespace) -> int:
     wanted = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
     todo = [k for k in known if k.look(queue.jobs).state in wanted]
     if args.dry_run:
-        show_text(args, job, todo)
+        show_text(args, job, todo, known)
         return 0
     if todo and not args.list and args.cluster == "slurm":
         submit(args, job, todo, known, queue.jobs)
@@ -93,9 +95,12 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
     if args.time:
         minutes(args.time)
     base, job = run_and_job(vars(args))
+    if args.cluster == "slurm" and job.grace == Job.grace:
+        job = dataclasses.replace(job, grace=GRACE_S)
     wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
-    if args.file and base != Run():
-        wanted = [dataclasses.replace(run, **changed(base)) for run in wanted]
+    if args.file:  # what was said, also where it is the default
+        said = {f.name: getattr(base, f.name) for f in fields(Run) if f.name in vars(args)}
+        wanted = [dataclasses.replace(run, **said) for run in wanted]
     tried = trials(wanted, args.tune) if args.tune else {"": wanted}
     return job, {value: [run.resolve() for run in runs] for value, runs in tried.items()}
 
@@ -105,9 +110,10 @@ def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
     queue.ask()
     rows = [k.look(queue.jobs) for k in known]
     live.end(rows)
-    failed = [k for k, row in zip(known, rows, strict=True) if row.state == "failed"]
-    for k in failed:
-        print(f"\n{k.path.stem} failed (job {k.job_id}, --retry submits it again):\n{k.log()}")
+    failed = [(k, row.state) for k, row in zip(known, rows, strict=True) if row.state in ("failed", "unreadable")]
+    for k, state in failed:
+        how = f"failed (job {k.job_id}, --retry submits it again)" if state == "failed" else "is unreadable"
+        print(f"\n{k.path.stem} {how}:\n{k.log()}")
     return bool(failed)
 
 

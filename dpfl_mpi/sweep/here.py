@@ -49,11 +49,12 @@ class Begun:
     Ctrl-C and a closed terminal are for the sweep: mpirun may end its ranks on them, but passes USR1 on.
     """
 
-    def __init__(self, k: Known, flags: list[str], gpus: str, ranks: int, log: Path | None, limit: float):
+    def __init__(self, k: Known, flags: list[str], gpus: str, args: Namespace, log: Path | None, limit: float):
         self.known, self.gpus = k, gpus
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+        env |= {"OMP_NUM_THREADS": str(args.cpus)} if args.cpus > 1 else {}
         # Open MPI binds one or two ranks to the first cores: all Runs at once would share those
-        self.command = ["mpirun", "--bind-to", "none", "-n", str(ranks), sys.executable, "-m", "dpfl_mpi", *flags]
+        self.command = ["mpirun", "--bind-to", "none", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags]
         with explained("mpirun cannot be started"), open(log or os.devnull, "ab") as file:
             out = file if log else None
             self.process = Popen(self.command, env=env, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=True)
@@ -88,7 +89,7 @@ class Computing:
         self.foreground = args.cluster == "debug"
         shown = Live(io.StringIO()) if self.foreground else live
         self.follow = partial(follow, known, shown, queue, LOOK_S)  # while something is busy
-        room = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // args.ranks)
+        room = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // (args.ranks * args.cpus))
         room = min(room, len(self.groups) * args.runs_per_gpu) if self.groups else room
         self.at_once = 1 if self.foreground else room
         self.limit = 60.0 * minutes(args.time) if args.time else float("inf")
@@ -98,6 +99,7 @@ class Computing:
         self.before = {k.path: (k.folder, k.job_id) for k in todo}
         self.folder = new_folder(job)
         self.begun: list[Begun] = []
+        self.stopped = 0  # of them, as far as it is written down
 
     def run(self) -> None:
         """Begin every Run that is left, as soon as there is room and its base is there, and wait until all have ended.
@@ -120,7 +122,11 @@ class Computing:
             raise
 
     def going(self) -> list[Begun]:
-        return [run for run in self.begun if run.goes_on()]
+        going = [run for run in self.begun if run.goes_on()]
+        if (stopped := sum(run.stopped for run in self.begun)) != self.stopped:
+            self.stopped = stopped  # before the note, which may fail
+            self.note()  # or the table would call them failed
+        return going
 
     def state(self, k: Known) -> str:
         return k.look(self.queue.jobs).state
@@ -136,8 +142,8 @@ class Computing:
         if self.state(k) in ("finished", "running", "waiting") or (k.folder, k.job_id) != self.before[k.path]:
             return False  # by another sweep
         base = self.base_of.get(k.path.name)
-        if base and self.state(base) == "failed":
-            print(f"{k.path.stem} is not begun: {base.path.stem}, which it goes on from, failed", flush=True)
+        if base and (state := self.state(base)) in ("failed", "stopped", "missing"):
+            print(f"{k.path.stem} is not begun: it goes on from {base.path.stem}, {state}", flush=True)
             return False
         return True
 
@@ -148,10 +154,12 @@ class Computing:
         log = None if self.foreground else self.folder / f"{k.path.stem}.log"
         taken = [run.gpus for run in self.going()]
         gpus = min(self.groups, key=taken.count, default="")  # the first of those with the fewest Runs
-        run = Begun(k, flags_of(k, self.job, k.path in self.needed), gpus, self.args.ranks, log, self.limit)
+        run = Begun(k, flags_of(k, self.job, k.path in self.needed), gpus, self.args, log, self.limit)
         self.begun.append(run)
         self.note()
-        if self.foreground and (code := run.process.wait()):
+        while self.foreground and run.goes_on():
+            time.sleep(LOOK_S / 5)
+        if self.foreground and (code := run.process.wait()) and not run.stopped:
             said = f"{shlex.join(run.command)} ended with exit code {code}"
             print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
 

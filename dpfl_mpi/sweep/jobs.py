@@ -181,8 +181,6 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Seq
     first = [k for k in todo if k.path.name not in awaited]
     after = [k for k in todo if k.path.name in awaited]
     folder = new_folder(job)
-    if job.grace == Job.grace:
-        job = dataclasses.replace(job, grace=GRACE_S)
     lines = [flags_of(k, job, k.path in needed) for k in first]
     with taken_by_slurm():
         array = executor(args, folder).map_array(compute, lines) if first else []

@@ -113,8 +113,10 @@ def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(tmp_path,
     flags = f"--classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7 --results={results}"
     assert missing[0] == f"missing: mpirun -n 8 python -m dpfl_mpi {flags}"
     assert missing[1].startswith("not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is")
+    assert command.gather(runs[1:2], "my results")[1][0].endswith(" '--results=my results'")
     code, out, err = called(capsys, monkeypatch, "--results", results, "--out", tmp_path / "out", runs=runs)
     assert code == 0 and missing[0] in err and str(tmp_path / "out" / "sparsity.pdf") in out
+    assert f" --results={results}\n" in err.partition("all of them at once: ")[2]
 
 
 def test_runs_whose_data_are_not_there_are_counted_by_file(tmp_path, monkeypatch, capsys):
@@ -157,8 +159,8 @@ def test_rounds_and_budgets_of_the_graph_figure(made):
     assert evolution.rounds_to_show(0, 2, evolution.round_list("0,last"), several=False) == [0, 2]
     refused("--rounds has 3, but ... has graphs of rounds 0 to 2", draw, "graph_evolution", [result], rounds=[3])
     refused("--budgets is 5; none of the results has one of these", draw, "graph_evolution", [result], budgets="5")
-    drawing = draw("graph_evolution", open_all(made, ("dpfl", 42), "random"), budgets="3,2")
-    assert list(dict.fromkeys(drawing.data["budget"])) == ["3", "2"]
+    drawing = draw("graph_evolution", open_all(made, ("dpfl", 42), "random"), budgets="3,7,2")
+    assert list(dict.fromkeys(drawing.data["budget"])) == ["3", "2"] and "no result has B_c = 7" in drawing.text
 
 
 SEEDS = ("dpfl", 42), ("dpfl", 52)
@@ -251,6 +253,8 @@ def test_runs_whose_files_have_one_name_and_another_content_are_told_apart(tmp_p
     for name in ("accuracy_table", "tau_init_table"):
         text = draw(name, results).text
         assert "50.00 (1)" in text and "60.00 (1)" in text
+    runs = [SimpleNamespace(graphs=f"{folder}/out.h5", contents={"graphs": 6 * folder}) for folder in "ab"]
+    assert [names.content(run, "graphs", runs) for run in runs] == [" [aaaaaa]", " [bbbbbb]"]
 
 
 def test_what_nobody_was_scored_for_is_not_the_best(made, tmp_path):
@@ -394,13 +398,15 @@ def test_tuning_longer_than_the_rounds_is_drawn_whole(tmp_path):
     assert lines[1].get_ydata().tolist() == pytest.approx([50, 60, 70, 80, 90])
 
 
-def test_label_flip(made):
+def test_label_flip(made, tmp_path):
     """Clients 1 and 3 are flipped; in round 2 client 0 takes {1, 2} and 2 takes {0}: half and none of theirs."""
     drawing = draw("label_flip", [made["flip"]], rounds="every")
     figure = drawing.figure
     assert drawing.data["edge_share_from_flipped"].tolist() == pytest.approx([2 / 4, 0, 1 / 3])
     for said in ("25.0 % of their collaborators from flipped ones in round 2", "by chance 66.7 %"):
         assert said in drawing.text
+    served = tiny(tmp_path, "served", "fedavg", flipped=[True, False, False, False], best=(0.5,) * 4)  # it has no graph
+    assert draw("label_flip", [made["flip"], served]).text == drawing.text
     assert [a.get_title() for a in figure.axes] == [r"$\Omega$ (before round 1)", "round 1", "round 2"]
     cells = figure.axes[2].images[0].get_array()
     # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
@@ -453,6 +459,8 @@ def test_omega_is_drawn_until_it_is_searched_anew(tmp_path):
     assert anew == [[3, 2, 2, 0], [2, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]  # round 2: 0 took 1 and 2, 2 took 0
     assert "from round 2 on Omega is another, which is not recorded" in drawing.text
     assert "not recorded" not in draw("graph_evolution", [result], rounds=[0, 1]).text
+    mended = draw("graph_evolution", [tiny(tmp_path, "churn", churn="0.2:0.5")]).text
+    assert "from round 1 on Omega is another, which is not recorded" in mended
 
 
 def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
@@ -462,6 +470,8 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     text = draw("accuracy_table", [result, *open_all(made, ("local", 42))]).text
     assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
     assert "not finished" not in draw("accuracy_table", open_all(made, *FOUR)).text
+    tuned = draw("learning_curves", [tiny(tmp_path, "tuned", "local", finetune_epochs=1, finished=False)])
+    assert set(tuned.data["measure"]) == {"round/test_acc", "round/val_loss"}
 
 
 def test_of_several_local_the_nearest_is_the_one_to_compare_with(tmp_path):
@@ -631,15 +641,26 @@ def test_costs_by_hand(made):
     assert np.isnan(pareto.first_at(curve, 71)["models"])
     text = draw("pareto", [made["dpfl", 42]], reach=45).text
     assert "70.00 (1)" in text and "3.8" in text and "2.5" in text
+    # a repetition that ends with round 1, at 65 % and 25 steps
+    both = of_results(open_all(made, *SEEDS))
+    lines = both["costs"]
+    both.read = lambda _: lines[(lines["seed"] == 42) | (lines["point"] < 2)]
+    assert "67.50 (2)" in pareto.table(both, 45, ["steps"]) and " 38 " in pareto.table(both, 45, ["steps"])
 
 
-def test_pareto_shows_the_ten_points_below_the_best_with_bands_and_names_the_rest(made):
+def test_pareto_shows_the_ten_points_below_the_best_with_bands_and_names_the_rest(made, tmp_path):
     """DPFL ends at 70 and 75 %, which are 72.5 and a band; the random graph at 50 %, of one seed."""
     drawing = draw("pareto", open_all(made, *SEEDS, "unsearched"))
     axes = drawing.figure.axes[0]
     assert axes.get_ylim()[0] == pytest.approx(62.5) and len(axes.collections) == 1
     assert drawing.data["std"].tolist() == pytest.approx([0] * 3 + [5 / 2**0.5] * 3)
     assert "Too low for the picture: Random graph (B_c = 3) (50.0 %)." in drawing.text
+    other = tiny(tmp_path, "other", partition="dirichlet")
+    panels = [draw("pareto", [made["dpfl", 42], other]).figure.axes[0]]
+    panels += [
+        draw("hours", [made["clocked"], tiny(tmp_path, "two", network="phones", partition="dirichlet")]).figure.axes[0]
+    ]
+    assert [len(set(axes.get_legend_handles_labels()[1])) for axes in panels] == [2, 2]
 
 
 def test_seeds_share_a_bar_of_traffic(made, tmp_path):
@@ -692,7 +713,11 @@ def test_the_table_of_controls_by_hand(made, tmp_path):
     assert controls_table.liar_shares(result) == (0.25, pytest.approx(2 / 3))
     assert controls_table.backdoor(result) == (0.375, 0.125)
     assert controls_table.newcomers(result).tolist() == pytest.approx([0.6, 0.8])
-    text = draw("controls_table", [result]).text
-    assert "+6.67" in text and "66.7 of 25.0" in text and "37.5 (12.5)" in text and "60.0 / 80.0" in text
+    begun = tiny(tmp_path, "begun", seed=52, finished=False)  # which has nothing yet of what comes at the end
+    for results in ([result], [result, begun]):
+        drawing = draw("controls_table", results)
+        assert "37.5 (12.5)" in drawing.text and "60.0 / 80.0" in drawing.text
+        if len(results) == 1:  # those who do not lie received 7, 2 and 0 models
+            assert "+6.67" in drawing.text and "66.7 of 25.0" in drawing.text and drawing.data["models"].tolist() == [3]
     plain = draw("controls_table", [made["dpfl", 42]])
     assert "liars" not in plain.text and "stopped" not in plain.text and plain.data["accuracy"].tolist() == [70]

@@ -83,7 +83,12 @@ def test_only_what_nobody_uses_is_removed(tmp_path):
         names[3].symlink_to(victim)
         for path in (*names[:2], names[3], victim):
             os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2, follow_symlinks=False)
-        with names[1].open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ):
+        odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))  # another program's, not in UTF-8
+        odd.write_bytes(bytes(4096))
+        with contextlib.ExitStack() as stack:
+            for path in (names[1], odd):
+                file = stack.enter_context(path.open("rb"))
+                stack.enter_context(mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ))
             remove_left()
         assert [path.exists() for path in (*names, victim)] == [False, True, True, True, True]
     finally:

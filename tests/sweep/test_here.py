@@ -59,7 +59,9 @@ def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, swept, fakes):
     script(fakes / "mpirun", 'echo "error: client 2 diverged in round 1" >&2; exit 2')
     done = swept(base_and_tuned(tmp_path / "table.py"))
     assert done.code == 1
-    assert "which it goes on from, failed" in done.out and "1 failed, 1 missing of 2" in done.out
+    assert (
+        re.search(r"is not begun: it goes on from \S+, failed\n", done.out) and "1 failed, 1 missing of 2" in done.out
+    )
     assert "error: client 2 diverged in round 1\n" in done.out  # of the log
 
 
@@ -74,6 +76,26 @@ def test_debug_computes_one_after_the_other_and_goes_on_after_a_failure(tmp_path
     assert first < second < own < done.out.index("1 failed, 1 finished of 2")
     again = swept(file, "--cluster", "debug", "--list", rounds=1)
     assert again.code == 1 and "---" not in again.out and "1 failed, 1 finished of 2" in again.out
+
+
+def test_threads_of_the_ranks_and_a_damaged_result(tmp_path, swept, fakes):
+    script(fakes / "mpirun", f'echo "$OMP_NUM_THREADS" >> {fakes}/threads')
+    file = runs_file(tmp_path / "one.py", fields := starts.small(rounds=1, method="local"))
+    (path := Run(**fields).resolve().path(tmp_path)).write_text("not a result")
+    done = swept(file, "--list", rounds=1)
+    assert done.code == 1 and f"{path.stem} is unreadable:\n{path} is not a result of dpfl_mpi" in done.out
+    path.unlink()
+    swept(file, "--cpus", "2", rounds=1)
+    assert lines(fakes / "threads") == ["2"]
+
+
+@pytest.mark.parametrize("cluster", ["local", "debug"])
+def test_a_run_whose_time_is_up_has_stopped_and_not_failed(tmp_path, swept, mpirun, monkeypatch, cluster):
+    """A tuned Run is then not begun: it would compute the rounds of its base again."""
+    monkeypatch.setattr(here, "minutes", lambda _: 0.02)
+    done = swept(base_and_tuned(tmp_path / "table.py"), "--cluster", cluster, "--time", "1")
+    assert "2 missing of 2" in done.out and "fail" not in done.out + done.err  # it left no file
+    assert re.search(r"is not begun: it goes on from \S+, missing\n", done.out) and len(lines(mpirun / "up")) == 1
 
 
 def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
@@ -177,7 +199,7 @@ def test_a_base_that_fails_on_slurm_meanwhile_is_not_waited_for(tmp_path, swept,
 
     slept = pauses(sleep)
     done = swept(base_and_tuned(tmp_path / "t.py", **starts.small()), "--cluster", cluster)
-    assert done.code == 1 and "is not begun: " in done.out and "which it goes on from, failed\n" in done.out
+    assert done.code == 1 and "is not begun: it goes on from " in done.out and ", failed\n" in done.out
     assert "1 failed, 1 missing of 2" in done.out
     assert sum(slept) == known.ASK_S and not (mpirun / "up").exists()
 

@@ -46,7 +46,9 @@ def test_what_is_shown_is_what_is_submitted(tmp_path, swept, fakes):
     assert swept(*ON_SLURM, "--seeds", "1,2").code == 0
     (folder,) = tmp_path.glob("sweeps/*")
     text = (fakes / "script").read_text().replace(str(folder), "FOLDER")
-    assert shown.startswith(text)
+    assert shown.startswith(text) and shown.count(" --grace=100.0\n") == 2
+    shown = swept(*ON_SLURM, base_and_tuned(tmp_path / "table.py"), "--dry_run").out
+    assert "--array" not in shown and shown.count(" --save_models ") == 1  # a job, and one that waits for it
 
 
 def test_a_short_job_is_warned_half_way_and_the_site_is_sourced(tmp_path, swept, monkeypatch):

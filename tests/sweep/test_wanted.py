@@ -98,6 +98,8 @@ def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
     assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), local(2)]
     assert listed(file, "--seeds", "1,2", "--methods", "local") == [local(1), local(2)]
     assert listed(file, "--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), local(1)]
+    said = listed(file, "--method", "dpfl", "--seed", "42")  # the defaults
+    assert said == [name("dpfl", 4, 42), name("dpfl", 8, 42)]
     assert "--seeds has 3; " in listed(file, "--seeds", "1,3", code=2)
     assert "have dpfl, local" in listed(file, "--methods", "ditto", code=2)
     assert "have digits" in listed(file, "--datasets", "cifar10", code=2)
