@@ -27,12 +27,13 @@ from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.summary import WIDTH, fitted
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import reason, replacing
 
 
 def parser() -> argparse.ArgumentParser:
     usage = "%(prog)s [flags of a run] [flags below]"
-    out = argparse.ArgumentParser("python -m dpfl_mpi.describe", usage, add_help=False, allow_abbrev=False)
+    out = Parser(prog="python -m dpfl_mpi.describe", usage=usage, add_help=False)
     out.add_argument("--ranks", type=int, default=1, help="ranks that mpirun or srun will start")
     out.add_argument("--nodes", type=int, default=1, help="nodes they are spread over")
     out.add_argument("--rows", type=int, default=20, help="clients shown in the table")
@@ -54,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     own, rest = parser().parse_known_args(arguments)
     run, job = parse(rest)
-    for name in ("ranks", "nodes"):
-        if getattr(own, name) < 1:
-            raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least 1")
+    for name, least in (("ranks", 1), ("nodes", 1), ("rows", 0)):
+        if getattr(own, name) < least:
+            raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least {least}")
     source = open_source(run)
     verify(source)
     start = time.perf_counter()

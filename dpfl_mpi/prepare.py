@@ -73,6 +73,8 @@ def parser(own: Sequence[str] = ()) -> Parser:
         sub.add_argument("--out", type=Path, metavar="FILE", help=f"file to write (default {module.DATA})")
         sub.add_argument("--force", action="store_true", help="write the file anew although it is there")
         for f in fields(module.Options):
+            if f.name in ("source", "out", "force", "dataset", "help"):
+                raise UserError(f"Options of the data set {short(name)} has {f.name}, a flag of prepare; rename it")
             kind, text = types(module.Options)[f.name], f"{f.metadata['help']} (default {f.default})"
             sub.add_argument(f"--{f.name}", metavar="|".join(choices(kind)) or "X", help=text.replace("%", "%%"))
     return out
@@ -81,7 +83,7 @@ def parser(own: Sequence[str] = ()) -> Parser:
 def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
     """Return the data set's own path; other options than the default ones are part of the name, so that no variant replaces another."""
     path = Path(module.DATA)
-    odd = [str(options[f.name]) for f in fields(module.Options) if options[f.name] != f.default]
+    odd = [str(options[f.name]).replace("/", "%2F") for f in fields(module.Options) if options[f.name] != f.default]
     return path.with_name("-".join([path.stem, *odd]) + path.suffix)
 
 

@@ -93,9 +93,10 @@ def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np
         if not np.isfinite(values).all():
             numbers = "whole numbers" if name == "y" else "numbers"
             raise UserError(f"{where}: {name} holds a missing or infinite value; allowed are {numbers} or names")
-        if (values == np.rint(values)).all():
+        fractions = (values != np.rint(values)).any()
+        if not fractions and (np.abs(values) < 2**63).all():  # larger ones would become one number
             values = values.astype(np.int64)
-        elif name == "y":
+        elif fractions and name == "y":
             raise UserError(f"{where}: y holds fractions; allowed are whole numbers or names (no regression)")
     names, which = np.unique(values, return_inverse=True)
     return which.reshape(-1).astype(np.int64), tuple(map(text, names))
@@ -111,7 +112,10 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
     if values.shape != (length,) or values.dtype.kind not in "iubfUS":
         have = f"{name} is {values.dtype} of {values.shape}"
         raise UserError(f"{where}: {have}; one number or name per sample is needed, ({length},)")
-    if values.dtype.kind == "U" and values.astype("U").view(np.uint32).max(initial=0) > sys.maxunicode:
+    if (
+        values.dtype.kind == "U"
+        and values.astype(values.dtype.newbyteorder("=")).view(np.uint32).max(initial=0) > sys.maxunicode
+    ):
         raise UserError(f"{where}: {name} holds a text that is damaged")  # Python would fail on it
     return values
 

@@ -15,7 +15,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, partition_file, prepare_command
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there, refused_as
 
 AT_ONCE = 4096  # images
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
@@ -140,7 +140,14 @@ def check(arrays: object, where: str, labelled: bool = True) -> Arrays:
 
 def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
     """Return the data set that `load` or `read` of its `module` makes, checked."""
-    return check(getattr(module, function)(*arguments, **options), f"{function} of the data set {short(dataset)}")
+    where, made = f"{function} of the data set {short(dataset)}", getattr(module, function)(*arguments, **options)
+    what = "NumPy arrays, lists of names, and of numbers as mean and std, and a note that is a text"
+    with refused_as(f"{where} returned Arrays with a field of another type; allowed are {what}"):
+        if isinstance(made, Arrays):
+            kinds = {"class_names": str, "client_names": str, "mean": float, "std": float, "steps": tuple}
+            fields: Any = {name: tuple(map(kind, getattr(made, name))) for name, kind in kinds.items()}
+            made = replace(made, note=made.note + "", **fields)
+        return check(made, where)
 
 
 def open_source(

@@ -47,7 +47,13 @@ def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -
     the archive is truncated, none, names a path outside itself, or holds more than the bounds allow.
     """
     if source.is_dir():
-        for found in sorted(p for p in source.rglob("*") if p.is_file()):
+        for found in sorted(source.rglob("*")):
+            if found.is_symlink() and found.is_dir():
+                raise UserError(
+                    f"{source} holds {found.name}, a link to a folder, which is not followed; copy it there"
+                )
+            if not found.is_file():
+                continue
             yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)
         return
     total = 0
@@ -93,10 +99,13 @@ class Header(tarfile.TarInfo):
         return out
 
 
-def in_tar(_: Path, file: BinaryIO) -> Iterator[Member]:
+def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
     """Yield the files of a tar archive in its own order, in one pass."""
     with tarfile.open(fileobj=file, mode="r:*", tarinfo=Header) as archive:
         while member := archive.next():
+            if member.islnk() or member.issym():
+                how = "pack it with tar --dereference --hard-dereference"
+                raise UserError(f"{source} holds {member.name}, a link, which is not followed; {how}")
             opened = archive.extractfile(member) if member.isfile() else None
             yield member.name, member.size if opened else 0, opened.read if opened else None
             archive.members = []  # type: ignore[attr-defined]  # or a million headers stay in memory
@@ -218,7 +227,7 @@ def image_splits(
 
     found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in splits}  # class, file name, pixels
     unread = Counter[str]()  # images of other folders
-    sized, held, channels = shape, 0, 1
+    sized, held, channels, seen = shape, 0, 1, set[PurePosixPath]()
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
             if hidden(path) or path.suffix.lower() not in SUFFIXES:
@@ -227,6 +236,9 @@ def image_splits(
                 unread[str(PurePosixPath(*(path.parts[:-2] or path.parts[:-1])))] += 1
                 continue
             split, name, file = path.parts[-3:]
+            if path in seen:
+                raise UserError(f"{source} holds {path} twice; pack it anew")
+            seen.add(path)
             if names is not None and name not in names:
                 raise UserError(f"{source}: {split} holds the class {name}; allowed are {', '.join(names)}")
             pixels = decode(read(), f"{source}: {path}", None if shape is None else shape[2] == 3)

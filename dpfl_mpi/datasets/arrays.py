@@ -42,5 +42,10 @@ def read(source: Path) -> Arrays:
         if name in found:
             aligned(str(source), name, found[name], length)
     names = [name for name in ("x", "y", "client") if name in found]
+    for name in names:
+        a, b = found[name].dtype, found[f"{name}_test"].dtype
+        rounded = {a.kind, b.kind} == {"i", "u"} and np.result_type(a, b).kind == "f"
+        if rounded or {a.kind, b.kind} == {"S", "U"} or (name == "x" and (a == np.uint8) != (b == np.uint8)):
+            raise UserError(f"{source}: {name} is {a} and {name}_test {b}; save both as one type")
     both = {name: np.concatenate([found[name], found[f"{name}_test"]]) for name in names}
     return arrays_of(both["x"], both["y"], both.get("client"), np.repeat([False, True], lengths), str(source))

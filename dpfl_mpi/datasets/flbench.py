@@ -14,18 +14,18 @@ PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
 SOURCE = "FL-bench's folder of a data set, such as data/femnist, or an archive of it, with data.npy, targets.npy and partition.pkl"
 NO_DOWNLOAD = "FL-bench makes these files: run its generate_data.py, and name data/femnist, say, with --source PATH"
-FILES = ("data.npy", "targets.npy", "partition.pkl")
+NEEDED = ("data.npy", "targets.npy", "partition.pkl")
 A_FILE = 16 * 2**30  # bytes
 
 
 def read(source: Path) -> Arrays:
     """Return the samples that clients hold, client k with the name "k"; what a client validates with is joined to its training part."""
-    found = {path.name: get() for path, get in entries(source, A_FILE) if path.name in FILES}
-    missing = [name for name in FILES if name not in found]
+    found = {path.name: get() for path, get in entries(source, A_FILE) if path.name in NEEDED}
+    missing = [name for name in NEEDED if name not in found]
     if missing:
         note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""
         raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
-    x, y = (npy(f"{source}: {name}", found[name]) for name in FILES[:2])
+    x, y = (npy(f"{source}: {name}", found[name]) for name in NEEDED[:2])
     dealt = unpickled(found["partition.pkl"], f"{source}: partition.pkl")
     clients = dealt.get("data_indices") if isinstance(dealt, dict) else None
     if not isinstance(clients, list):

@@ -113,15 +113,19 @@ def needs_of(
         models = 2 + method.asks_all  # of a candidate; the model alone, too, where the order is by loss
         first, later = models * run.asked + 2, models * run.most_senders + 2
     anew = run.rounds if graph and run.churn else int(run.rounds // run.omega_period) if graph else 0
-    searches = run.rounds // max(run.ggc_period, 1)
+    rounds = run.rounds * run.participation  # in which a client takes part
+    searches = rounds // max(run.ggc_period, 1)
     choices = first * (1 + anew) + later * searches
     alone = run.asked * (run.options.get("order") == "loss")  # every candidate's own model is scored, too
     usual = min(first, USUAL * run.most_senders + alone) if method.searches else first
-    epochs = run.tau_init + run.rounds * run.tau_train * method.models + run.finetune_epochs
+    epochs = run.tau_init + rounds * run.tau_train * method.models + run.finetune_epochs
     sketched = held(n) * (run.asked < n - 1)
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
     width = np.dtype(source.dtype).itemsize
     to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
+    whole = (
+        0 if source.path else sum(map(len, source.labels.values())) * to_score
+    )  # what `load` makes comes to each rank
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
     # models that come in columns: sums in 64 bits, their quotients, and what the kernels' search keeps, of all clients
@@ -131,7 +135,7 @@ def needs_of(
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
-        data=per_rank(train * to_train + (val + test) * to_score),
+        data=per_rank(train * to_train + (val + test) * to_score) + whole,
         rows=rows | ({"unpacked": unpacked} if packed else {}) | ({"passes": held_K} if passes > 1 else {}),
         files=AT_REST if job.spill else (),
         at_rest=sum(rows[name] for name in AT_REST) * row + best_confusion,
@@ -149,7 +153,7 @@ def needs_of(
         evaluations=(n * first * run.ggc_repeats, n * later * run.ggc_repeats),
         anew=anew,
         steps=per_rank(-(-train // run.batch_size) * epochs),
-        scored=per_rank((val + test) * (run.rounds + 1)),
+        scored=per_rank((val + test) * (rounds + 1)),
         judged=per_rank(val * choices * run.ggc_repeats),
         candidates=k_r * choices * run.ggc_repeats // 2,
         usual=(usual * (1 + anew) + later * searches) / max(choices, 1),
@@ -231,7 +235,8 @@ def traffic(
     counted = method.sent * n if server else averaging + method.every_row * every * (method.topology == "graph")
     received = choosing + averaging * at_first, counted
     # a row may come to a rank again in another phase, for another client
-    phases = -(-run.asked // run.most_senders) if searches else 0
+    narrowest = run.most_senders if run.budget.kind in ("number", "inf") else 1  # of unlike budgets
+    phases = -(-run.asked // narrowest) if searches else 0
     most = np.minimum(k_r * run.most_senders, groups(run, k_r) * slots)  # in a phase of all groups
     asked = int(np.minimum(k_r * run.asked, phases * most).sum()) * repeats + asks * min(n * ranks, n * run.asked)
     sketched = 0

@@ -203,6 +203,8 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     except (Exception, SystemExit) as error:
         forget_modules(own.package)  # half executed
         raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
+    if {*getattr(module, "FILES", ())} - {*code.files}:
+        raise UserError(f'{flag}; FILES must be a list of names as it stands, such as ["base.pt"] ({module.__file__})')
     found = getattr(module, code.attribute, None) if code.attribute else module
     if found is None:
         raise UserError(f"{flag}; the module {code.start} has no {code.attribute} ({module.__file__})")

@@ -63,7 +63,12 @@ def constant(name: str, value: Any) -> str:
         plain = isinstance(value, type(ast.literal_eval(repr(value))))
     except (ValueError, SyntaxError):
         plain = False
-    return f"{name} = {value!r}" if plain else ""
+    if not plain:
+        return ""
+    tree = ast.parse(repr(value), mode="eval")
+    for node in (sets := [node for node in ast.walk(tree) if isinstance(node, ast.Set)]):
+        node.elts.sort(key=ast.unparse)  # a set of texts is in another order in each process
+    return f"{name} = {ast.unparse(tree) if sets else repr(value)}"
 
 
 def source(flag: str, value: Any) -> str:

@@ -78,7 +78,9 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if not isinstance(held, Mapping):
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
     keys = yaml.compose(text, yaml.SafeLoader).value if held else []
-    lines = {key.value: f"{path}, line {key.start_mark.line + 1}" for key, _ in keys}
+    lines = {name: str(path) for name in held} | {
+        key.value: f"{path}, line {key.start_mark.line + 1}" for key, _ in keys
+    }
     for name in held:
         if name not in SCHEMA:
             where = lines.get(str(name), path)
@@ -151,7 +153,7 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     for word in words:
         flag, equals, value = word.partition("=")
         field, dot, name = flag.removeprefix("--").partition(".")
-        if dot and field in OPTIONS:
+        if dot and field in OPTIONS and flag.startswith("--"):
             options.setdefault(field, {})[name] = value if equals else next(words, "")
         else:
             rest.append(word)

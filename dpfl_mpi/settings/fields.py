@@ -148,7 +148,7 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
     """Return all options of a dataclass of them by name, checked; a whole number may stand for a number, a number for a text."""
     kinds = types(schema)
     if not isinstance(given or {}, Mapping):
-        raise UserError(f"--options is {given!r}; allowed are names and values, as --options.NAME VALUE")
+        raise UserError(f"--{prefix[:-1]} is {given!r}; allowed are names and values, as --{prefix}NAME VALUE")
     for name in (name for name in given or {} if name not in kinds):
         raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {', '.join(kinds) or 'none'}")
     options = schema(**{name: read(schema, name, value, prefix) for name, value in (given or {}).items()})

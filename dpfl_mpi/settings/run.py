@@ -273,6 +273,8 @@ def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
     for f in (f for f in schema if "when" in f.metadata):
         other, *wanted = f.metadata["when"]
         out[f.name] = out[f.name] if out[other] in wanted else f.default
+    if kind == "file":
+        out["partition_seed"] = out["seed"]  # nothing is drawn from it
     if kind == "motivation":
         out["clients"] = 3
     if filled["flip_share"] == 0:
@@ -284,7 +286,7 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     """Return the fields with those that are texts as values, the files that they name read, but those of `gone`."""
     n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
     whole = {"reach": (n,), "drift": (rounds,)}  # what their sentences say is allowed
-    given = {name: parse for name, parse in PARSED.items() if filled[name] is not None}
+    given = {n: parse for n, parse in PARSED.items() if filled[n] is not None or n in ("omega_period", "candidates")}
     out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
     context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
     context |= {"network": (n,), "churn": (n,)}

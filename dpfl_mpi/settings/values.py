@@ -50,7 +50,7 @@ def lines_of(flag: str, path: str, what: str = "") -> tuple[list[list[str]], str
     if not is_file(path):
         raise UserError(f"--{flag} is {path}; there is no such file{what and f' ({what})'}")
     try:
-        text = read_text(Path(path), TEXT)
+        text = read_text(Path(path), TEXT).removeprefix("\ufeff")
     except Unreadable:
         raise UserError(f"--{flag} is {path}, which is not a readable text file") from None
     words = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
@@ -127,7 +127,8 @@ class Budget(Text):
 
     def most(self, clients: int, counts_self: bool) -> int:
         """Return the most models that any client may receive for one average."""
-        return min(self.low - counts_self, clients - 1) if self.kind == "number" else clients - 1
+        most = {"number": self.low, "uniform": self.high}.get(self.kind, max(self.each, default=clients))
+        return min(most - counts_self, clients - 1)
 
     def of_clients(self, clients: int, counts_self: bool, rng: np.random.Generator) -> np.ndarray:
         """Return how many models each client may receive for one average, int64 `[N]`; `rng` draws the budgets that are drawn."""

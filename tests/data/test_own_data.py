@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import random
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -14,7 +15,7 @@ from making import folder, png, tar, zipped
 from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
-from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.own import arrays_of, numbered
 from dpfl_mpi.data.source import ARRAYS, check, content_sha256, in_file, made_by, open_source, verify
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._files import unpickled
@@ -279,6 +280,20 @@ def test_what_a_file_returns_is_checked(edit, text):
     assert check(good, "load of mine") is good
     refused(f"load of mine: ...{text}", check, dataclasses.replace(good, **edit), "load of mine")
     refused("load of mine returned a tuple; it must return Arrays", check, (1, 2), "load of mine")
+    lists = {"mean": np.zeros(3, np.float32), "class_names": (0, 1)}
+    made = made_by("mine", SimpleNamespace(load=lambda: dataclasses.replace(good, **lists)), "load")
+    assert made.mean == (0.0, 0.0, 0.0) and made.class_names == ("0", "1")
+    for odd in ({"note": None}, {"mean": 0.5}, {"train_images": [1]}):
+        wrong = SimpleNamespace(load=lambda odd=odd: dataclasses.replace(good, **odd))
+        refused("returned Arrays with a field of another type", made_by, "mine", wrong, "load")
+
+
+def test_large_numbers_and_texts_of_another_byte_order_stay_what_they_are():
+    assert numbered("f", "client", np.array([1e19, 2e19, 3, 3]), 4) == (
+        pytest.approx([1, 2, 0, 0]),
+        ("3.0", "1e+19", "2e+19"),
+    )
+    assert numbered("f", "client", np.array(["b", "a"], ">U1"), 2)[1] == ("a", "b")
 
 
 # pickles ------------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -275,6 +276,26 @@ def test_folders_of_images_that_do_not_fit(tmp_path):
         unstaged(tmp_path, dataset, source, text)
 
 
+def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path):
+    """An image that was left out, or counted twice, would be no word."""
+    source = folder(tmp_path / "whole", images(("train", "test"), ("a", "b")))
+    (source / "train" / "c").symlink_to(source / "train" / "a")
+    unstaged(
+        tmp_path, "image_folder", source, "whole holds c, a link to a folder, which is not followed; copy it there"
+    )
+    (source / "train" / "c").unlink()
+    os.link(source / "train/a/0.png", source / "train/a/9.png")
+    with tarfile.open(tmp_path / "linked.tar", "w") as archive:
+        archive.add(source, "")
+    said = "train/a/9.png, a link, which is not followed; pack it with tar --dereference --hard-dereference"
+    unstaged(tmp_path, "image_folder", tmp_path / "linked.tar", said)
+    (source / "train/a/9.png").unlink()
+    for name in ("", "train/a/0.png"):
+        with tarfile.open(tmp_path / "twice.tar", "a") as archive:
+            archive.add(source / name, name)
+    unstaged(tmp_path, "image_folder", tmp_path / "twice.tar", "holds train/a/0.png twice; pack it anew")
+
+
 def test_too_large(tmp_path, monkeypatch):
     from dpfl_mpi.datasets import _files
 
@@ -350,6 +371,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
     ({"test": np.zeros(10, int)}, "10 training and 0 test samples"),
     ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
     ({"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])}, "the test labels hold 5, which no training label is"),
+    ({"x": np.zeros((10, 4), np.uint8), "x_test": np.zeros((2, 4), np.uint16), "y_test": np.arange(2)}, "x is uint8 and x_test uint16; save both as one type"),
     ({"client": np.arange(3)}, "client is int64 of (3,)"),
     ({"clients": np.arange(10)}, "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_"),
 ])  # fmt: skip
@@ -391,8 +413,11 @@ def test_command_line_prints_one_sentence(tmp_path, said):
         "femnist --classes greek": "--classes is 'greek'; allowed are all, digits, letters, a-j",
         "femnist --min_samples q": "--min_samples is q; allowed is a whole number",
         "cifar10 --classes zz": "unrecognized arguments: --classes zz; prepare cifar10 takes --source, --out, --force",
+        f"{tmp_path}/odd.py --out {tmp_path}/x.h5": "Options of the data set odd has out, a flag of prepare; rename it",
         "--classes zz": "name a data set first, such as `python -m dpfl_mpi.prepare cifar10`; --help lists them",
     }
+    odd = "from dataclasses import dataclass, field\n@dataclass\nclass Options:\n    out: str = field(default='', metadata={'help': ''})\n"
+    (tmp_path / "odd.py").write_text(f"{odd}def read(source, out):\n    pass\n")
     for mistake, sentence in mistakes.items():
         assert said(main, *mistake.split(), code=2) == f"error: {sentence}\n"
     (tmp_path / "file").write_text("")

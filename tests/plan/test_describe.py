@@ -86,6 +86,7 @@ PLANS = {
     "inf": {"budget": "inf", "ggc_repeats": 2},
     "pairwise": {"method": "pairwise"},
     **{f"near {m}": {"method": m, "candidates": 4, "budget": "inf"} for m in ("dpfl", "pairwise")},
+    "uniform": {"budget": "uniform:2:3"},
     "ditto": {"method": "ditto", "finetune_epochs": 1},
     **{name: {"method": name} for name in ("local", "random_graph", "dfedpgp", "fedavg", "scaffold", "cobo")},
 }
@@ -206,6 +207,9 @@ def test_saves_what_a_run_reads(tmp_path, capsys):
     sha = re.search(r"seed 42, sha256 (\w+)", text).group(1)
     assert f"--partition file:{path}" in text
     assert f"sha256 {sha}" in shown(capsys, "--partition", f"file:{path}")
+    assert (
+        len({Run(partition=f"file:{path}", partition_seed=seed).slug() for seed in (None, 1)}) == 1
+    )  # it draws nothing
     stored = json.loads(path.read_text())
     assert len(stored["clients"]) == 6 and stored["partition_sha256"].startswith(sha)
     assert "holds 6 clients; --clients is 7" in shown(capsys, "--partition", f"file:{path}", "--clients", "7", code=2)
@@ -224,6 +228,8 @@ def test_plot(tmp_path, capsys):
 @pytest.mark.parametrize(("flags", "text"), [
     (["--window_gb", "0.00001", "--ranks", "2"], "--window_gb is 1e-05; a pass needs one row"),
     (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
+    (["--ranks", "x"], "--ranks"),
+    (["--rows", "-1"], "--rows is -1; allowed is a whole number of at least 0"),
     (["--dataset", "cinic10", "--data", "nowhere.h5"], "make it with `python -m dpfl_mpi.prepare cinic10"),
 ])  # fmt: skip
 def test_refuses_what_cannot_run(capsys, flags, text):

@@ -16,6 +16,7 @@ from dpfl_mpi.figures import names as figure_names
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
+from dpfl_mpi.plugins.given import constant
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.sweep import wanted
@@ -89,6 +90,8 @@ def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
         assert changed == (name not in ("bare/deep", "other", "json")), name
         own.write(tmp_path / "one", **{name: FILES[name]})
     assert in_path("", tmp_path / "one" / "start.py").sha256 == first
+    # a set of texts is in another order in each process
+    assert constant("A", {"d", "c", "b", "a"}) == "A = {'a', 'b', 'c', 'd'}" and constant("B", [0.10]) == "B = [0.1]"
 
 
 def test_what_was_hashed_is_what_runs(tmp_path):
@@ -178,6 +181,7 @@ def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monke
     ("mine.py", "x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
     ("mine.py", 'FILES = ["none.pt"]\n', "--method is {0}, whose FILES name none.pt; there is no such file"),
     ("mine.py", "FILES: list = sorted([])\n", '--method is {0}; FILES must be a list of names as it stands, such as ["base.pt"]'),
+    ("mine.py", 'if True:\n    FILES = ["none.pt"]\n', "--method is {0}; FILES must be a list of names as it stands"),
     ("mine.py", 'FILES: list = "base.pt"\n', "--method is {0}; FILES must be a list of names as it stands"),
     ("nope", "", "--method is nope; allowed are apfl, "),
     ("no.such.module:x", "", "--method is no.such.module:x; Python finds no module no.such.module"),

@@ -192,7 +192,7 @@ def test_flags_become_fields():
     assert parse(words.split()) == (Run("cifar10", **fields).resolve(), Job(save_models=True, out="x.h5", block=4))
 
 
-def test_print_config_and_config_are_inverse(said, tmp_path):
+def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     flags = ["--dataset=cifar10", "--budget=inf", "--no-augment", "--seed=7", "--weight_decay=1e-4", "--quiet"]
     text = said(parse, *flags, "--print_config")
     (tmp_path / "run.yaml").write_text(text)
@@ -203,6 +203,9 @@ def test_print_config_and_config_are_inverse(said, tmp_path):
     assert values["rounds"] == 98 and values["budget"] == "inf"  # resolved, not null
     run, _ = parse(["--config", str(tmp_path / "run.yaml"), "--seed", "4"])  # a flag after it overrides it
     assert (run.dataset, str(run.budget), run.seed) == ("cifar10", "inf", 4)
+    (tmp_path / "run.yaml").rename(tmp_path / "options.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert parse(["--config", "options.yaml"])[0].dataset == "cifar10"
 
 
 PAIRS = zip("abcdefgh", "bcdefghi", strict=True)
@@ -216,6 +219,9 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] 
     ("rounds: 3\nbudget: half", [], "--config is {}, line 2: --budget is half; allowed"),
     ("rounds: 3\noptions: {lam: -1}", ["--method=ditto"], "--config is {}, line 2: --options.lam is -1.0; allowed"),
     ("rounds: 3\nclients: 8", ["--clients=0"], "--clients is 0; allowed"),  # a flag after the file is a mistake of its own
+    ("candidates: null", [], "--config is {}, line 1: --candidates is None; allowed"),
+    ("<<: {seed: x}", [], "--config is {}: --seed is x; allowed"),
+    ("model_options: 5", [], "--config is {}, line 1: --model_options is 5; allowed are names and values"),
     ("clients: [1\n", [], "--config is {}: it is not YAML"),
     ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
     ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
