@@ -179,19 +179,19 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
             import torch
 
             from dpfl_mpi.engine.train import train
+            from dpfl_mpi.results.summary import summary
 
             gc.freeze()  # neither a collection nor the end of the interpreter looks through torch again: 0.4 s of a core
             gc.enable()
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
             path = train(run, job, world)
+            lines = "" if job.quiet else world.decide(lambda: summary(path))
     except (UserError, Leave) as end:
         if world.root:
             print(end if isinstance(end, Leave) else f"error: {end}", file=sys.stderr, flush=True)
         sys.exit(end.code if isinstance(end, Leave) else 2)
-    if world.root and not job.quiet:
-        from dpfl_mpi.results.summary import summary
-
-        print(summary(path))
+    if world.root and lines:
+        print(lines)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The exceptions that the command line knows, a sentence for the user and the end of a rank whose root failed, and how a command ends."""
 
+import errno
 import functools
 import os
 import sys
@@ -47,4 +48,10 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be printed goes nowhere
         code = NO_READER
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which may lie on the full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
     sys.exit(code)

@@ -66,7 +66,9 @@ def copy_base(path: Path, blocks: list[slice], job: Job, parts: Parts, to: Recor
     why = ""
     try:
         with Result(path) as base:
-            if not base.finished or any(base.fact(n) != parts.about[n] for n in ("data_sha256", "partition_sha256")):
+            if base.key != parts.run.untuned().key():
+                why = "is of another Run"
+            elif not base.finished or any(base.fact(n) != parts.about[n] for n in ("data_sha256", "partition_sha256")):
                 why = "is not finished, or of other data or another partition"
             elif "model/best" not in base:
                 why = "holds no models (--save_models)"
@@ -112,7 +114,8 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
     write_tuned(recorder, parts, np.array(steps))
 
 
-def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method) -> None:
+def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method) -> Iterator[int]:
+    """Train and score who comes after the rounds, and record it; yield the number of the last round before each score. Collective."""
     members = parts.members
     frozen = parts.scoring.best.clone()
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1
@@ -124,6 +127,7 @@ def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method
     mine = torch.from_numpy(members.limits.newcomers[parts.ids]).to(parts.backend.ensemble.device)[:, None]
     w, done, notes = how.start, 0, []
     for epochs in EPOCHS:
+        yield members.round
         parts.log.begin()
         parts.fed.local_opt(w, epochs - done, how.gradient, momentum="newcomer", trained=how.trained)
         done = epochs

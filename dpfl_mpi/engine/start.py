@@ -12,7 +12,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import check_ours, torn
 from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
-from dpfl_mpi.storage.foreign import Hdf5
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
 KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
@@ -65,7 +65,9 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
     try:
         result = Result(path)
     except UserError as error:
-        if folder.is_dir() and torn(path):  # ours, torn: a checkpoint has a copy of what was recorded
+        if (
+            isinstance(error, Unreadable) and folder.is_dir() and torn(path)
+        ):  # ours, torn: a checkpoint has a copy of what was recorded
             return ""
         raise UserError(f"{error}; move it away, and the same command computes it anew") from None
     with result:

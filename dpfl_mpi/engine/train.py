@@ -79,7 +79,8 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
                 progress.line(t)
         if run.newcomers:
             assert state is not None
-            after.arrive(recorder, parts, state, method)
+            for t in after.arrive(recorder, parts, state, method):
+                watch.begin(t)
         record.finish(recorder, parts, job)
     except UserError:
         if parts.world.all_stop():  # met by every rank: MPI warns of a window that is open at its end

@@ -180,12 +180,10 @@ class World:
         total = np.zeros(1, np.int64)
         self.node.Allreduce(np.array([need], np.int64), total)
         limit, what = node_memory()
-        short = np.array([int(total[0]) if total[0] > limit else 0, limit], np.int64)
-        worst = np.zeros(2, np.int64)
-        self.comm.Allreduce(short, worst, MPI.MAX)
-        if worst[0]:
-            need_gb, gb = worst[0] / 2**30, limit / 2**30
-            raise UserError(f"the RMA windows need {need_gb:.2f} GiB on a node of {gb:.2f} GiB ({what}); {advice}")
+        need_gb, gb = total[0] / 2**30, limit / 2**30
+        said = f"the RMA windows need {need_gb:.2f} GiB on a node of {gb:.2f} GiB ({what}); {advice}"
+        if said := self.first(said if total[0] > limit else ""):
+            raise UserError(said)
 
     def all_stop(self, seconds: float = PATIENCE) -> bool:
         """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""
@@ -202,8 +200,9 @@ class World:
         self.before_abort(code)
         if text:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
-            print(text, file=sys.stderr, flush=True)
-            until_read(sys.stderr)
+            with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
+                print(text, file=sys.stderr, flush=True)
+                until_read(sys.stderr)
         tell_script(f"ended with {code}")  # srun makes 137 of it
         self.comm.Abort(code)
         os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it

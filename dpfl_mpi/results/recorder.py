@@ -45,6 +45,7 @@ class Recorder:
         with self.explained():
             remove_leftovers(path)
             if snapshot:
+                Result(snapshot).close()  # one of a later schema is refused
                 with contextlib.suppress(UserError), Result(path) as result:
                     starts = result.starts()  # those after the checkpoint too
             self.image = io.BytesIO(snapshot.read_bytes() if snapshot else b"")

@@ -32,7 +32,7 @@ def myself() -> dict[str, Any]:
 def born(pid: int | str) -> str:
     """Return when a process started, in ticks since boot, "" where there is none: a number may be used again by another process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape")
     except OSError:
         return ""
     fields = text.rsplit(")", 1)[1].split()
@@ -124,7 +124,7 @@ class Lock:
     def _move_away(self, text: str) -> None:
         """Remove the file with this abandoned text; where another run was quicker, the file is that one's and comes back."""
         away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):  # of other errors `acquire` tells
             os.rename(self.path, away)
             if content(away) != text:
                 with contextlib.suppress(OSError):
@@ -179,4 +179,5 @@ class Lock:
             self.stop.set()
             self.held = False
             if content(self.path) == self.text:
-                self.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # why the run ends is told, not this
+                    self.path.unlink()

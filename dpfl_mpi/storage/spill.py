@@ -32,7 +32,7 @@ def mapped(folder: str, shape: tuple[int, ...], dtype: str = "float32") -> np.nd
 def no_disk(folder: str) -> bool:
     """Return whether the files of a folder lie in memory, as the system tells of its mounts: then nothing is gained."""
     try:
-        device, mounts = os.stat(folder).st_dev, Path("/proc/self/mountinfo").read_text()
+        device, mounts = os.stat(folder).st_dev, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"

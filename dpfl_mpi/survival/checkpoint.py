@@ -20,7 +20,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -138,10 +137,10 @@ class Checkpoints:
         write(self.folder / f"{stem}.{hashlib.sha256(data).hexdigest()[:DIGITS]}.manifest.h5", data)
         self._forget(stem)
 
-    def _forget(self, newest: str) -> None:
-        """Delete every file that is of none of the newest `KEEP` generations, of which this one is first."""
-        before = (stem_of(path) for path in self._manifests() if stem_of(path) != newest)
-        kept = [newest, *before][:KEEP]
+    def _forget(self, *newest: str) -> None:
+        """Delete every file that is of none of the newest `KEEP` generations, of which these are first: older ones, and what was never committed."""
+        before = (stem_of(path) for path in self._manifests() if stem_of(path) not in newest)
+        kept = [*newest, *before][:KEEP]
         for path in self.folder.iterdir():
             if stem_of(path) not in kept and OURS.fullmatch(path.name):
                 with contextlib.suppress(IsADirectoryError):  # none of ours
@@ -170,6 +169,7 @@ class Checkpoints:
                 with contextlib.suppress(UserError):
                     before = read_text(path, SMALL, follow=False).strip()
                 write(path, f"{self.round}\n".encode())
+                self._forget()  # what a full disk or a kill left half-written
             return before == str(self.round)
 
         return bool(self.world.decide(note))
@@ -179,7 +179,12 @@ class Checkpoints:
 
         def delete() -> None:
             self.still_ours()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for path in self.folder.iterdir() if self.folder.is_dir() else ():
+                if OURS.fullmatch(path.name) or path.name == "begun_from":
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+            with contextlib.suppress(OSError):  # something else is in it
+                self.folder.rmdir()
             if sure and self.exist():
                 raise UserError(f"{self.folder} cannot be removed; remove it, or choose another --out")
 

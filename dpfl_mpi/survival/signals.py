@@ -4,6 +4,7 @@ The round is the unit: the ranks agree at its end to keep a checkpoint and leave
 replays it, which is exact because every draw is keyed.
 """
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -176,7 +177,8 @@ class Watch:
             file.seek(0)
             text = file.read()
         late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
-        print(f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
+            print(f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}", file=sys.stderr, flush=True)
         time.sleep(2)  # for the other ranks to print theirs
         self._end(1)
 

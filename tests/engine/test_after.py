@@ -10,6 +10,7 @@ from dpfl_mpi.methods import dpfl, fedprox
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.survival import signals
 
 N = 9
 SMALL = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 4}
@@ -47,12 +48,15 @@ def test_finetuning_from_the_base_run_is_finetuning(method, tuned, tmp_path):
         assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
 
 
-@pytest.mark.parametrize("what", ["no models", "torn", "last models damaged"])
+@pytest.mark.parametrize("what", ["no models", "torn", "another run", "last models damaged"])
 def test_tuning_computes_the_rounds_again_and_says_why(what, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(after, "BLOCK", 1)
     base = run_here(Run(**TUNED).resolve().untuned().path(tmp_path), LOCAL, save_models=what != "no models")
     whole = run_here(tmp_path / "whole.h5", TUNED, results=str(tmp_path / "elsewhere"))
     content = base.read_bytes()
+    if what == "another run":
+        content = run_here(tmp_path / "other.h5", LOCAL | {"lr": 0.5}, save_models=True).read_bytes()
+        base.write_bytes(content)
     if what == "torn":
         base.write_bytes(content[:4000])
     if what == "last models damaged":
@@ -61,8 +65,8 @@ def test_tuning_computes_the_rounds_again_and_says_why(what, tmp_path, monkeypat
         base.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
     capfd.readouterr()
     assert differences(whole, run_here(tmp_path / "again.h5", TUNED, results=str(tmp_path))) == []
-    why = "holds no models (--save_models)" if what == "no models" else "cannot be read"
-    assert f"{why}: its rounds are computed here" in capfd.readouterr().err
+    whys = {"no models": "holds no models (--save_models)", "another run": "is of another Run"}
+    assert f"{whys.get(what, 'cannot be read')}: its rounds are computed here" in capfd.readouterr().err
 
 
 def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path):
@@ -102,10 +106,20 @@ def test_finetune_prox_pulls_back():
 SEVEN = SMALL | {"clients": 7, "rounds": 4}
 
 
-def test_newcomers_of_fedavg_tune_the_global_model(tmp_path):
+def test_newcomers_of_fedavg_tune_the_global_model(tmp_path, monkeypatch):
     """They take no part in the rounds: the others are a FedAvg of five clients, by hand; then each trains on from the global model."""
-    fields = SEVEN | {"method": "fedavg", "newcomers": 0.3, "rounds": 2}
-    with Result(run_here(tmp_path / "a.h5", fields)) as result, federation(fields) as fed:
+    fields, marked = SEVEN | {"method": "fedavg", "newcomers": 0.3, "rounds": 2}, []
+    monkeypatch.setattr(signals.Watch, "begin", lambda watch, t: marked.append(t))
+    path = run_here(tmp_path / "a.h5", fields)
+    assert marked == [
+        0,
+        1,
+        2,
+        3,
+        3,
+        3,
+    ]  # each score of newcomers too, or the watchdog takes them for a round that hangs
+    with Result(path) as result, federation(fields) as fed:
         new = fed.members.limits.newcomers
         assert new.sum() == 2
         assert np.array_equal(result["client/newcomers"], new) and np.array_equal(result.benign, ~new)
@@ -143,7 +157,7 @@ def test_newcomers_of_dpfl_choose_among_the_frozen(monkeypatch):
         monkeypatch.setattr(after, "write_series", lambda *args: caught.extend(args[-1]))
         bggc, graphs = fed.bggc, []
         fed.bggc = lambda w: graphs.append((w.clone(), bggc(w))) or graphs[-1][1]
-        after.arrive(None, fed._parts, state, find("method", "dpfl"))
+        list(after.arrive(None, fed._parts, state, find("method", "dpfl")))
         assert len(graphs) == 3
         for rows, omega in graphs:
             assert torch.equal(rows[fed.row_of[~new]], best[fed.row_of[~new]])

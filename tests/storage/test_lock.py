@@ -111,6 +111,12 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
         refused(said, Lock(tmp_path / name).acquire, patience=0)
 
 
+def test_an_abandoned_lock_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch, dead):
+    owned_by(tmp_path / "run.h5", pid=dead, born="1")
+    monkeypatch.setattr(os, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
+    refused("run.h5.lock cannot be written: Permission denied", Lock(tmp_path / "run.h5").acquire, patience=0.1)
+
+
 # a lock that is lost -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def held(tmp_path, monkeypatch) -> Iterator[tuple[Lock, list[str]]]:

@@ -13,6 +13,7 @@ import pytest
 import starts
 import torch
 from launch import federation, refused
+from tiny_result import changing
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.source import Arrays
@@ -20,7 +21,7 @@ from dpfl_mpi.engine import start
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import find
-from dpfl_mpi.results import Result, recorder
+from dpfl_mpi.results import Result, recorder, result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.values import Every
@@ -152,6 +153,34 @@ def test_what_a_kill_at_the_very_end_leaves_is_removed(tmp_path, undisturbed):
     (folder / "begun_from").write_text("3\n")
     starts.here(out)
     assert not folder.exists()
+    folder.mkdir()
+    (folder / "notes.txt").write_text("not ours")
+    starts.here(out)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_later_version_is_neither_replaced_nor_gone_on_with(cut, tmp_path, undisturbed):
+    """The result where a kill left the folder of checkpoints beside it, and the copy of the results in a checkpoint."""
+    out = tmp_path / "run.h5"
+    out.write_bytes(undisturbed.read_bytes())
+    with changing(out) as file:
+        file.attrs["schema"] = 99
+    Path(f"{out}.checkpoint").mkdir()
+    refused("has schema 99", starts.here, out)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (recorder, result):
+            patch.setattr(module, "SCHEMA", 99)
+        starts.cut_after(patch, 3, tmp_path / "later.h5")
+    (tmp_path / "later.h5").unlink()
+    refused("has schema 99", starts.here, tmp_path / "later.h5")
+
+
+def test_what_a_save_that_failed_has_left_is_removed(cut):
+    left = newest(cut, "shard").with_name("000003.0123456789ab.00000.shard.h5")
+    left.write_bytes(bytes(1000))
+    with begun(cut) as (_, _, _, checkpoints):
+        checkpoints.note()
+    assert not left.exists() and starts.checkpoint_rounds(cut) == [1, 2]
 
 
 def test_both_damaged_is_an_error(cut):
