@@ -16,6 +16,10 @@ class UserError(Exception):
     """A mistake of the user's, or a situation only the user can mend: one clear sentence, never a traceback."""
 
 
+class Nobody(UserError):
+    """There is no mean: nobody takes part, or all that do have diverged."""
+
+
 class RootFailed(Exception):
     """Root ended with an error of its own, which it reports; a rank that waited for root's answer cannot go on."""
 

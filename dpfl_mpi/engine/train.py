@@ -8,7 +8,7 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.engine.start import agreed, finished_at, forgotten
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import Nobody, UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.world import World
@@ -117,7 +117,12 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
         return before  # there is no mean of nobody
     given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
     drawn = global_generators() if parts.own else ()
-    state = method.init(parts.fed) if before is None else method.round(parts.fed, before, parts.round)
+    try:
+        state = method.init(parts.fed) if before is None else method.round(parts.fed, before, parts.round)
+    except Nobody:
+        if before is None or not parts.members.participants.any():
+            raise
+        return before  # all that take part have diverged, others have not
     parts.meet(f"the end of {'round' if parts.round else 'init'}")
     check_state(short(parts.run.method), state, parts, given, method.topology == "graph")
     if parts.own:

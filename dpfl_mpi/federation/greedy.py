@@ -53,6 +53,7 @@ class Greedy:
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
+        self.members.check_rows(w_KW, self.mail.ensemble.width, "fed.ggc")
         chosen: list[list[int]] = []
         losses = self._losses_of(received) if self.rule.order == "loss" else None
         for part, blocks in received.parts(received.graph, self.blocks):
@@ -85,6 +86,7 @@ class Greedy:
 
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
+        self.members.check_rows(w_KW, self.mail.ensemble.width, "fed.bggc")
         with self.narrowed(w_KW):
             return self._searched(w_KW)
 
@@ -98,8 +100,7 @@ class Greedy:
             blocks, repeats = [self.blocks[b] for b in group], []
             for repeat in range(self.repeats):
                 searches = [Search(self, b, w_KW, sums[b], p_sums[b], repeat) for b in blocks]
-                self._in_phases(searches, w_KW, send, repeat, losses)
-                send = self._again
+                send = self._in_phases(searches, w_KW, send, repeat, losses)
                 repeats.append([search.found for search in searches])
                 del searches
             chosen += best_of(repeats)
@@ -142,8 +143,8 @@ class Greedy:
         send: Callable[..., Received],
         repeat: int,
         losses: np.ndarray | None,
-    ) -> None:
-        """Let these searches consider all that their clients can reach; `send` is how the first phase's models come. Collective."""
+    ) -> Callable[..., Received]:
+        """Let these searches consider all that their clients can reach; `send` is how the first phase's models come. Return how the next ones do. Collective."""
         members = self.members
         ids = np.concatenate([np.zeros(0, np.int64), *(search.ids for search in searches)])
         first, none = int(searches[0].block.start) if searches else 0, np.zeros(0, np.int64)
@@ -157,7 +158,7 @@ class Greedy:
             batch = [none] * first + batch + [none] * rest
             graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
             if len(graph.senders) == 0:
-                return
+                return send
             self.mail.wire.ask()
             for here, now in send(w_KW, graph).passes(batch):
                 consider(searches, here, now[first:])  # lines 12-25
@@ -189,11 +190,12 @@ class Greedy:
         """Return the same of the models received."""
         lists = [received.graph.of(k) for k in self.members.ids]
         loss = np.full((len(lists), self.members.n), np.nan)
+        # else receivers may have different versions (--staleness), or complete a row by their own layers
+        alike = self.mail.wire.versions == 1 and self.mail.wire.columns is None
         for here, now in received.passes(lists):
             for j in np.unique(np.concatenate([np.zeros(0, np.int64), *now])):
                 asks = np.array([j in senders for senders in now])
-                # of several versions (--staleness) receivers may have different ones
-                for who in [asks] if self.mail.wire.versions == 1 else np.eye(len(asks), dtype=bool)[asks]:
+                for who in [asks] if alike else np.eye(len(asks), dtype=bool)[asks]:
                     i = int(who.argmax())
                     loss[who, j] = self.scoring.losses(here.rows([j], i)[0], who)[who]
         return loss

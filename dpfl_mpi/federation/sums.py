@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi import streams
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import Nobody, UserError
 from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend
@@ -43,14 +43,19 @@ class Sums:
         the order of the clients, so the number of ranks changes no bit. Who has no weight, or takes no part, keeps its row.
         """
         members = self.members
+        members.check_rows(w_KW, self.ensemble.width, "fed.average")
         a = self._weights(weights)
         if graph is None:
             return self._mixed(w_KW, a, given=weights is not None)
         members.check_graph(graph, "the graph of fed.average")
         if received is None:  # --averaging serial: senders that come before their receiver send once they have averaged
             received = self.mail.exchange(w_KW, graph if self.order is None else graph.only(later(graph, self.order)))
+        if self.mail.wire.columns is not None:
+            self.mail.own = w_KW  # whose layers complete what came: fed.exchange may have had others
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
+        if not graph.within(received.graph) and self.order is None:
+            raise UserError("the graph of fed.average has an edge along which the models received did not come")
         if self.order is not None:
             return self._average_serially(w_KW, graph, received, self.order, a)
         out, local = w_KW.clone(), [graph.of(k) for k in members.ids]
@@ -183,11 +188,12 @@ class Sums:
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client. Collective."""
         members = self.members
+        members.check_rows(w_KW, self.ensemble.width, "fed.mean")
         members.exclude_diverged(w_KW)
         if not members.active.any():
             nobody = "that takes part: those available come later or have stopped early (--patience)"
             why = "with a finite model left; lower --lr or set --clip_norm" if members.present.any() else nobody
-            raise UserError(f"round {members.round} has no client {why}")
+            raise Nobody(f"round {members.round} has no client {why}")
         self.mail.wire.to_server()
         with self.log.clock("exchange"):
             self.log.notes["models_received"] += 2 * members.active[members.ids]

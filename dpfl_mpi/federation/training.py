@@ -134,9 +134,11 @@ class Training:
                         w[rows], m[rows] = block.w, block.momentum
                     self.steps[rows] += block.steps
                     self.log.steps[rows] += block.steps
-                    if block.steps.any():
-                        loss = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
-                        self.log.notes["train_loss"][rows] = loss
+                    loss, known = (
+                        self.log.notes["train_loss"],
+                        block.loss.double().cpu().numpy() / np.maximum(block.steps, 1),
+                    )
+                    loss[rows] = np.where(block.steps > 0, known, loss[rows])
 
     def _advance(self, epochs: int) -> None:
         self.epochs[self.members.awake[self.members.ids]] += epochs

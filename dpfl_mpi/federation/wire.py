@@ -57,7 +57,7 @@ class Wire:
         if self.encoder:
             self.messages[1:], self.version[1:] = self.messages[:-1].copy(), self.version[:-1].copy()
         if self.clock:
-            self.clock.begin(self.members.active)
+            self.clock.begin(self.members.awake)
 
     def leaving(self, w_KW: Tensor) -> Tensor:
         """Return what others will know of this rank's rows, `[K, W]`: encoded once where they changed; newcomers get whole rows. Collective."""
@@ -67,7 +67,7 @@ class Wire:
         if not self.members.in_rounds:
             self.version[0] += 2  # nobody has the one before
             return w_KW
-        if self.members.world.agree(not torch.equal(w_KW, self.told)):
+        if self.members.world.agree(not self.equal(w_KW, self.told)):
             self.told.copy_(w_KW.detach())
             active = self.members.active
             self.version[0] += active
@@ -75,6 +75,11 @@ class Wire:
                 for i in np.flatnonzero(active[self.members.ids]):
                     self.messages[0, i] = self.encoder.encode(w_KW[i].detach(), self.known[i])
         return self.known
+
+    def equal(self, a_KW: Tensor, b_KW: Tensor) -> bool:
+        """Return whether these are the same rows of this rank's clients that take part: who has diverged has NaN, which equals nothing."""
+        active = np.flatnonzero(self.members.active[self.members.ids])
+        return torch.equal(a_KW[active], b_KW[active])
 
     @property
     def false(self) -> np.ndarray:

@@ -19,7 +19,15 @@ CITATION = """@inproceedings{biswas2025facade,
   booktitle = {IEEE Conference on Secure and Trustworthy Machine Learning (SaTML)}, year = {2025},
   note = {arXiv:2410.02541}
 }"""
-METHOD = Method("Facade", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#0072B2", line="-.")
+METHOD = Method(
+    "Facade",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=(*OWN_GRAPH, "averaging"),
+    colour="#0072B2",
+    line="-.",
+)
 
 
 @dataclass(frozen=True)

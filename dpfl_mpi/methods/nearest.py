@@ -51,7 +51,10 @@ def nearest(fed: Federation, u: Tensor) -> CollaborationGraph:
     """Return whom each client averages with, by the sketches of u `[K, W]`. Collective."""
     cosines = alike(fed.ids, fed.tell(fed.sketches(u, fed.options["entries"])))
     near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
-    largest = [np.sort(row[n])[::-1][:m] for row, n, m in zip(cosines, near, most, strict=True)]
+    there = np.flatnonzero(fed.active)  # all that send: also who has stopped, or does not choose now (--churn)
+    sends = [there if fed.reach is None else np.intersect1d(there, fed.reach.of(k)) for k in fed.ids]
+    sends = [np.setdiff1d(senders, k) for k, senders in zip(fed.ids, sends, strict=True)]
+    largest = [np.sort(row[j])[::-1][:m] for row, j, m in zip(cosines, sends, fed.budget[fed.ids], strict=True)]
     r = fed.options["hubs"] * fed.tell(np.array([values.sum() / max(len(values), 1) for values in largest]))
     best = []
     for row, n, m in zip(cosines, near, most, strict=True):

@@ -36,9 +36,10 @@ class Clock:
     def begin(self, present: np.ndarray) -> None:
         """Start a round of those who are `present` `[N]`: who was not in the last one begins with the first of those who were."""
         stayed, come = present & self.here, present & ~self.here
-        if stayed.any():
-            self.now[come] = np.maximum(self.now[come], self.now[stayed].min())
-        self.here[:] = present
+        first = stayed if stayed.any() else self.here
+        self.now[come] = np.maximum(self.now[come], self.now[first].min())
+        if present.any():  # else the next one follows on the one before
+            self.here[:] = present
         if self.came:
             for older, newer in zip(self.came[:0:-1], self.came[-2::-1], strict=True):
                 older.table = newer.table

@@ -179,7 +179,7 @@ def test_what_a_save_that_failed_has_left_is_removed(cut):
     left = newest(cut, "shard").with_name("000003.0123456789ab.00000.shard.h5")
     left.write_bytes(bytes(1000))
     with begun(cut) as (_, _, _, checkpoints):
-        checkpoints.note()
+        checkpoints.note_start()
     assert not left.exists() and starts.checkpoint_rounds(cut) == [1, 2]
 
 
