@@ -36,7 +36,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     fed.evaluate(w)
     chosen, received, s = dac.meet(fed, w, s, met, t)
     weights = np.maximum(s, 0)
-    for i in np.flatnonzero(fed.awake[fed.ids]):  # nobody scores who is absent, or has diverged
-        weights[i, fed.ids[i]] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
+    for i, k in enumerate(fed.ids):
+        if fed.awake[k]:  # nobody scores who is absent, or has diverged
+            weights[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
     w = fed.average(w, chosen, received, weights=weights)
     return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}

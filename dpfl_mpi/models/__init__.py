@@ -63,5 +63,5 @@ def make(run: Resolved, source: Source) -> Model:
             size = "x".join(map(str, source.shape))
             raise UserError(f"--model {name}: build failed for samples of {size}: {told(error)}") from error
     head = getattr(file, "HEAD", "")
-    check_module(name, module, source.shape, source.dtype, source.classes, head)
+    check_module(name, module, source.shape, source.dtype, source.classes, head, source.vocabulary)
     return Model(module, head)

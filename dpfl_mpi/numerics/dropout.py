@@ -58,20 +58,25 @@ class KeyedDropout(nn.Module):
         self.p, self.trailing, self.draws = p, trailing, draws
         draws.layers += 1
 
+    def together(self, x: Tensor) -> int:
+        """Return how many of x's last axes share a draw; as PyTorch's, `nn.Dropout2d` drops channels of whatever has some."""
+        return x.dim() - 2 if self.trailing == 2 else self.trailing
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        one_draw = x.shape[: x.dim() - self.trailing] + (1,) * self.trailing
+        trailing = self.together(x)
+        one_draw = x.shape[: x.dim() - trailing] + (1,) * trailing
         kept = self.draws.take(one_draw) >= math.ceil(self.p * 2**BITS)
         return torch.where(kept, x * (1 / (1 - self.p) if self.p < 1 else 0.0), 0.0)
 
 
 def keyed(module: nn.Module, draws: Draws) -> nn.Module:
     """Replace PyTorch's dropout layers inside a module by keyed ones, in place, and return it."""
-    for name, part in module.named_children():
+    parts: list[tuple[str, Any]] = [*module._modules.items()]  # named_children() leaves out a layer's second name
+    for name, part in parts:
         if type(part) in TRAILING:
-            p: Any = part.p
-            setattr(module, name, KeyedDropout(p, TRAILING[type(part)], draws))
-        else:
+            setattr(module, name, KeyedDropout(part.p, TRAILING[type(part)], draws))
+        elif part is not None:
             keyed(part, draws)
     return module

@@ -92,6 +92,18 @@ def twin(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(held): held for held in module.buffers()})
 
 
+def called(module: nn.Module, layers: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return what a module makes of x with these in place of its parameters, by their first names.
+
+    PyTorch's own search for further names (2.13) leaves them in a layer that has two, such as a PReLU that is used twice.
+    """
+    first: dict[Tensor, str] = {}
+    for of, part in module.named_modules():  # each once
+        for name, p in part.named_parameters(of, recurse=False):
+            layers = layers | {name: layers[first.setdefault(p, name)]}
+    return functional_call(module, layers, (x,), tie_weights=False)
+
+
 def safe(module: nn.Module) -> nn.Module:
     """Have the GroupNorm layers of a module copy an input that takes no gradient, in place, and return it; called by keyword they do not.
 
@@ -134,7 +146,7 @@ class Ensemble:
         self.width = -(-self.size // 16) * 16  # D rounded up to 64 bytes
         self.dtype, self.spill = dtype, spill
         self.scale, self.shift = (values.to(device) for values in scaling(mean, std, dtype))
-        self._trunks: dict[str, nn.Module] = {}
+        self._trunks: dict[str, tuple[nn.Module, list[Tensor]]] = {}
         self.bf16 = precision == "bf16"
         own = "stacked" in vars(type(module))  # a class that inherits them may compute something else
         self.kernels: Any = module.stacked(self.bf16) if own else None  # type: ignore[operator]
@@ -229,15 +241,18 @@ class Ensemble:
     def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
         """Return what the layer named `head` would read, `[k, S, F]`: the representation of each row's images."""
         if head not in self._trunks:
-            trunk = twin(self.module)
-            parent, _, name = head.rpartition(".")
-            setattr(trunk.get_submodule(parent), name, nn.Identity())
-            self._trunks[head] = trunk
-        trunk, x = self._trunks[head], self.module_input(x_kSHWC)
-        layers = {n: v for n, v in self.layers(w_kW).items() if not n.startswith(f"{head}.")}
+            trunk, held = twin(self.module), []
+            trunk.get_submodule(head).register_forward_pre_hook(lambda _, inputs: held.append(inputs[0]))
+            self._trunks[head] = trunk, held
+        (trunk, held), x, layers = self._trunks[head], self.module_input(x_kSHWC), self.layers(w_kW)
+
+        def read(p: dict[str, Tensor], images: Tensor) -> Tensor:
+            called(trunk, p, images)
+            return held.pop()
+
         if len(x) == 1:
-            return functional_call(trunk, {n: v[0] for n, v in layers.items()}, (x[0],))[None]
-        return vmap(lambda p, images: functional_call(trunk, p, (images,)))(layers, x)
+            return read({n: v[0] for n, v in layers.items()}, x[0])[None]
+        return vmap(read)(layers, x)
 
     def gradient(
         self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Tensor | None = None
@@ -260,7 +275,7 @@ class Ensemble:
 
     def _module(self, layers: dict[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = functional_call(self.learner if training else self.module, layers, (x,))
+            logits = called(self.learner if training else self.module, layers, x)
             return logits.float() if self.bf16 else logits
 
     def _loss(self, layers: Any, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:

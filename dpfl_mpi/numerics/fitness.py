@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
-from dpfl_mpi.numerics.ensemble import refuse_statistics, safe
+from dpfl_mpi.numerics.ensemble import called, refuse_statistics, safe
 
 # layers that draw, some of them only for certain values of their input
 RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -29,7 +29,9 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def check_module(name: str, module: Any, shape: tuple[int, ...], dtype: str, classes: int, head: str) -> None:
+def check_module(
+    name: str, module: Any, shape: tuple[int, ...], dtype: str, classes: int, head: str, vocabulary: int = 2
+) -> None:
     """Raise `UserError` where a module on the CPU is no model for samples of this shape and dtype; the sentence says what is allowed."""
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {name}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
@@ -39,7 +41,7 @@ def check_module(name: str, module: Any, shape: tuple[int, ...], dtype: str, cla
         raise UserError(f"--model {name}{complaint}")
     if head and head not in dict(module.named_modules()):
         raise UserError(f"--model {name}: HEAD is {head!r}, which is no layer; its layers are {', '.join(layers)}")
-    for complaint in of_forward(module, shape, dtype, classes):
+    for complaint in of_forward(module, shape, dtype, classes, vocabulary):
         raise UserError(f"--model {name}: {complaint}")
 
 
@@ -58,7 +60,7 @@ def of_parameters(module: nn.Module) -> Iterator[str]:
             yield f": {name} starts with a value that is not finite; initialise it in build"
 
 
-def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int) -> Iterator[str]:
+def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int, vocabulary: int) -> Iterator[str]:
     """Yield what is wrong about forward: it fails, has other outputs than logits `[S, C]`, mixes samples, draws by itself or changes a buffer."""
     draws = Draws()
     try:
@@ -66,8 +68,9 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
         scorer = copy.deepcopy(module).eval()
     except Exception as error:
         yield f"the module cannot be copied (copy.deepcopy): {told(error)}"
-    two = samples(shape, dtype)
+    two = samples(shape, dtype, vocabulary)
     buffers = {name: b.clone() for name, b in learner.named_buffers()}
+    values = {name: p.detach().clone() for name, p in learner.named_parameters()}
     try:
         with torch.no_grad(), seeded(0):
             before = torch.get_rng_state()
@@ -82,32 +85,54 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
     if drawn or any(isinstance(part, RANDOM) for part in learner.modules()):
         allowed = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d are allowed, as layers that build makes"
         yield f"forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers {allowed}"
+    for name, p in learner.named_parameters():
+        if not torch.equal(p, values[name]):
+            yield f"forward changes the parameter {name} (as an Embedding's max_norm does), which only a step of training may"
     for name, b in learner.named_buffers():
         if not torch.equal(b, buffers[name]):
             yield f"forward changes the buffer {name}, which rows cannot hold; buffers must stay as build made them"
-    if not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
+    if first.shape != (1, classes) or not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
         must = "samples must not depend on each other (GroupNorm, not statistics of the mini-batch)"
         yield f"forward gives a sample other logits when it is alone than beside another; {must}"
-    for name in untrained(learner, two, draws):
+    try:
+        names = untrained(module, learner, two, draws)
+    except RuntimeError as error:
+        yield f"the gradient of forward fails: {told(error)}"
+    for name in names:
         yield f"the logits do not depend on {name}, so it cannot be trained; let forward use every layer, without detach or no_grad"
 
 
-def untrained(learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
-    """Return the names of the parameters that no gradient reaches from the logits."""
-    names, parameters = zip(*learner.named_parameters(), strict=True)
-    with torch.enable_grad(), seeded(0):
+def untrained(module: nn.Module, learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
+    """Return the names of the parameters that no gradient reaches from the logits.
+
+    Raises:
+        RuntimeError: rows cannot take the place of the parameters, or the gradient is none that a row can hold.
+    """
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in learner.named_parameters()}
+    recomputed = (
+        "it hooks what is saved for the gradient (torch.utils.checkpoint), which would be computed of other parameters"
+    )
+    with torch.enable_grad(), seeded(0), torch.autograd.graph.disable_saved_tensors_hooks(recomputed):
         draws.begin(torch.zeros((), dtype=torch.int64))
-        total = learner(x).sum()
+        total = called(learner, leaves, x).sum()
         if not total.requires_grad:
-            return list(names)
-        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+            return list(leaves)
+        elsewhere = [*module.parameters(), *learner.parameters()]
+        gradients = torch.autograd.grad(total, [*leaves.values(), *elsewhere], allow_unused=True)
+    own, others = gradients[: len(leaves)], gradients[len(leaves) :]
+    if any(g is not None for g in others):
+        raise RuntimeError(
+            "forward reads a parameter that it keeps beside its layers (in a list or a lambda); read it from its layer"
+        )
+    if any(g is not None and g.is_sparse for g in own):
+        raise RuntimeError("it is sparse; use Embedding without sparse=True")
+    return [name for name, gradient in zip(leaves, own, strict=True) if gradient is None]
 
 
-def samples(shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Return two samples as forward takes them: normalised noise, or the tokens 0 and 1."""
+def samples(shape: tuple[int, ...], dtype: str, vocabulary: int) -> Tensor:
+    """Return two samples as forward takes them: normalised noise, or the tokens 0 and the largest."""
     if dtype == "int32":
-        return torch.arange(2)[:, None].expand(2, *shape).contiguous()
+        return torch.tensor([[0], [vocabulary - 1]]).expand(2, *shape).contiguous()
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return x.movedim(-1, 1) if len(shape) == 3 else x
 

@@ -185,6 +185,11 @@ class Native:
         """How many numbers the last layer reads."""
         return self._plan.values[self._net.features].units
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens must be below; 0: there are none, or they may be any."""
+        return self._plan.vocabulary
+
     def images(self, pixels: Array, labels: Array) -> Images:
         """Return samples `[M, *shape]`, images with a border of b >= 0 `[M, H + 2 b, W + 2 b, C]`, and labels, int64 `[M]`, for the calls below."""
         m, border = pixels.shape[0], pixels.shape[1] - self.shape[0] if len(self.shape) == 3 else 0

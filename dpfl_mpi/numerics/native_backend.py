@@ -3,6 +3,7 @@
 Axes: W row width, k = 1 client of a block, m models scored on one client's images, n images, C classes, F what the head reads.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -152,7 +153,9 @@ class NativeBackend(Backend):
 
     def _read_by(self, head: str) -> None:
         names = self.ensemble.names
-        before = names[: names.index(f"{head}.weight")]
+        before = itertools.takewhile(
+            lambda name: name != f"{head}.weight", names
+        )  # all, where the head is no layer: refused
         self.native.read_by(sum(math.prod(self.ensemble.shapes[name]) for name in before))
 
     def _order(self, i: int) -> np.ndarray:  # validation images, then test images
@@ -179,7 +182,7 @@ def check(native: Native, ensemble: Ensemble) -> None:
     """
     rng, y, key = np.random.default_rng(0), np.arange(2) % native.classes, np.zeros(1, np.int64)
     start = parameters_to_vector(ensemble.module.parameters()).detach()
-    most, shape = {"uint8": 256, "int32": 2}.get(ensemble.dtype), (2, *native.shape)
+    most, shape = {"uint8": 256, "int32": native.vocabulary or 2**16}.get(ensemble.dtype), (2, *native.shape)
     half = torch.full((1, 2), 0.5)
     each = [math.prod(size) for size in ensemble.shapes.values()] + [ensemble.width - ensemble.size]
     for _ in range(5):
@@ -190,9 +193,13 @@ def check(native: Native, ensemble: Ensemble) -> None:
         seen = ensemble.normalise(torch.from_numpy(x))[None], torch.from_numpy(y)[None], half, torch.from_numpy(key)
         with torch.no_grad():
             ensemble.gradient(block, *seen)
-        native.gradient(row, found, MiniBatch(native.images(x, y), np.arange(2, dtype=np.int32), keys=key))
+            scores = ensemble.logits(ensemble.ready(row[None]), ensemble.prepare(seen[0]))[0]
+        images, order = native.images(x, y), np.arange(2, dtype=np.int32)
+        native.gradient(row, found, MiniBatch(images, order, keys=key))
+        off = scores - torch.tensor(native.score(row[None], images, order, logits=True).logits)[0]
         expected = block.g[0]
         right, gap = (torch.stack([part.norm() for part in g.split(each)]) for g in (expected, expected - found))
-        if not expected.isfinite().all() or (gap <= 1e-3 * right + 1e-5 * right.norm()).all():
+        learns = expected.isfinite().all() and (gap <= 1e-3 * right + 1e-5 * right.norm()).all()
+        if learns and off.norm() <= 1e-3 * scores.norm():
             return
-    raise UserError("the CPU kernels' gradient of this model is not PyTorch's; please report the model")
+    raise UserError("the CPU kernels' gradient or score of this model is not PyTorch's; please report the model")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, run_here, training_rows, validation
+from launch import differences, federation, refused, run_here, training_rows, validation
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi.data.partition import assemble, search_first, split
@@ -16,6 +16,7 @@ from dpfl_mpi.models import mlp
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.testing import WILD, write_samples
 
 N, T = 7, 4
 SMALL = {"clients": N, "rounds": T, "tau_init": 1, "tau_train": 1, "budget": 4}
@@ -233,6 +234,36 @@ def test_who_has_diverged_sends_and_receives_no_more():
             j = (k + 1) % 4
             expected = k if k in (1, 2) else (fed.p[k] * k + fed.p[j] * j) / (fed.p[k] + fed.p[j])
             assert abs(float((mixed[i] - fed.common_row()[i])[0]) - expected) < 1e-5, k
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsim"])
+def test_a_run_goes_on_without_who_has_diverged(method, tmp_path):
+    """In round 2 he is the only one of a server's round; a client whose model is no number scores none."""
+    write_samples(tmp_path / "wild.h5", 5, "8x8x1")
+    there = np.ones((4, 5), int)
+    there[1] = np.arange(5) == WILD if method == "fedavg" else 1
+    np.savetxt(tmp_path / "there", there, "%d")
+    fields = {"dataset": "image_folder", "data": str(tmp_path / "wild.h5"), "partition": "natural", "model": "mlp"}
+    fields |= {"method": method, "clients": 5, "rounds": 4, "tau_train": 1, "budget": 3, "clip_norm": 0.0}
+    fields |= {"on_divergence": "exclude", "available": str(tmp_path / "there")}
+    with Result(run_here(tmp_path / "r.h5", fields)) as result:
+        assert result.finished and np.flatnonzero(result["client/diverged_round"] >= 0).tolist() == [WILD]
+
+
+def test_rows_of_another_kind_and_edges_that_nothing_came_along_are_refused():
+    with federation(SMALL) as fed:
+        w, graph = fed.common_row(), CollaborationGraph.from_lists([[1]] + [[]] * (N - 1))
+        for call in (
+            fed.mean,
+            fed.average,
+            lambda w: fed.exchange(w, graph),
+            lambda w: next(iter(fed.every_row(w))),
+            fed.bggc,
+        ):
+            refused("was given Tensor float64", call, w.double())
+        received = fed.exchange(w, graph)
+        other = CollaborationGraph.from_lists([[2]] + [[]] * (N - 1))
+        refused("an edge along which the models received did not come", fed.average, w, other, received)
 
 
 def test_label_flip_is_flip_share_and_averages_are_over_the_benign(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from launch import federation, refused, run_here, run_many
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dpfl_mpi import prepare, streams
 from dpfl_mpi.data.own import arrays_of
@@ -122,6 +123,7 @@ def test_dropout_drops_a_share_and_keeps_the_mean(layer, trailing):
     assert not torch.equal(dropout(x), y)  # a layer that is called twice draws twice
     draws.begin(torch.tensor(3))
     assert torch.equal(dropout(x), y)
+    assert KeyedDropout(0.3, 2, draws).together(torch.ones(4, 6, 5)) == 1  # nn.Dropout2d of [S, C, L] drops channels
     assert torch.equal(dropout.eval()(x), x) and float(KeyedDropout(1.0, 0, draws)(x).abs().max()) == 0
 
 
@@ -193,6 +195,7 @@ class Odd(nn.Module):
         super().__init__()
         self.wrong, self.fc, self.inside = wrong, nn.Linear(64, 10), INSIDE.get(wrong, nn.Identity())
         self.register_buffer("scale", torch.full((64,), 0.5))
+        self.kept = [self.fc.weight]
         if wrong == "nan":
             nn.init.constant_(self.fc.bias, math.nan)
         self.odd = nn.Parameter(torch.zeros(3, dtype=torch.float64)) if wrong == "double" else None
@@ -203,7 +206,13 @@ class Odd(nn.Module):
             x = nn.functional.dropout(x, 0.5, self.training)
         if self.wrong == "buffer":
             self.scale.add_(1)
-        return {"none": None, "one axis": self.fc(x)[:, 0]}.get(self.wrong, self.fc(x))
+        if self.wrong == "checkpoint":
+            return checkpoint(self.fc, x, use_reentrant=False)
+        if self.wrong == "kept beside":
+            return x @ self.kept[0].T + self.fc(x)
+        return {"none": None, "one axis": self.fc(x)[:, 0], "squeezed": self.fc(x).squeeze()}.get(
+            self.wrong, self.fc(x)
+        )
 
 
 DRAWS = "forward draws random numbers from PyTorch's generator"
@@ -221,6 +230,9 @@ TRACKED = nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatt
         (Odd("buffer"), "forward changes the buffer scale"),
         (Odd("none"), "forward returned a NoneType for 2 samples of 10 classes; it must return logits, float [2, 10]"),
         (Odd("one axis"), "forward returned a tensor [2] for 2 samples of 10 classes"),
+        (Odd("squeezed"), "forward gives a sample other logits when it is alone than beside another"),
+        (Odd("checkpoint"), "the gradient of forward fails: RuntimeError: it hooks what is saved for the gradient (torch.utils.checkpoint)"),
+        (Odd("kept beside"), "forward reads a parameter that it keeps beside its layers"),
         (TRACKED, "layer 0 (InstanceNorm2d) keeps batch statistics"),
         (nn.Flatten(), "has no parameters; there is nothing to train"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "1.weight has no size yet (a Lazy layer)"),
@@ -231,14 +243,18 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
     assert refused(sentence, check_module, "mine", module, *IMAGE, 10, "").startswith("--model")
 
 
+TWICE = nn.PReLU()
+
+
 @pytest.mark.parametrize(
     "module",
     [
         Odd(""), Dropping(), Mixed(),
         nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten(), nn.Linear(64, 10)),
+        nn.Sequential(nn.Flatten(), TWICE, nn.Linear(64, 10), TWICE),
         nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 32, 0.0, batch_first=True), nn.Flatten(), nn.Linear(64, 10)),
     ],
-    ids=["plain", "dropout", "group norm", "instance norm", "transformer"],
+    ids=["plain", "dropout", "group norm", "instance norm", "a layer that is used twice", "transformer"],
 )  # fmt: skip
 def test_modules_that_are_right_pass_and_train_in_blocks(module):
     check_module("mine", module, *IMAGE, 10, "")
@@ -247,7 +263,7 @@ def test_modules_that_are_right_pass_and_train_in_blocks(module):
     x = ensemble.normalise(torch.from_numpy(rng.integers(0, 256, (2, 5, 8, 8, 1)).astype(np.uint8)))
     y, weight, key = torch.from_numpy(rng.integers(0, 10, (2, 5))), torch.full((2, 5), 0.2), torch.tensor([7, 8])
     w = torch.stack([ensemble.initial_row("torch", np.random.default_rng(i)) for i in range(2)])
-    both = Block(ensemble, w)
+    both, own = Block(ensemble, w), [p.clone() for p in ensemble.module.parameters()]
     with torch.no_grad():
         losses = ensemble.gradient(both, x, y, weight, key if ensemble.draws.layers else None)
         for i in range(2):
@@ -256,6 +272,8 @@ def test_modules_that_are_right_pass_and_train_in_blocks(module):
             loss = ensemble.gradient(one, x[now], y[now], weight[now], key[now] if ensemble.draws.layers else None)
             torch.testing.assert_close(losses[now], loss, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(both.g[now], one.g, rtol=1e-4, atol=1e-6)
+        ensemble.logits(ensemble.ready(w[:1]), ensemble.prepare(x[:1]))
+    assert all(map(torch.equal, own, ensemble.module.parameters()))  # no row stays in a layer
 
 
 def test_a_build_that_fails(monkeypatch):

@@ -72,6 +72,10 @@ def test_one_who_was_away_begins_with_the_first_of_the_others():
     clock.work(np.array([1, 1, 0]), np.zeros(3, int))
     clock.begin(np.ones(3, bool))
     assert seconds(clock.now) == [1, 2, 1]
+    clock.work(np.array([0, 0, 1]), np.zeros(3, int))
+    for alone, now in ((2, [1, 2, 4]), (None, [1, 2, 4]), (0, [4, 2, 4])):  # nobody of the last round, or nobody at all
+        clock.begin(np.arange(3) == (3 if alone is None else alone))
+        assert seconds(clock.now) == now
 
 
 def test_a_search_is_asked_for_and_a_standing_graph_is_not():

@@ -134,6 +134,20 @@ NETS = {
     "stage": (
         head(conv(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), conv(6, 8, 3, padding=1), nn.ReLU(), pooled=False), IMAGE,
     ),
+    "a view between a convolution and its pool": (
+        lambda shape: Forward(
+            lambda s, x: s.h(functional.max_pool2d(s.c(x).relu().reshape(len(x), 12, 3, 5), 2).flatten(1)),
+            c=conv(3, 6, 5), h=nn.Linear(24, CLASSES),
+        ),
+        IMAGE,
+    ),
+    "ReLU6 of what is 0": (head(conv(3, 8, 1, padding=1, bias=False), nn.ReLU6(), conv(8, 6, 3)), IMAGE),
+    "a scalar that learns": (
+        lambda shape: Forward(
+            lambda s, x: s.h(x.flatten(1)) * s.g, h=nn.Linear(270, CLASSES), g=nn.Parameter(torch.tensor(1.5))
+        ),
+        IMAGE,
+    ),
     "one axis": (
         lambda shape: Forward(
             lambda s, x: s.h(functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2).flatten(1)),
@@ -318,6 +332,9 @@ def test_dropout_draws_as_keyed(form):
         (TOKENS, lambda s, t: s.h(s.e(t + 1).mean(1)), "arithmetic with tokens"),
         (TOKENS, lambda s, t: s.h(s.e(t % 20).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
         (TOKENS, lambda s, t: s.h((s.e(t) * (t != 3)[..., None]).mean(1)), "a comparison with another token than 0"),
+        (TOKENS, lambda s, t: s.h(s.e(t[:, 1:].contiguous()).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
+        (TOKENS, lambda s, t: s.h(s.e(t).where((t > 0)[..., None], 0.0).mean(1)), "where of two tensors"),
+        (TOKENS, lambda s, t: s.h((s.e(t) * ((t > 0) + (t > 0))[..., None]).mean(1)), "add of yes and no"),
         (IMAGE, lambda s, x: s.h(x.flatten(1).cumsum(1)), "no layer for cumsum"),
         (IMAGE, lambda s, x: s.h((x - x.mean(0)).flatten(1)), "no layer for a sum over samples"),
         (IMAGE, lambda s, x: s.h(x.flatten(1)) if x.sum() > 0 else s.h(-x.flatten(1)), "no layer for "),
@@ -361,11 +378,11 @@ def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
         "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, facts=o.facts | {"adds": 0}) for o in ops]
     )
     backend, why = native_here(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
-    assert backend is None and why.startswith("the CPU kernels' gradient of this model is not PyTorch's")
+    assert backend is None and why.startswith("the CPU kernels' gradient or score of this model is not PyTorch's")
 
 
 def test_a_wrong_layer_of_a_small_gradient_is_found():
-    """Its gradient is a ten-thousandth of the other layer's, and twice what it is to be."""
+    """Its gradient is a ten-thousandth of the other layer's, and twice what it is to be. So is a score that is not that of training."""
     parts = {"h": nn.Linear(270, CLASSES), "tiny": nn.Linear(270, CLASSES)}
     net = trial(lambda _: Forward(lambda s, x: s.h(x.flatten(1)) + 1e-4 * s.tiny(x.flatten(1)), **parts), IMAGE)
     check(net.native, net.ensemble)
@@ -375,5 +392,8 @@ def test_a_wrong_layer_of_a_small_gradient_is_found():
         right(row, g, batch)
         g[first : 2 * first] *= 2
 
+    net = trial(lambda _: Forward(lambda s, x: s.h(x.flatten(1)) / (1 if s.training else 4), h=parts["h"]), IMAGE)
+    refused("gradient or score of this model is not PyTorch's", check, net.native, net.ensemble)
+    net = trial(lambda _: Forward(lambda s, x: s.h(x.flatten(1)) + 1e-4 * s.tiny(x.flatten(1)), **parts), IMAGE)
     net.native.gradient = wrong
-    refused("gradient of this model is not PyTorch's", check, net.native, net.ensemble)
+    refused("gradient or score of this model is not PyTorch's", check, net.native, net.ensemble)

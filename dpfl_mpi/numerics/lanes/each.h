@@ -82,3 +82,5 @@ FUNCTION(gelu_tanh, gelu_tanh_of(x), d * gelu_tanh_slope(x))
 FUNCTION(line, FMA(a, x, b), a * d)                                                        /* a x + b */
 FUNCTION(clamp, PICK(ABOVE(a, x), a, PICK(ABOVE(x, b), b, x)),                             /* to a ... b */
          PICK(ABOVE(a, x), ZERO, PICK(ABOVE(x, b), ZERO, d)))
+FUNCTION(hardtanh, PICK(ABOVE(a, x), a, PICK(ABOVE(x, b), b, x)),                          /* the same, but flat at a and b */
+         PICK(ABOVE(x, a) | NO_NUMBER(x), PICK(ABOVE(b, x) | NO_NUMBER(x), d, ZERO), ZERO))

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,8 +16,10 @@ from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Recorder, S, Slot, Unkno
 
 # sums, products, parts ----------------------------------------------------------------------------------------------------------------
 def is_number(value: Any) -> bool:
-    """Return whether a call's argument is one number."""
-    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+    """Return whether a call's argument is one number, which does not learn."""
+    return isinstance(value, int | float) or (
+        isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad
+    )
 
 
 def arithmetic(what: str, *names: str, turned: bool = False) -> None:
@@ -37,6 +40,8 @@ JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
 
 def joined(r: Recorder, out: Tensor, what: str, a: Any, b: Any, alpha: float = 1) -> None:
     """Two values, or a value and numbers or parameters."""
+    if what == "add" and out.dtype == torch.bool:
+        raise Unknown(f"{what} of yes and no{r.place()}")
     if is_number(b) and not r.tracked(b):
         n = float(b) * alpha
         lines = {"add": (1.0, n), "sub": (1.0, -n), "mul": (n, 0.0), "div": (1 / n if n else math.inf, 0.0)}
@@ -103,7 +108,7 @@ def natural(shape: tuple[int, ...]) -> Geometry:
 
 @handles("where")
 def where(r: Recorder, out: Tensor, condition: Tensor, input: Any, other: Any) -> None:
-    if not is_number(other) or not r.tracked(input):
+    if not is_number(other) or not r.tracked(input) or input.dtype == torch.bool:  # x.where(condition, other)
         raise Unknown(f"where of two tensors{r.place()}")
     both(r, out, "choose", input, condition, float(other))
 
@@ -298,7 +303,9 @@ def embedding(
     if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
         raise Unknown(f"an embedding of numbers, with max_norm or scale_grad_by_freq{r.place()}")
     lines, (rows, width) = math.prod(view.shape), weight.shape
-    below = [op.facts["below"] for op in r.ops if op.out is view.slot and "below" in op.facts]
+    below = [
+        op.facts.get("below", rows + 1) for op in r.ops if op.out is view.slot
+    ]  # of the sample itself: `Plan.vocabulary`
     if not view.whole or any(n > rows for n in below):
         raise Unknown(f"an embedding of {rows} rows, which tokens may exceed{r.place()}")
     size = [rows, -1 if padding_idx is None else padding_idx % rows]
@@ -312,7 +319,7 @@ def dropout(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> No
     if layer is None:
         raise Unknown(f"dropout that is no layer{r.place()}")
     shape, r.dropping = view.shape, None
-    share = math.prod(shape[len(shape) - layer.trailing :]) if layer.trailing else 1
+    share = math.prod(shape[len(shape) - layer.together(input) :])
     r.drops += 1
     how: dict[str, Any] = {
         "size": [r.drops, share, math.ceil(layer.p * 2**BITS)],

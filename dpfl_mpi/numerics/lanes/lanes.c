@@ -74,7 +74,7 @@ static const Kind kinds[] = {
     {stage, stage_back},         {dense, dense_back},       {conv, conv_back},     {move, move_back},
     {nothing, clear},            {rectify, rectify_back},   {leak, leak_back},     {squash, squash_back},
     {logistic, logistic_back},   {swish, swish_back},       {gelu, gelu_back},     {gelu_tanh, gelu_tanh_back},
-    {line, line_back},           {clamp, clamp_back},       {greatest, greatest_back}, {mean, mean_back},
+    {line, line_back},           {clamp, clamp_back},       {hardtanh, hardtanh_back}, {greatest, greatest_back}, {mean, mean_back},
     {norm, norm_back},           {join, join_back},         {sum, sum_back},       {plus, plus_back},
     {total, total_back},         {product, product_back},   {softmax, softmax_back}, {token, nothing},
     {embed, embed_back},         {drop, drop_back},

@@ -149,7 +149,11 @@ def plain(kind: str, *numbers: float, overwrites: bool = False) -> Callable[...,
 
 
 HANDLERS |= {name: plain(name) for name in ("tanh", "sigmoid", "silu")}
-HANDLERS |= {"relu": plain("relu", overwrites=True), "relu6": plain("clamp", 0.0, 6.0), "neg": plain("line", -1.0, 0.0)}
+HANDLERS |= {
+    "relu": plain("relu", overwrites=True),
+    "relu6": plain("hardtanh", 0.0, 6.0),
+    "neg": plain("line", -1.0, 0.0),
+}
 
 
 @handles("leaky_relu")
@@ -173,7 +177,7 @@ def clamp(r: Recorder, out: Tensor, input: Tensor, min: Any = None, max: Any = N
 def hardtanh(
     r: Recorder, out: Tensor, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> None:
-    each(r, out, "clamp", input, min_val, max_val)
+    each(r, out, "hardtanh", input, min_val, max_val)
 
 
 # pools ------------------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,20 @@ from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, U
 
 KINDS = (
     *("stage", "dense", "conv", "move", "clear", "relu", "leaky_relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
-    *("line", "clamp", "max_pool", "mean_pool", "norm", "join", "sum", "plus", "total", "product", "softmax"),
+    *(
+        "line",
+        "clamp",
+        "hardtanh",
+        "max_pool",
+        "mean_pool",
+        "norm",
+        "join",
+        "sum",
+        "plus",
+        "total",
+        "product",
+        "softmax",
+    ),
     *("token", "embed", "drop"),
 )
 ADD = ("join", "product")  # their way back adds to gradients, and writes none
@@ -41,8 +54,10 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
     def after(op: Op, kind: str) -> Op | None:
         """The op of a kind that alone reads all that this one makes."""
         only = readers.get(op.out, [])
-        alone = len(only) == 1 and op.out is not logits and only[0].kind == kind and only[0].uses[0].view.whole
-        return only[0] if alone else None
+        if len(only) != 1 or op.out is logits or only[0].kind != kind:
+            return None
+        use = only[0].uses[0]
+        return only[0] if use.view.whole and use.geometry == op.out.geometry else None
 
     gone: set[Op] = set()
     out = []
