@@ -199,8 +199,8 @@ def test_theorem_1(fed, seed, number, most, twins, shares, spread):
 )
 def test_in_groups_the_search_finds_the_same(fields, tmp_path, monkeypatch):
     if fields.get("budget") == "file":  # with which the first group asks nobody
-        with federation({"clients": N}) as fed:
-            budgets = np.where(np.isin(np.arange(N), fed.ids[:2]), 1, 3)
+        with federation({"clients": N, "budget": 3}) as fed:
+            budgets = np.where(np.isin(np.arange(N), fed.ids[:3]), 1, 3)
         np.savetxt(tmp_path / "budgets", budgets, "%d")
         fields = {"budget": str(tmp_path / "budgets")}
     fields = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": "inf"} | fields
