@@ -112,10 +112,8 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
     if values.shape != (length,) or values.dtype.kind not in "iubfUS":
         have = f"{name} is {values.dtype} of {values.shape}"
         raise UserError(f"{where}: {have}; one number or name per sample is needed, ({length},)")
-    if (
-        values.dtype.kind == "U"
-        and values.astype(values.dtype.newbyteorder("=")).view(np.uint32).max(initial=0) > sys.maxunicode
-    ):
+    here = values.dtype.newbyteorder("=")
+    if here.kind == "U" and values.astype(here).view(np.uint32).max(initial=0) > sys.maxunicode:
         raise UserError(f"{where}: {name} holds a text that is damaged")  # Python would fail on it
     return values
 

@@ -49,9 +49,8 @@ def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -
     if source.is_dir():
         for found in sorted(source.rglob("*")):
             if found.is_symlink() and found.is_dir():
-                raise UserError(
-                    f"{source} holds {found.name}, a link to a folder, which is not followed; copy it there"
-                )
+                link = f"{found.name}, a link to a folder, which is not followed"
+                raise UserError(f"{source} holds {link}; copy it there")
             if not found.is_file():
                 continue
             yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)

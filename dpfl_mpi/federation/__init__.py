@@ -189,9 +189,8 @@ class Federation:
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]
         self.most_senders = members.most_senders  # with how many others' models a client may average, B_c - 1 [N]
-        self.budget = (
-            members.limits.most_senders
-        )  # the same, whatever fed.repaired leaves room for and who has diverged
+        # the same, whatever fed.repaired leaves room for and who has diverged
+        self.budget = members.limits.most_senders
         self.reach = members.reach  # whom each client can receive from; None: everyone
         self.n_train = parts.backend.clients.n_train  # [K]
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]

@@ -174,7 +174,8 @@ class MailRoom:
         """Return whether every_row has just brought these very rows to all clients. Collective."""
         if not self.log.every_row:
             return False
-        same = self.everywhere and self.wire.equal(self.sent[: len(w_KW)], self.wire.leaving(w_KW).detach())
+        sent = self.sent[: len(w_KW)].cpu()
+        same = self.everywhere and self.wire.equal(sent, self.wire.leaving(w_KW).detach().cpu())
         return not self.members.world.agree(not same)
 
     def check(self, number: int) -> None:

@@ -134,11 +134,9 @@ class Training:
                         w[rows], m[rows] = block.w, block.momentum
                     self.steps[rows] += block.steps
                     self.log.steps[rows] += block.steps
-                    loss, known = (
-                        self.log.notes["train_loss"],
-                        block.loss.double().cpu().numpy() / np.maximum(block.steps, 1),
-                    )
-                    loss[rows] = np.where(block.steps > 0, known, loss[rows])
+                    noted = self.log.notes["train_loss"]
+                    loss = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
+                    noted[rows] = np.where(block.steps > 0, loss, noted[rows])
 
     def _advance(self, epochs: int) -> None:
         self.epochs[self.members.awake[self.members.ids]] += epochs

@@ -97,11 +97,11 @@ def called(module: nn.Module, layers: dict[str, Tensor], x: Tensor) -> Tensor:
 
     PyTorch's own search for further names (2.13) leaves them in a layer that has two, such as a PReLU that is used twice.
     """
-    first: dict[Tensor, str] = {}
+    first, each = dict[Tensor, str](), dict[str, Tensor]()
     for of, part in module.named_modules():  # each once
         for name, p in part.named_parameters(of, recurse=False):
-            layers = layers | {name: layers[first.setdefault(p, name)]}
-    return functional_call(module, layers, (x,), tie_weights=False)
+            each[name] = layers[first.setdefault(p, name)]
+    return functional_call(module, each, (x,), tie_weights=False)
 
 
 def safe(module: nn.Module) -> nn.Module:

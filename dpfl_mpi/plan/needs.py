@@ -123,9 +123,8 @@ def needs_of(
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
     width = np.dtype(source.dtype).itemsize
     to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
-    whole = (
-        0 if source.path else sum(map(len, source.labels.values())) * to_score
-    )  # what `load` makes comes to each rank
+    # what `load` makes comes to each rank
+    whole = 0 if source.path else sum(map(len, source.labels.values())) * to_score
     largest_val = np.zeros(ranks, np.int64)
     np.maximum.at(largest_val, owner, val)
     # models that come in columns: sums in 64 bits, their quotients, and what the kernels' search keeps, of all clients
