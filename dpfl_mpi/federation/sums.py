@@ -54,11 +54,12 @@ class Sums:
             self.mail.own = w_KW  # whose layers complete what came: fed.exchange may have had others
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
-        if not graph.within(received.graph) and self.order is None:
-            raise UserError("the graph of fed.average has an edge along which the models received did not come")
         if self.order is not None:
             return self._average_serially(w_KW, graph, received, self.order, a)
         out, local = w_KW.clone(), [graph.of(k) for k in members.ids]
+        lacks = (np.setdiff1d(mine, received.graph.of(k)) for k, mine in zip(members.ids, local, strict=True))
+        if members.world.agree(any(map(len, lacks))):
+            raise UserError("the graph of fed.average has an edge along which the models received did not come")
         with self.log.clock("exchange"), torch.no_grad():
             for part, blocks in received.parts(graph, self.blocks):
                 if self.native and part.here is not None:
