@@ -234,9 +234,7 @@ def of_flags(args: argparse.Namespace, rest: list[str]) -> int:
 def against_ceilings(bench: Bench, rate: float, gpu: str, launch_us: tuple[float, ...]) -> str:
     """Return how the measured rate (client-steps per second) stands to both ceilings of the same epoch, as text."""
     steps = steps_of(bench.sizes, S, 1)
-    kernels, row_bytes = launched(
-        Ensemble(build((32, 32, 3), 10), MEAN, STD, torch.device("cpu")), (32, 32, 3), SGD(S, *STEP)
-    )
+    kernels, row_bytes = launched(Ensemble(build((32, 32, 3), 10), MEAN, STD, torch.device("cpu")), (32, 32, 3), STEP)
     bound, took = ceilings(steps, kernels, row_bytes, GPUS[gpu], launch_us), steps.client_steps / rate
     return (
         f"ceilings   an epoch took {took:.3f} s; launches ({kernels} kernels at {us(launch_us)} us) {seconds(bound.launches)}, "
@@ -273,7 +271,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else "one CPU thread"
     print(f"{name}, torch {torch.__version__}, {bench.k} clients, batch {S}, float32")
 
-    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), (32, 32, 3), SGD(S, *STEP))
+    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), (32, 32, 3), STEP)
     print(f"recorded {len(recorded.sizes)} block sizes in {recorded.seconds:.2f} s, {recorded.bytes / 2**20:.0f} MiB")
     rates = {
         "plain loop": bench.rate(plain_loop(bench)),
@@ -290,12 +288,10 @@ def main() -> None:
     for title, value in layout(bench).items():
         print(f"layout     {title:38s} {value:8.3f} ms")
 
-    a = torch.randn(
-        4096 if args.device == "cuda" else 1024, 4096 if args.device == "cuda" else 1024, device=bench.device
-    )
-    big = torch.zeros(2**28 if args.device == "cuda" else 2**24, device=bench.device)
+    side, numbers = (4096, 2**28) if args.device == "cuda" else (1024, 2**24)
+    a, big = torch.randn(side, side, device=bench.device), torch.zeros(numbers, device=bench.device)
     copy = torch.empty_like(big)
-    flops = 2 * a.shape[0] ** 3 / bench.ms(lambda: a @ a) * 1e3
+    flops = 2 * side**3 / bench.ms(lambda: a @ a) * 1e3
     bandwidth = 2 * 4 * big.numel() / bench.ms(lambda: copy.copy_(big)) * 1e3
     operations, moved = work_of_a_step(bench.ensemble, (32, 32, 3), S)
     ceiling = min(flops / operations, bandwidth / moved)

@@ -1,4 +1,4 @@
-"""Each benchmark and each figure can be asked what it does, and the ceilings of a GPU are said of the embedded digits."""
+"""Each benchmark and each figure can be asked what it does, that of a GPU runs on a CPU, and says its ceilings of the embedded digits."""
 
 import importlib
 import re
@@ -26,6 +26,12 @@ def test_every_script_has_help(benchmarks, script, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(script), run_name="__main__")
     assert not end.value.code and f"usage: {script.name}" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_a_gpu_runs_on_a_cpu(benchmarks, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device=cpu", "--gpu=h200", "--clients=2", "--seconds=0.01"])
+    benchmarks("gpu").main()
+    assert "ratio plain: " in capsys.readouterr().out
 
 
 def test_ceilings_of_the_embedded_digits(benchmarks, monkeypatch, capsys):
