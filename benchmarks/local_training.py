@@ -43,7 +43,6 @@ from dpfl_mpi.numerics.native import forms
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
 S = 16
-build = cnn.build
 
 
 class Net(nn.Module):
@@ -155,8 +154,8 @@ def augmented(padded: np.ndarray, rows: np.ndarray, rng: np.random.Generator) ->
 
 def baseline(
     subject: Subject, model: nn.Module, images: np.ndarray, labels: np.ndarray, steps: int, augment: bool, **fast: bool
-) -> None:
-    """Train `steps` steps of the loop everybody writes; `fast` goes to the optimiser."""
+) -> float:
+    """Return the milliseconds of one of `steps` steps of the loop everybody writes; `fast` goes to the optimiser."""
     planes = len(subject.shape) == 3 and min(subject.shape[:2]) > 1
     layout = torch.channels_last if fast and planes else torch.contiguous_format
     model = model.to(memory_format=layout)
@@ -175,18 +174,18 @@ def baseline(
         nn.functional.cross_entropy(model(batch), y[first : first + S]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 20.0)
         sgd.step()
-    times.append((time.process_time() - start) / steps * 1e3)
+    return (time.process_time() - start) / steps * 1e3
 
 
-def pfllib(folder: Path, images: np.ndarray, labels: np.ndarray, steps: int) -> None:
-    """Train as many steps with PFLlib's client for FedAvg, on tensors normalised in advance."""
+def pfllib(folder: Path, images: np.ndarray, labels: np.ndarray, steps: int) -> float:
+    """Return those of PFLlib's client for FedAvg, on tensors normalised in advance."""
     sys.path.insert(0, str(folder / "system"))
     from flcore.clients.clientavg import clientAVG
 
     x = ((torch.from_numpy(images).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)
     data = list(zip(x.contiguous(), torch.from_numpy(labels), strict=True))
     known = {
-        "model": build((32, 32, 3), 10), "algorithm": "FedAvg", "dataset": "", "device": "cpu", "save_folder_name": "",
+        "model": cnn.build((32, 32, 3), 10), "algorithm": "FedAvg", "dataset": "", "device": "cpu", "save_folder_name": "",
         "num_classes": 10, "batch_size": S, "local_learning_rate": 0.01, "local_epochs": steps * S // len(labels),
         "learning_rate_decay": False, "learning_rate_decay_gamma": 1, "few_shot": 0,
     }  # fmt: skip
@@ -194,11 +193,11 @@ def pfllib(folder: Path, images: np.ndarray, labels: np.ndarray, steps: int) -> 
     client.load_train_data = lambda: torch.utils.data.DataLoader(data, S, drop_last=True, shuffle=True)
     start = time.process_time()
     client.train()
-    times.append((time.process_time() - start) / steps * 1e3)
+    return (time.process_time() - start) / steps * 1e3
 
 
-def ours(subject: Subject, images: np.ndarray, labels: np.ndarray, steps: int, augment: bool, form: str) -> None:
-    """Train as many steps with the package's own loop: in PyTorch, or in one form of the native kernels."""
+def ours(subject: Subject, images: np.ndarray, labels: np.ndarray, steps: int, augment: bool, form: str) -> float:
+    """Return those of the package's own loop: in PyTorch, or in one form of the native kernels."""
     n = len(labels)
     indptr = {"train": np.array([0, n]), "val": np.array([0, 1]), "test": np.array([0, 1])}
     indices = {"train": np.arange(n), "val": np.zeros(1, np.int64), "test": np.zeros(1, np.int64)}
@@ -217,10 +216,9 @@ def ours(subject: Subject, images: np.ndarray, labels: np.ndarray, steps: int, a
     start = time.process_time()
     with torch.no_grad():
         backend.train_epochs(Block(ensemble, w, momentum, slice(0, 1)), epochs, np.zeros(1, np.int64), 0.01, None, None)
-    times.append((time.process_time() - start) / (epochs * n // S) * 1e3)
+    return (time.process_time() - start) / (epochs * n // S) * 1e3
 
 
-times: list[float] = []
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", choices=SUBJECTS, default="cnn")
@@ -248,9 +246,9 @@ if __name__ == "__main__":
     result: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(args.repeats + 1):  # the first round warms up
         for name, run in contenders.items():
-            run()
+            took = run()
             if repeat:
-                result[name].append(times[-1])
+                result[name].append(took)
     a = torch.randn(1024, 1024)
     torch.mm(a, a)
     start = time.process_time()
