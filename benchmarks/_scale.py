@@ -1,4 +1,4 @@
-"""What `growth.py`, `scaling_model.py` and `start_up.py` share: data with as many clients as wanted, and a run of which every rank is watched."""
+"""What the benchmarks of many clients and ranks share: data with as many clients as wanted, and a run of which every rank is watched."""
 
 from __future__ import annotations
 
@@ -91,15 +91,10 @@ class Watched:
         """Return the largest value over ranks."""
         return max(rank[name] for rank in self.ranks)
 
-    def seconds(self, first: int = 1) -> dict[str, float]:
-        """Return the mean seconds of a round from round `first` on, slowest rank, by phase."""
+    def seconds(self, first: int = 1, end: int | None = None) -> dict[str, float]:
+        """Return the mean seconds of a round from `first` up to `end`, slowest rank, by phase; preprocessing is round 0."""
         with Result(self.path) as result:
-            return {name: float(result[f"seconds/{name}"][first:, 2].mean()) for name in PHASES}
-
-    def before_rounds(self) -> dict[str, float]:
-        """Return the seconds of preprocessing, slowest rank, by phase."""
-        with Result(self.path) as result:
-            return {name: float(result[f"seconds/{name}"][0, 2]) for name in PHASES}
+            return {name: float(result[f"seconds/{name}"][first:end, 2].mean()) for name in PHASES}
 
 
 def run(folder: Path, ranks: int, name: str, flags: dict[str, object]) -> Watched:
@@ -112,16 +107,16 @@ def run(folder: Path, ranks: int, name: str, flags: dict[str, object]) -> Watche
     seen.mkdir(parents=True, exist_ok=True)
     out = folder / f"{name}.h5"
     words = to_flags(flags | {"quiet": True, "fresh": True, "out": out})
-    done = launch(ranks, [sys.executable, str(RANK), str(seen), *words])
-    if done.returncode:
-        sys.exit(f"error: the run {name} on {ranks} ranks ended with exit code {done.returncode}")
+    if code := launch(ranks, [sys.executable, str(RANK), str(seen), *words]).wait():
+        sys.exit(f"error: the run {name} on {ranks} ranks ended with exit code {code}")
     return Watched(out, [json.loads((seen / f"{rank}.json").read_text()) for rank in range(ranks)])
 
 
-def launch(ranks: int, command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
-    """Return the finished process of `mpirun -n RANKS COMMAND`, one thread per rank; `how` goes to `subprocess.run`."""
+def launch(ranks: int, command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Return `mpirun -n RANKS COMMAND`, which runs now, one thread per rank; `how` goes to `subprocess.Popen`."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_"))}
-    return subprocess.run(["mpirun", "-n", str(ranks), *command], env=env | OPEN_MPI | {"OMP_NUM_THREADS": "1"}, **how)
+    env |= OPEN_MPI | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(["mpirun", "-n", str(ranks), *command], env=env, **how)
 
 
 def numbers(text: str) -> list[int]:
@@ -131,14 +126,12 @@ def numbers(text: str) -> list[int]:
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """Return b of the least squares fit log y = a + b log x: 1 is linear, 0 constant; nan with fewer than two points."""
-    if len(x) < 2 or min(y) <= 0:
-        return math.nan
-    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
+    return slope(np.log(x), np.log(y))[1] if min(y) > 0 else math.nan
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """Return (a, b) of the least squares fit y = a + b x."""
     if len(x) < 2:
         return math.nan, math.nan
-    b, a = np.polyfit(np.asarray(x, float), np.asarray(y, float), 1)
+    b, a = np.polyfit(x, y, 1)
     return float(a), float(b)

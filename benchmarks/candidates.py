@@ -52,7 +52,7 @@ def main() -> None:
                     omega, received = result.chosen(0).matrix(), result["traffic/models_received"][0].mean()
                     accuracy = 100 * result["best/test_acc"].mean()
                 every = omega if math.isinf(m) else every
-                before, a_round = made.before_rounds(), sum(made.seconds().values())
+                before, a_round = made.seconds(0, 1), sum(made.seconds().values())
                 print(f"{method:8s} {budget:4s} {m:5g} {accuracy:8.2f} {recall(omega, every):8.3f} {before['graph']:14.1f} "
                       f"{before['exchange']:9.1f} {received:16.1f} {a_round:19.2f}", flush=True)  # fmt: skip
 

@@ -6,9 +6,9 @@ Real digits of scikit-learn, enlarged to 16x16 and moved a little until there ar
 and 10 to test on for each of the largest N clients, three classes each; a run with fewer clients takes some of them. The paper's CNN.
 With `--images FILE` they are CIFAR-10's.
 
-- clients: DPFL with B_c = `--budget` at each N; a table, the exponents of a log-log fit, and the figure growth.{pdf,png}.
+- clients: DPFL with B_c = `--budget` at each N; a table, the exponents of a log-log fit, and the figure growth.{pdf,png,csv}.
 - ranks: the same at `--ranks_clients` clients on each of `--ranks_list` ranks.
-- passes: B_c = inf at `--passes_clients` clients with a window of `--window_gb` GiB per rank, beside what all models on every rank would take.
+- passes: B_c = inf at `--passes_clients` clients with a window of `--passes_gb` GiB per rank, beside what all models on every rank would take.
 
 Seconds are of the slowest rank, bytes of the largest; one run each, so look at the free cores first.
 """
@@ -36,7 +36,7 @@ def point(watched: Watched, clients: int) -> dict[str, Any]:
         evaluations = result["graph/evaluations"]
         row = 4 * int(result.file["meta"].attrs["parameters"])
         edges = int(result["graph/chosen/indptr"][-1, -1])
-    seconds, first = watched.seconds(), watched.before_rounds()
+    seconds, first = watched.seconds(), watched.seconds(0, 1)
     return {
         "clients": clients,
         "ranks": len(watched.ranks),
@@ -96,24 +96,16 @@ def fits(points: list[dict[str, Any]]) -> str:
 def draw(points: list[dict[str, Any]], out: Path) -> list[Path]:
     """Draw seconds per round by phase and memory of all ranks over N, log-log with a line of slope 1, and return the files written."""
     import matplotlib.pyplot as plt
+    import pandas as pd
 
+    from dpfl_mpi.figures.command import Drawing, save
     from dpfl_mpi.figures.style import COLOURS, GREY, STYLE, TEXT
 
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.4))
         n = [p["clients"] for p in points]
-        for (label, name), colour in zip(
-            {
-                "all": "round",
-                "graph": "graph",
-                "train": "train",
-                "evaluate": "evaluate",
-                "exchange": "exchange",
-            }.items(),
-            COLOURS,
-            strict=False,
-        ):
-            left.plot(n, [p[name] for p in points], "o-", color=colour, label=label)
+        for name, colour in zip(("round", "graph", "train", "evaluate", "exchange"), COLOURS, strict=False):
+            left.plot(n, [p[name] for p in points], "o-", color=colour, label="all" if name == "round" else name)
         right.plot(n, [p["grown"] / MB for p in points], "o-", color=COLOURS[0], label="all ranks, beyond the imports")
         for axes, last in ((left, points[-1]["round"]), (right, points[-1]["grown"] / MB)):
             axes.plot(n, [last * k / n[-1] for k in n], ":", color=GREY, label="linear")
@@ -123,12 +115,7 @@ def draw(points: list[dict[str, Any]], out: Path) -> list[Path]:
             axes.legend()
         left.set_ylabel("seconds per round")
         right.set_ylabel("memory, MB")
-        out.mkdir(parents=True, exist_ok=True)
-        paths = [out / f"growth.{ending}" for ending in ("pdf", "png")]
-        for path in paths:
-            figure.savefig(path)
-        plt.close(figure)
-    return paths
+        return save(Drawing(pd.DataFrame(points), figure), "growth", out)
 
 
 def passes(watched: Watched, clients: int, window_gb: float) -> str:

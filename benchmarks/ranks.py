@@ -2,42 +2,31 @@
 
     python benchmarks/ranks.py --data data/cifar10.h5 [--clients 20] [--rounds 4] [--epochs 5]
 
-Both do the same work: one run of N clients on two ranks against two runs at once of N/2 clients each on one rank (Local, so that nothing but
-training and scoring happens). Printed: client-steps per second of both, the share that the two ranks reach, and how much of a DPFL round exchange and recording
-take. The three are run in turn, `repeats` times.
+One run of N clients on two ranks against two runs at once of N clients each on one rank (Local, so that nothing but training and scoring happens).
+Printed: client-steps per second of both, the share that the two ranks reach, and how much of a DPFL round exchange and recording take. The three are
+run in turn, `repeats` times.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from _scale import PHASES, launch
 
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings.fields import to_flags
 
 
-def launch(ranks: int, out: Path, *flags: str) -> subprocess.Popen[bytes]:
+def start(ranks: int, out: Path, fields: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Return the running program."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [
-        "mpirun",
-        "-n",
-        str(ranks),
-        sys.executable,
-        "-m",
-        "dpfl_mpi",
-        "--quiet",
-        "--fresh",
-        "--out",
-        str(out),
-        *flags,
-    ]
-    return subprocess.Popen(command, env=env)
+    flags = to_flags(fields | {"quiet": True, "fresh": True, "out": out})
+    return launch(ranks, [sys.executable, "-m", "dpfl_mpi", *flags])
 
 
 def throughput(path: Path) -> float:
@@ -56,30 +45,21 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=5, help="local epochs a round")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
+    dpfl = {"dataset": "cifar10", "tau_init": 1, "tau_train": args.epochs}
+    dpfl |= {name: getattr(args, name) for name in ("data", "clients", "rounds")}
+    local = dpfl | {"method": "local"}
     shares, overheads = [], []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
         for _ in range(args.repeats):
-            common = (
-                "--dataset",
-                "cifar10",
-                "--data",
-                args.data,
-                "--rounds",
-                str(args.rounds),
-                "--clients",
-                str(args.clients),
-                "--tau_train",
-                str(args.epochs),
-            )
-            local = (*common, "--method", "local")
-            both = [launch(1, Path(folder, f"{i}.h5"), *local, "--seed", str(i)) for i in range(2)]
+            one, other, two, of_dpfl = (Path(name, f"{i}.h5") for i in range(4))
+            both = [start(1, out, local | {"seed": i}) for i, out in enumerate((one, other))]
             assert [p.wait() for p in both] == [0, 0]
-            apart = sum(throughput(Path(folder, f"{i}.h5")) for i in range(2))
-            assert launch(2, Path(folder, "two.h5"), *local).wait() == 0
-            together = throughput(Path(folder, "two.h5"))
+            apart = throughput(one) + throughput(other)
+            assert start(2, two, local).wait() == 0
+            together = throughput(two)
             shares.append(together / apart)
-            assert launch(2, Path(folder, "dpfl.h5"), *common, "--tau_init", "1").wait() == 0
-            with Result(Path(folder, "dpfl.h5")) as result:
+            assert start(2, of_dpfl, dpfl).wait() == 0
+            with Result(of_dpfl) as result:
                 phase = {n: result[f"seconds/{n}"][1:, 2].sum() for n in PHASES}
             overheads.append((phase["exchange"] + phase["write"]) / sum(phase.values()))
             print(f"two runs of one rank {apart:.0f} steps/s, one run of two ranks {together:.0f} steps/s, share {shares[-1]:.3f}; "

@@ -198,7 +198,7 @@ def constants(folder: Path, data: Path, model: str, k: int) -> Costs:
         recorder.flush(0, 0.0)
     disk = 20 * values.nbytes / (time.perf_counter() - start)
     recorder.abandon()
-    message = json.loads(launch(2, [sys.executable, __file__, "--network"], stdout=subprocess.PIPE).stdout)
+    message = json.loads(launch(2, [sys.executable, __file__, "--network"], stdout=subprocess.PIPE).communicate()[0])
     return Costs(step, score, evaluation, (add + starts) / 2, edge, message["bandwidth"], message["latency"], disk)
 
 
@@ -255,7 +255,7 @@ def small_points(folder: Path, data: Path, costs: Costs, args: argparse.Namespac
 def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float, out: Path) -> str:
     """Return a round and a node's memory for 10^5 to 10^7 clients on 10 to 1,000 nodes whose network has these bytes per second and seconds.
 
-    Draws both over the nodes as scaling_model.{pdf,png} in the folder `out`.
+    Draws both over the nodes as scaling_model.{pdf,png,csv} in the folder `out`.
     """
     lines = [
         f"{ranks_per_node} ranks per node, {8e-9 * bandwidth:.0f} Gb/s per node, {1e6 * latency:.1f} us; {1e3 * costs.step:.2f} ms per step, "
@@ -281,7 +281,9 @@ def cluster(costs: Costs, ranks_per_node: int, bandwidth: float, latency: float,
 def draw(points: dict[tuple[int, int], tuple[dict[str, float], dict[str, float]]], out: Path) -> list[Path]:
     """Draw seconds of a round and GB of a node over the nodes, a line per number of clients; dotted is what more nodes do not divide."""
     import matplotlib.pyplot as plt
+    import pandas as pd
 
+    from dpfl_mpi.figures.command import Drawing, save
     from dpfl_mpi.figures.style import COLOURS, STYLE, TEXT
 
     with plt.rc_context(STYLE):
@@ -297,12 +299,8 @@ def draw(points: dict[tuple[int, int], tuple[dict[str, float], dict[str, float]]
             axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel=title)
         left.legend(title="dotted: graph and files")
         right.legend(title="dotted: kept of all clients")
-        out.mkdir(parents=True, exist_ok=True)
-        paths = [out / f"scaling_model.{ending}" for ending in ("pdf", "png")]
-        for path in paths:
-            figure.savefig(path)
-        plt.close(figure)
-    return paths
+        lines = [{"clients": n, "nodes": m, **terms, **held} for (n, m), (terms, held) in points.items()]
+        return save(Drawing(pd.DataFrame(lines), figure), "scaling_model", out)
 
 
 def main() -> None:
