@@ -3,9 +3,9 @@
 import numpy as np
 import own
 import pytest
+from launch import refused
 
 from dpfl_mpi import testing
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.testing import Check, Suite, made_of
@@ -71,12 +71,8 @@ def suite(tmp_path_factory):
             own.write(at, **{mistake: broken.replace("METHOD =", "HELD = {}\nMETHOD =")})
             made += [c for c in made_of(kind, str(at / f"{mistake}.py"), {}) if where in c.name][:1]
     assert testing.kinds_of(str(at / "both.py")) == ["model", "dataset"]
-    for name, sentence in (
-        ("nothing.py", "has none of the functions init and round"),
-        ("no.py", "there is no such file"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            testing.kinds_of(str(at / name))
+    refused("has none of the functions init and round", testing.kinds_of, str(at / "nothing.py"))
+    refused("there is no such file", testing.kinds_of, str(at / "no.py"))
     return {str(check): check for check in Suite(made).checks}
 
 

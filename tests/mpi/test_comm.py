@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import mpirun
+from launch import mpirun, refused
 from mpi4py import MPI
 
 from dpfl_mpi.errors import RootFailed, UserError
@@ -176,8 +176,7 @@ def too_much_memory_is_refused_on_every_rank(world):
 def the_ranks_of_a_node_are_added_up(world, monkeypatch):
     """Each rank's window fits by itself, together they do not."""
     monkeypatch.setattr(comm_module, "node_memory", lambda: (1000 * world.size - 1, "a test"))
-    with pytest.raises(UserError, match="a test"):
-        world.check_memory(1000, "flag")
+    refused("a test", world.check_memory, 1000, "flag")
     world.check_memory(999, "flag")
 
 
@@ -231,8 +230,7 @@ def what_root_raises_reaches_everyone(world):
         raise UserError("no such thing: größer")
 
     for ask in (world.decide, world.share):
-        with pytest.raises(UserError, match="no such thing: größer"):
-            ask(make)
+        refused("no such thing: größer", ask, make)
     for wrong, error in ((lambda: [][1], IndexError), (lambda: 1 / 0, ZeroDivisionError), (lambda: {1, 2}, TypeError)):
         with pytest.raises(error if world.root else RootFailed):
             world.decide(wrong)

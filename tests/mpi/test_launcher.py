@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import starts
+from launch import refused
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import launcher
 
 
@@ -61,8 +61,7 @@ def test_no_launcher_is_a_sentence(place, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     place("mpirun", SINGLETONS)
-    with pytest.raises(UserError, match="neither srun nor mpirun starts one MPI world"):
-        launcher.find_line()
+    refused("neither srun nor mpirun starts one MPI world", launcher.find_line)
     assert launcher.main() == 3
     assert capsys.readouterr().err.count("\n") == 1
 

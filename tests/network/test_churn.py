@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from launch import federation, run_here
+from launch import federation, refused, run_here
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.limits import limits_of
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -115,5 +114,5 @@ def test_who_does_not_search_goes_on_with_older_models(tmp_path):
 
 def test_somebody_stays(tmp_path):
     nobody = "".join(f"1 {k} leave\n" for k in range(6))
-    with pytest.raises(UserError, match="--churn leaves nobody in round 1"):
-        run_here(tmp_path / "run.h5", SMALL | {"churn": events(tmp_path, nobody)})
+    fields = SMALL | {"churn": events(tmp_path, nobody)}
+    refused("--churn leaves nobody in round 1", run_here, tmp_path / "run.h5", fields)

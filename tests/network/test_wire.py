@@ -7,7 +7,6 @@ from launch import differences, federation, refused, run_here, run_many
 
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.network.links import Links
 from dpfl_mpi.plan.needs import ensemble_of, needs_of
 from dpfl_mpi.results import Result
@@ -228,13 +227,12 @@ def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
     ],
 )
 def test_bad_settings_are_sentences(fields, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Run(**SMALL | fields).resolve()
+    refused(sentence, Run(**SMALL | fields).resolve)
 
 
 def test_a_layer_that_is_not_there_is_a_sentence():
-    with pytest.raises(UserError, match="--send layers is nose; allowed are head, none, all, or of the layers"):
-        federation(SMALL | {"send": "layers=nose"})
+    sentence = "--send layers is nose; allowed are head, none, all, or of the layers"
+    refused(sentence, federation, SMALL | {"send": "layers=nose"})
 
 
 @pytest.mark.parametrize(
