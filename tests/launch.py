@@ -46,11 +46,15 @@ def environment(**more: str) -> dict[str, str]:
     return clean | OPEN_MPI | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
 
 
-def mpirun(ranks: int, *command: object, env: dict[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT):
-    """Return the finished process of `mpirun -n RANKS python COMMAND`; the package is the one beside these tests."""
-    words = ["mpirun", "-n", str(ranks), sys.executable, "-W", "error", *map(str, command)]
-    how = {"cwd": cwd, "env": environment(**(env or {})), "timeout": timeout}
-    return subprocess.run(words, capture_output=True, text=True, **how)
+def ended(*words: object, timeout: float = 280, cwd: Path = ROOT, **env: str):
+    """Return the finished process of a command; the package is the one beside these tests."""
+    how = {"cwd": cwd, "env": environment(**env), "timeout": timeout}
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, **how)
+
+
+def mpirun(ranks: int, *command: object, **how):
+    """Return the finished process of `mpirun -n RANKS python COMMAND`."""
+    return ended("mpirun", "-n", ranks, sys.executable, "-W", "error", *command, **how)
 
 
 def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals=None, **jobs) -> dict[str, Path]:
@@ -68,7 +72,7 @@ def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals
         todo.append([{"ranks": job.pop("ranks", ranks), "stop": False, "settings": fields | job}])
     (plan := folder / "plan.json").write_text(json.dumps(todo))
     (folder / "many.py").write_text(f"{before}\nfrom dpfl_mpi.testing import compute\ncompute({str(plan)!r})\n")
-    done = mpirun(ranks, "-m", "mpi4py", folder / "many.py", timeout=280)
+    done = mpirun(ranks, "-m", "mpi4py", folder / "many.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     said = {name: Path(f"{path}.said").read_text() for name, path in out.items()}
     if refusals is None:

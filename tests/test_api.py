@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import h5py
@@ -142,8 +141,7 @@ dpfl_mpi.run(ranks=2, out=sys.argv[1], **eval(sys.argv[2]))
 def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     """INT reaches this process alone, as the kernel of a notebook gets it: the ranks keep a checkpoint and are gone."""
     out, fields = tmp_path / "run.h5", starts.small(rounds=300, checkpoint_every="1")
-    words = [sys.executable, "-c", SCRIPT, str(out), repr(fields)]
-    process = subprocess.Popen(words, env=starts.environment(), stdout=-1, stderr=-1, text=True)  # -1: a pipe
+    process = starts.begin([sys.executable, "-c", SCRIPT, str(out), repr(fields)])
     starts.wait_for(lambda: starts.checkpoint_rounds(out), process)
     below = starts.children(process.pid)
     assert len(below) >= 2

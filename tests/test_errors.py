@@ -229,7 +229,7 @@ def test_an_exception_on_some_ranks_ends_all(tmp_path, digits_file, size, where,
 
 def test_singletons_under_srun_stop(tmp_path):
     """srun says two tasks and MPI sees one rank: each task would train alone and overwrite the other's result."""
-    done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, env={"SLURM_STEP_NUM_TASKS": "2"})
+    done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, SLURM_STEP_NUM_TASKS="2")
     assert done.returncode == 3
     assert "srun started 2 tasks, but MPI sees one" in one_sentence(done.stderr)
     assert list(tmp_path.iterdir()) == []

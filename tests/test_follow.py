@@ -1,13 +1,12 @@
 """What tells others of each round can change no number, tells each round once, goes on where a log ends, and leaves the run alone where it fails."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tiny_result
-from launch import environment, run_many
+from launch import ended, run_many
 
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.follow import __main__ as follow
@@ -69,7 +68,7 @@ def test_a_library_logs_each_round_once(log, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'ml'}")
     words = [sys.executable, "-m", "dpfl_mpi.follow", tiny_result.make(tmp_path / "a.h5"), f"--log={log}"]
     for _ in range(1 if log == "wandb" else 2):  # offline it cannot be read back: the second log would hold all again
-        done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+        done = ended(*words)
         assert done.returncode == 0, done.stderr
     if log == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -264,7 +264,7 @@ def test_ranks_exchange_and_agree(monkeypatch):
 def test_rma_without_shared_memory():
     """As between nodes: MPICH told to use the network inside the node, where a Put from a temporary would crash."""
     code = "import tests.mpi.test_comm as t; w = t.World(t.MPI.COMM_WORLD); t.exchanges(w); t.windows_one_after_the_other(w); print('done')"
-    done = mpirun(3, "-c", code, env={"MPIR_CVAR_NOLOCAL": "1"})
+    done = mpirun(3, "-c", code, MPIR_CVAR_NOLOCAL="1")
     assert (done.returncode, done.stdout.count("done")) == (0, 3), done.stderr
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import starts
-from launch import refused
+from launch import ROOT, ended, environment, refused
 
 from dpfl_mpi.mpi import launcher
 
@@ -67,14 +67,14 @@ def test_no_launcher_is_a_sentence(place, monkeypatch, capsys):
 
 
 def test_the_real_mpirun_makes_a_world(monkeypatch):
-    for name, value in starts.environment().items():
+    for name, value in environment().items():
         monkeypatch.setenv(name, value)
     assert launcher.works(["mpirun"], 2)
 
 
 @pytest.mark.parametrize("name", ["train", "cifar10"])
 def test_the_sbatch_files_pass_signals_on_and_requeue(name):
-    path = starts.ROOT / "slurm" / f"{name}.sbatch"
+    path = ROOT / "slurm" / f"{name}.sbatch"
     text = path.read_text()
     parts = '"$@"', "--signal=B:USR1@", "--requeue", "--open-mode=append", "SLURM_SUBMIT_DIR", "SRUN_CPUS_PER_TASK"
     for part in (*parts, "OMP_NUM_THREADS", "dpfl_mpi.mpi.launcher", "scontrol requeue", "--dataset cifar10 "):
@@ -100,11 +100,9 @@ def submitted(folder, cases, asked="17", flags=(), **env):
     }
     for name, text in commands.items():
         starts.script(folder / name, text)
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    env |= {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(folder)}
     env |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
-    script = ["bash", str(starts.ROOT / "slurm" / "train.sbatch"), *flags]
-    env = starts.environment(PATH=path, TMPDIR=str(folder)) | env
-    return subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+    return ended("bash", ROOT / "slurm" / "train.sbatch", *flags, **env)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +133,7 @@ def test_an_abort_leaves_its_code_for_the_script(tmp_path):
     """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137. A sweep's job is requeued before."""
     (tmp_path / "begun").touch()
     code = "from dpfl_mpi.__main__ import open_world; w = open_world(); w.before_abort = lambda code: print(code, flush=True); w.abort(76, 'said')"
-    env = starts.environment(DPFL_BEGUN=str(tmp_path / "begun"))
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = ended(sys.executable, "-c", code, DPFL_BEGUN=str(tmp_path / "begun"))
     assert done.returncode != 0 and "said" in done.stderr and done.stdout == "76\n"
     assert (tmp_path / "begun").read_text() == "ended with 76\n"
 

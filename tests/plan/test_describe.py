@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from launch import environment, federation, refused, run_here, run_many
+from launch import ended, federation, refused, run_here, run_many
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
@@ -301,9 +300,8 @@ def test_a_client_holds_as_many_models_as_planned(tmp_path, monkeypatch, spill):
     for clients in (few, many):  # a process each: what one frees the next would get in pieces
         fields = natural | {"clients": clients}
         plans.append(planned(fields, spill=spill))
-        command = [sys.executable, "-c", WATCHED.format(wave=wave, fields=fields, job={"spill": spill})]
-        how = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "check": True}
-        held.append(int(subprocess.run(command, **how).stdout))
+        code = WATCHED.format(wave=wave, fields=fields, job={"spill": spill})
+        held.append(int(ended(sys.executable, "-c", code, cwd=tmp_path).stdout))
     expected = [plan.memory[0] for plan in plans]
     models, expected = ((more - less) / (many - few) / plans[0].row for less, more in (held, expected))
     assert models < (5 if spill else 8)

@@ -16,6 +16,7 @@ from typing import Any
 import own
 import pytest
 import starts
+from launch import ended
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
@@ -262,8 +263,7 @@ def test_the_same_numbers_between_hosts(hosts, tmp_path):
     first = next(iter(hosts.values()))
     words = f"ip netns exec {first} mpirun -launcher ssh -launcher-exec {HERE}/rsh.sh -iface wire".split()
     words += ["-hosts", ",".join(hosts), "-ppn", "2", "-n", "4", *starts.command(out)]
-    env = starts.environment(DPFL_HOSTS=" ".join(f"{address}={name}" for address, name in hosts.items()))
-    done = subprocess.run(words, cwd=starts.ROOT, env=env, capture_output=True, text=True, timeout=500)
+    done = ended(*words, DPFL_HOSTS=" ".join(f"{address}={name}" for address, name in hosts.items()), timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     with Result(out) as result:
         assert len(result.starts()[0]["hosts"]) == 2

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import starts
-from launch import environment
+from launch import ended
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
@@ -62,8 +61,7 @@ def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
     early = "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None"
     code = f"import os, runpy, sys\n{early}\nsys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
     flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--quiet"]
-    how = {"capture_output": True, "text": True, "env": environment(), "cwd": tmp_path}
-    done = subprocess.run([sys.executable, "-c", code, *flags], **how)
+    done = ended(sys.executable, "-c", code, *flags, cwd=tmp_path)
     said = "stopped after round 0 of 2 (SIGINT); the same command goes on from there\n"
     assert (done.returncode, done.stdout, done.stderr) == (signals.REQUEUE, "", said)
 

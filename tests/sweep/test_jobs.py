@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import starts
+from launch import ended
 from starts import script
 from sweeps import base_and_tuned, jobs_of, lines, runs_file, submitted
 
@@ -73,8 +74,8 @@ def test_a_requeued_jobs_run_is_a_step_of_another_number(tmp_path, swept, fakes)
     (end,) = (i for i, line in enumerate(out) if "submitit.core._submit" in line)
     for restarts, empty in (("", 0), ("1", 1), ("2", 2), ("13", 3)):
         (fakes / "steps").unlink(missing_ok=True)
-        env = starts.environment(SLURM_RESTART_COUNT=restarts)
-        subprocess.run(["bash", "-e", "-c", "\n".join(out[begin : end + 1])], env=env, check=True, timeout=60)
+        done = ended("bash", "-e", "-c", "\n".join(out[begin : end + 1]), SLURM_RESTART_COUNT=restarts)
+        assert done.returncode == 0, done.stderr
         steps = [step.split()[-1] for step in lines(fakes / "steps")]
         assert steps[:-1] == ["true"] * empty and steps[-1] != "true"
 
@@ -224,9 +225,7 @@ print(signals.Heard.name)
 
 
 def test_the_warning_of_a_sweeps_job_is_heard_by_the_run_not_by_submitit(tmp_path):
-    warned = [sys.executable, "-c", WARNED.format(folder=str(tmp_path))]
-    env = starts.environment(SLURM_JOB_ID="17")
-    done = subprocess.run(warned, cwd=starts.ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = ended(sys.executable, "-c", WARNED.format(folder=str(tmp_path)), SLURM_JOB_ID="17")
     assert (done.stdout, done.returncode) == ("SIGUSR2\n", 0), done.stderr
 
 
