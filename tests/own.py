@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
+import making
 from launch import ROOT
 
 METHOD = """
 from dataclasses import dataclass
 from dpfl_mpi.settings import option
 from dpfl_mpi.methods import Method
+from dpfl_mpi.methods.local import init
 import helper
 
 METHOD = Method(title="Mine", topology="none", models=2, citation="@misc{mine, title = {Mine}}")
@@ -16,11 +18,6 @@ METHOD = Method(title="Mine", topology="none", models=2, citation="@misc{mine, t
 @dataclass(frozen=True)
 class Options:
     scale: float = option(1.0, "factor on the rows")
-
-def init(fed):
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
 
 def round(fed, state, t):
     w = fed.local_opt(state["client"]["w"], epochs=1) * (helper.SCALE * fed.options["scale"])
@@ -62,32 +59,21 @@ def load():
 """
 WAITING = """
 import os, time
-from dpfl_mpi.methods import Method
+from dpfl_mpi.methods import local
+from dpfl_mpi.methods.local import METHOD, init
 from dpfl_mpi.survival.signals import Heard
-
-METHOD = Method(title="Waiting", topology="none", citation="@misc{{waiting, title = {{Waiting}}}}")
-
-def init(fed):
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {{"client": {{"w": w}}, "shared": {{}}}}
 
 def round(fed, state, t):
     while t == 3 and {condition}:
         time.sleep(0.02)
-    fed.evaluate(state["client"]["w"])
-    return state
+    return local.round(fed, state, t)
 """
 SMALL = {"clients": 4, "rounds": 1, "classes_per_client": 2}
 
 
 def write(at: Path, **files: str) -> Path:
     """Write Python files by their names without `.py` into a folder; return it."""
-    for name, text in files.items():
-        path = at / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return at
+    return making.folder(at, {f"{name}.py": text.encode() for name, text in files.items()})
 
 
 def folder(at: Path, **files: str) -> Path:

@@ -259,9 +259,7 @@ def quarter(fed, state, t):
 
 
 BY_HAND = """
-def init(fed):
-    fed.evaluate(fed.common_row())
-    return {"client": {"w": fed.common_row()}, "shared": {}}
+from dpfl_mpi.methods.local import init
 
 def round(fed, state, t):
     w = fed.local_opt(state["client"]["w"], epochs=1)

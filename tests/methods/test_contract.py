@@ -17,30 +17,13 @@ from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Run, option
 
-MINIMAL = """
-def init(fed):
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
-
-def round(fed, state, t):
-    w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
-    fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
-"""
 FIELDS = {"clients": 4, "rounds": 3, "tau_train": 2}
 
 
-@pytest.fixture
-def write_method(tmp_path, monkeypatch):
+def test_init_and_round_are_a_method(tmp_path, monkeypatch):
+    """A file in the folder, found by its name. Without a declaration it reads every field of a Run but tau_init; here it does what Local does."""
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    monkeypatch.delitem(__import__("sys").modules, "dpfl_mpi.methods.mine", raising=False)
-    return lambda text: (tmp_path / "mine.py").write_text(text)
-
-
-def test_init_and_round_are_a_method(write_method, tmp_path):
-    """Without a declaration it reads every field of a Run but tau_init; here it does what Local does."""
-    write_method(MINIMAL)
+    (tmp_path / "mine.py").write_text("from dpfl_mpi.methods.local import init, round\n")
     mine = find("method", "mine")
     assert (mine.title, mine.topology, mine.searches, mine.preprocesses) == ("mine", "graph", True, False)
     assert mine.unread == {"tau_init"}
