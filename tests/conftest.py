@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import resource
 import signal
 import sys
 
@@ -71,6 +72,14 @@ def said(capfd):
         return err if code else out
 
     return run
+
+
+@pytest.fixture
+def at_most():
+    """A function that lets this process write no file of more bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

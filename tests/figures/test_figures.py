@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -513,17 +512,13 @@ def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
     assert "to build Omega" not in summary(pens[0].path) and "to build Omega" in summary(dpfl.path)
 
 
-def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path):
+def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, at_most):
     with Result(tiny_result.make(tmp_path / "d.h5")) as result:
         drawing = draw("learning_curves", [result])
     kept = {path: path.read_bytes() for path in command.save(drawing, "c", tmp_path)}
     said = f"--out is {tmp_path}, where nothing can be written: File too large"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, hard))  # bytes, more than which no file can have
-    try:
-        refused(said, command.save, drawing, "c", tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    at_most(8000)
+    refused(said, command.save, drawing, "c", tmp_path)
     assert kept == {path: path.read_bytes() for path in kept} and not list(tmp_path.glob(".*"))
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import subprocess
 from pathlib import Path
 
@@ -64,14 +63,6 @@ def test_errors_in_words():
     sentence = "^the table cannot be written: No space left on device$"
     with pytest.raises(UserError, match=sentence), files.explained("the table cannot be written"):
         raise OSError(errno.ENOSPC, "x")
-
-
-@pytest.fixture
-def at_most():
-    """A function that lets this process write no file of more bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_what_is_spilled_has_room_and_no_name(tmp_path, at_most):
