@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import starts
 import torch
 from launch import ROOT, environment, run_many, script
 
@@ -52,8 +53,7 @@ def test_lora_over_a_backbone_of_clients_that_stay_out(folder, on_two_ranks, res
     assert (one.model(2).network[1].weight == base["fc1.weight"]).all()
     start, best = one.mean("round/test_acc")[0], one.test_acc
     assert start > 0.8 and best > start
-    with Result(on_two_ranks["lora"]) as two:
-        assert Result.same_numbers(one, two)
+    assert starts.same(one.path, on_two_ranks["lora"])
     torch.save({name: base[name] + 1 for name in base}, folder / "base.new")
     (folder / "base.new").replace(folder / "base.pt")
     assert result_of(fields | {"rounds": 0}).key["model"] != one.key["model"]
@@ -62,8 +62,7 @@ def test_lora_over_a_backbone_of_clients_that_stay_out(folder, on_two_ranks, res
 def test_top_k_sends_a_share_and_all_of_it_is_the_plain_average(folder, on_two_ranks, result_of):
     fields = FIELDS | {"method": str(folder / "topk.py")}
     one = result_of(fields)
-    with Result(on_two_ranks["topk"]) as two:
-        assert Result.same_numbers(one, two)
+    assert starts.same(one.path, on_two_ranks["topk"])
     assert one["traffic/models_received"].tolist() == [[0] * 5] + [[2] * 5] * 3
     plain = folder / "plain.py"
     plain.write_text((folder / "topk.py").read_text().replace("fed.exchange(known, graph)", "fed.exchange(w, graph)"))
@@ -80,8 +79,7 @@ def test_client_level_noise(folder, on_two_ranks, result_of):
     silent, fedavg = (result_of(fields | more)["round/test_loss"] for more in (wide, {"method": "fedavg"}))
     np.testing.assert_allclose(silent, fedavg, rtol=1e-5)
     start, one, twice = (result_of(fields | NOISE | more) for more in (wide, {}, {"options": {"noise": 0.2}}))
-    with Result(on_two_ranks["noise"]) as two:
-        assert Result.same_numbers(one, two)
+    assert starts.same(one.path, on_two_ranks["noise"])
     k = int(one["best/round"].argmax())  # whose best model is the one with noise
     assert one["best/round"][k] == twice["best/round"][k] == 1
     rows = [np.concatenate([v.ravel() for v in r.state_dict(k).values()]) for r in (start, one, twice)]

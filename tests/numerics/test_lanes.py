@@ -5,7 +5,6 @@ import math
 import shutil
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, Rule
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
-ROOT = Path(__file__).parents[2]
 FORMS = native.forms()
 NETS = {
     "colour": (cnn, (32, 32, 3), 10),

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from launch import refused, script
+from launch import ROOT, refused, script
 from setuptools import Distribution, Extension
-from test_lanes import FORMS, ROOT, make, numbers, plan
+from test_lanes import FORMS, make, numbers, plan
 
 from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN

@@ -1,6 +1,5 @@
 """The greedy search against all subsets, by hand and the run's own search as a twin; how many partitions a difference takes, by hand."""
 
-import contextlib
 import csv
 import itertools
 
@@ -40,7 +39,7 @@ def test_greedy_by_hand():
 
 
 def test_rewards_are_losses_of_averages(saved):
-    with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
+    with Result(saved) as result, federation(FIELDS) as fed:
         models, k = optimality.Models(result, None), 2
         rewards, others = models.rewards(k), [0, 1, 3, 4]
         p, module = result["client/p"], mlp.build((8, 8, 1), 10)
@@ -57,7 +56,7 @@ def test_rewards_are_losses_of_averages(saved):
 
 
 def test_it_is_the_search_of_the_runs(saved):
-    with Result(saved) as result, contextlib.closing(federation(FIELDS)) as fed:
+    with Result(saved) as result, federation(FIELDS) as fed:
         models = optimality.Models(result, None)
         w = models.rows[torch.from_numpy(fed.ids)]
         for t in (0, 1, 2):
