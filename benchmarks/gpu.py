@@ -34,7 +34,7 @@ from dpfl_mpi.__main__ import parse
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, in_a_sentence
 from dpfl_mpi.models.cnn import build
 from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
@@ -212,23 +212,15 @@ def dataset_of(path: str) -> str:
         return "cifar10"
 
 
-def of_flags(args: argparse.Namespace, rest: list[str]) -> int:
-    """Print the ceilings of the Run whose flags are `rest`, and return the exit code."""
+@in_a_sentence
+def of_flags(args: argparse.Namespace, rest: list[str]) -> None:
+    """Print the ceilings of the Run whose flags are `rest`."""
     if not args.gpu:
-        print(f"error: --ceilings needs --gpu: {', '.join(GPUS)}", file=sys.stderr)
-        return 2
-    given = {
-        "clients": args.clients,
-        "data": args.data,
-        "dataset": args.dataset or (args.data and dataset_of(args.data)),
-    }
+        raise UserError(f"--ceilings needs --gpu: {', '.join(GPUS)}")
+    dataset = args.dataset or (args.data and dataset_of(args.data))
+    given = {"clients": args.clients, "data": args.data, "dataset": dataset}
     run, _ = parse([*rest, *(f"--{name}={value}" for name, value in given.items() if value)])
-    try:
-        print(of_run(run, args.gpu, tuple(args.launch_us)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    print(of_run(run, args.gpu, tuple(args.launch_us)))
 
 
 def against_ceilings(bench: Bench, rate: float, gpu: str, launch_us: tuple[float, ...]) -> str:

@@ -31,14 +31,13 @@ class Twin:
     def __init__(self, parts: Parts, w_KW: torch.Tensor):
         self.parts, self.fed, self.w, self.evaluations = parts, parts.fed, w_KW, 0
         self.module = copy.deepcopy(parts.backend.ensemble.module)
-        self.row_of = {int(k): i for i, k in enumerate(parts.ids)}
 
     def reward(self, members: set[int]) -> float:
         """Return R = -validation loss of the average over the members on the client searched."""
         fed = self.fed
         ids = sorted(members)
         p = torch.from_numpy(fed.p[ids])
-        rows = self.w[[self.row_of[j] for j in ids]].double()
+        rows = self.w[self.parts.members.row_of[ids]].double()
         average = ((rows * p[:, None]).sum(0) / p.sum()).float()
         torch.nn.utils.vector_to_parameters(average[: self.parts.backend.ensemble.size], self.module.parameters())
         self.evaluations += 1
