@@ -192,7 +192,6 @@ LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
     (PATHO | {"min_per_class": 100}, "--min_per_class is 100; class 0 has 200 samples for"),
     (DIR | {"min_samples": 101}, "--min_samples is 101; 20 clients would need 2020 samples, the data have 2000"),
     ({"partition": "natural"}, "allowed are pathological, dirichlet"),
-    ({"partition": "random"}, "allowed are pathological, dirichlet, natural, fedrep"),
     ({"partition": "file:no/none.json", "clients": None}, "there is no such file"),
     (LARGE | {"partition": "dirichlet", "clients": 1000}, "so all at once with at most 1e-"),
     (LARGE | {"partition": "pathological", "clients": 1000}, "so all at once with at most 1e-"),

@@ -210,26 +210,6 @@ def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
         assert (result["network/waited_for"][3:, 1:] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"staleness": 1}, "--staleness is 1 and --network is not given"),
-        ({"staleness": 1, "network": "phones", "method": "fedavg"}, "the server of fedavg waits for all: allowed is 0"),
-        ({"codec": "int4"}, "--codec is int4; allowed are none, int8, topk:SHARE"),
-        ({"codec": "topk:0"}, "--codec is topk:0; allowed are"),
-        ({"codec": "lowrank:0"}, "--codec is lowrank:0; allowed are"),
-        ({"codec": "int8", "method": "fedavg"}, "fedavg sends nothing along a graph: allowed is none"),
-        ({"send": "body"}, "--send is body; allowed are all, layers=body"),
-        ({"send": "layers=body", "method": "pairwise"}, "pairwise scores models as they come"),
-        ({"codec": "int8", "averaging": "serial"}, "--averaging is serial"),
-        ({"network": "lan"}, "--network is lan; allowed are phones, hospitals, campus, or a file"),
-        *(({"churn": text}, f"--churn is {text}; allowed are LEAVE:JOIN") for text in ("0:0.5", "0.5", "2:1")),
-    ],
-)
-def test_bad_settings_are_sentences(fields, sentence):
-    refused(sentence, Run(**SMALL | fields).resolve)
-
-
 def test_a_layer_that_is_not_there_is_a_sentence():
     sentence = "--send layers is nose; allowed are head, none, all, or of the layers"
     refused(sentence, federation, SMALL | {"send": "layers=nose"})
