@@ -173,10 +173,6 @@ def times_started(out: Path) -> int:
         return len(result.starts())
 
 
-def being_written(out: Path) -> bool:
-    return bool(glob.glob(".*.part", root_dir=f"{out}.checkpoint"))
-
-
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, timeout: float = 240) -> None:
     """Wait until the condition holds; fail where the process ends before."""
     end = time.monotonic() + timeout

@@ -39,7 +39,7 @@ def kill_once(out: Path, fields: dict, target: str, moment: str, rng: random.Ran
     goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)
     while moment != "start" and process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
         time.sleep(0.002)
-    while moment == "writing" and process.poll() is None and not starts.being_written(out):
+    while moment == "writing" and process.poll() is None and not list(Path(f"{out}.checkpoint").glob(".*.part")):
         time.sleep(0.002)
     time.sleep(rng.random() * {"start": 2, "round": 0.3, "writing": 0.05}[moment])
     for victim in victims:

@@ -1,8 +1,6 @@
 """Short ways of the tests of sweeps."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from dpfl_mpi.settings import Run
 from dpfl_mpi.sweep import known
@@ -30,9 +28,3 @@ def submitted(results: Path, fields: dict[str, object], job: str, **more: object
     folder = results / "sweeps" / "1"
     known.Submission("slurm", {Run(**fields).resolve().path(results).name: job}, **more).remember(folder)
     return folder
-
-
-def jobs_of(results: Path) -> dict[str, Any]:
-    """Return what the only submission to this folder noted."""
-    (file,) = results.glob("sweeps/*/jobs.json")
-    return dict(json.loads(file.read_text()))

@@ -1,5 +1,6 @@
 """Sweeps on Slurm, which is faked: what sbatch gets, what becomes of the jobs, and what a rank does at its end."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import starts
 from launch import ended
 from starts import script
-from sweeps import base_and_tuned, jobs_of, lines, runs_file, submitted
+from sweeps import base_and_tuned, lines, runs_file, submitted
 
 from dpfl_mpi import __main__
 from dpfl_mpi.results.recorder import Recorder
@@ -122,7 +123,8 @@ def test_a_refusal_of_a_later_job_says_what_was_submitted(tmp_path, swept, fakes
     done = swept(base_and_tuned(tmp_path / "t.py", **starts.small()), *ON_SLURM)
     assert done.code == 2
     assert done.err.endswith("submission failed: Invalid name; the 1 before stay submitted\n")
-    assert list(jobs_of(tmp_path)["jobs"].values()) == ["41"]
+    (noted,) = tmp_path.glob("sweeps/*/jobs.json")
+    assert list(json.loads(noted.read_text())["jobs"].values()) == ["41"]
 
 
 # what becomes of the jobs ------------------------------------------------------------------------------------------------
