@@ -9,15 +9,14 @@
 No module imports torch; Pillow and scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import make_dataclass
-from inspect import Parameter, signature
+from collections.abc import Mapping
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.fields import allowed, fields, fits, types
+from dpfl_mpi.settings.fields import allowed, fields, fits, options_of, types
 
 # what a Run of one's own data is where nothing else is said: a small one, minutes on a laptop, without crops and flips. Data that name
 # their clients are dealt by them, all of them; the model is the one for images, vectors or tokens (`settings.files.own_defaults`)
@@ -28,19 +27,14 @@ SMALL = {
 }  # fmt: skip
 
 
-def required(function: Callable[..., object]) -> list[str]:
-    filled = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    arguments = signature(function).parameters.values()
-    return [a.name for a in arguments if a.default is Parameter.empty and a.kind not in filled]
-
-
 def load(name: str, module: ModuleType) -> ModuleType:
     """Return a data set's file, with what it leaves out; `UserError` where it breaks the contract."""
     what = f"the data set {name}"
     if not any(callable(getattr(module, function, None)) for function in ("load", "read")):
         raise UserError(f"{what} has neither load() nor read(source); one of them must return the data")
-    if callable(getattr(module, "load", None)) and required(module.load):
-        raise UserError(f"load of {what} wants {required(module.load)[0]}; allowed is load(), or read(source)")
+    takes = signature(module.load).parameters.values() if callable(getattr(module, "load", None)) else ()
+    if wants := [a.name for a in takes if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)]:
+        raise UserError(f"load of {what} wants {wants[0]}; allowed is load(), or read(source)")
     if not isinstance(title := getattr(module, "TITLE", ""), str):
         raise UserError(f"TITLE of {what} is {title!r}; it must be a text")
     settings = getattr(module, "PAPER", {})
@@ -58,8 +52,6 @@ def load(name: str, module: ModuleType) -> ModuleType:
     module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]
     found: dict[str, Any] = {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
     found |= {"DATA": f"data/{name}.h5" if hasattr(module, "read") else None, "TITLE": name}
-    found |= {"PAPER": {**SMALL, **settings}, "Options": make_dataclass("Options", [])}
-    for field, value in found.items():
-        if field == "PAPER" or not hasattr(module, field):
-            setattr(module, field, value)
+    found |= {field: held for field in found if (held := getattr(module, field, None)) is not None}
+    vars(module).update(found, PAPER={**SMALL, **settings}, Options=options_of(what, module))
     return module

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.settings.fields import options_of
+from dpfl_mpi.settings.fields import NoOptions, options_of
 
 if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a laptop without PyTorch lists methods
     from torch import Tensor as Tensor
@@ -28,11 +28,6 @@ Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
 OPTIONAL = ("finetune_gradient", "newcomer")
 OWN_GRAPH = ("omega_period", "graphs")  # fields that a method does not read whose graph is new in each round
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """The options of a method that has none."""
 
 
 @dataclass(frozen=True)
@@ -118,5 +113,5 @@ def load(name: str, module: ModuleType) -> Method:
         except TypeError:
             given = f"{call}{inspect.signature(function)}"
             raise UserError(f"the method {name} defines {given}, which is called as {call}({CALLS[call]})") from None
-    options = options_of(f"the method {name}", module) or NoOptions
+    options = options_of(f"the method {name}", module)
     return dataclasses.replace(declared, title=declared.title or name, options=options, **functions)

@@ -30,7 +30,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
         raise UserError(f"the model {name} has no function build; it must define build(shape, classes)")
     if not isinstance(getattr(module, "HEAD", ""), str):
         raise UserError(f"HEAD of the model {name} is {module.HEAD!r}; it must be the name of the last layer")
-    options_of(f"the model {name}", module)
+    module.Options = options_of(f"the model {name}", module)  # type: ignore[attr-defined]
     return module
 
 
@@ -39,8 +39,8 @@ def make(run: Resolved, source: Source) -> Model:
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
     file, name = run.found("model"), short(run.model)
-    options = {f.name: f.default for f in dataclasses.fields(file.Options)} if hasattr(file, "Options") else {}
-    keywords: dict[str, Any] = options | (run.model_options or {})
+    options: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(file.Options)}
+    keywords = options | (run.model_options or {})
     takes = inspect.signature(file.build)
     if source.vocabulary and "vocabulary" not in takes.parameters:
         mend = "use --model text, or a build with a parameter vocabulary"

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import KINDS, admit, find, names, short
-from dpfl_mpi.settings.fields import allowed, check, choices, fields, options_of, read, types
+from dpfl_mpi.settings.fields import allowed, check, choices, fields, read, types
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.storage.foreign import SMALL, read_text
@@ -133,9 +133,8 @@ def add_options(parser: argparse.ArgumentParser, said: Mapping[str, Any]) -> Non
     for kind, field in (("method", "options"), ("model", "model_options")):
         if name := said.get(kind):
             admit(kind, name)
-            found = find(kind, name)
-            schema = options_of(f"the {kind} {short(name)}", found) if kind == "model" else found.options
-            known = fields(schema) if schema else []
+            schema = find(kind, name).options if kind == "method" else find(kind, name).Options
+            known = fields(schema)
             group = parser.add_argument_group(f"options of the {kind} {short(name)}", None if known else "none")
             for f in known:
                 limits = allowed(f, types(schema)[f.name]).removeprefix("is ").removeprefix("are ")

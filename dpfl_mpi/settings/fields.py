@@ -117,12 +117,16 @@ def allowed(f: dataclasses.Field[Any], kind: Any) -> str:
     return f"is {what} {' and '.join(f'{words} {m[end]}' for end, words in ends if end in m)}".rstrip()
 
 
-def options_of(whose: str, module: Any) -> type | None:
-    """Return the dataclass `Options` of a file of a method or a model, None where it has none, if flags can set all its fields."""
-    options: Any = getattr(module, "Options", None)
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """The options of a file that has none."""
+
+
+def options_of(whose: str, module: Any) -> type:
+    """Return the dataclass `Options` of a file of a data set, a method or a model, if flags can set all its fields."""
+    options: Any = getattr(module, "Options", NoOptions)
     known = dataclasses.fields(options) if isinstance(options, type) and dataclasses.is_dataclass(options) else None
-    settable = (f.metadata and type(f.default) in (bool, int, float, str) for f in known or ())
-    if options is None or (known is not None and all(settable)):
+    if known is not None and all(f.metadata and type(f.default) in (bool, int, float, str) for f in known):
         return options
     what = "its fields are option(default, text), with true or false, a number or a text as the default"
     raise UserError(f"Options of {whose} must be a dataclass; {what}")
@@ -139,7 +143,7 @@ def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any]
     """Return the options of a model that differ from its defaults, checked, None where none does; without any given its file is not loaded."""
     if not given:
         return None
-    schema = getattr(find("model", model), "Options", None) or dataclasses.make_dataclass("Options", [])
+    schema = find("model", model).Options
     out = chosen("model_options.", f"the model {short(model)}", schema, given)
     return {f.name: out[f.name] for f in dataclasses.fields(schema) if out[f.name] != f.default} or None
 

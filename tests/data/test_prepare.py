@@ -414,10 +414,13 @@ def test_command_line_prints_one_sentence(tmp_path, said):
         "femnist --min_samples q": "--min_samples is q; allowed is a whole number",
         "cifar10 --classes zz": "unrecognized arguments: --classes zz; prepare cifar10 takes --source, --out, --force",
         f"{tmp_path}/odd.py --out {tmp_path}/x.h5": "Options of the data set odd has out, a flag of prepare; rename it",
+        f"{tmp_path}/plain.py": "Options of the data set plain must be a dataclass; its fields are option(default, text), "
+        "with true or false, a number or a text as the default",
         "--classes zz": "name a data set first, such as `python -m dpfl_mpi.prepare cifar10`; --help lists them",
     }
-    odd = "from dataclasses import dataclass, field\n@dataclass\nclass Options:\n    out: str = field(default='', metadata={'help': ''})\n"
-    (tmp_path / "odd.py").write_text(f"{odd}def read(source, out):\n    pass\n")
+    options = "from dataclasses import dataclass, field\n@dataclass\nclass Options:\n    "
+    for name, line in (("odd", "out: str = field(default='', metadata={'help': ''})"), ("plain", "out: str = ''")):
+        (tmp_path / f"{name}.py").write_text(f"{options}{line}\ndef read(source, out):\n    pass\n")
     for mistake, sentence in mistakes.items():
         assert said(main, *mistake.split(), code=2) == f"error: {sentence}\n"
     (tmp_path / "file").write_text("")

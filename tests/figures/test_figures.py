@@ -548,7 +548,7 @@ def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
     """One file, no list of names: its title, and its colour, or one hashed from its title."""
     method = Method(title="Mine", colour=colour, line="--")
     code = f"from dpfl_mpi.methods import Method, local\nMETHOD = {method!r}\ninit, round = local.init, local.round\n"
-    (tmp_path / "mine.py").write_text(code.replace("<class 'dpfl_mpi.methods.NoOptions'>", "Method().options"))
+    (tmp_path / "mine.py").write_text(code.replace("<class 'dpfl_mpi.settings.fields.NoOptions'>", "Method().options"))
     fields = {"method": str(tmp_path / "mine.py"), "clients": 3, "rounds": 1}
     [line] = draw("learning_curves", [Result(run_here(tmp_path / "mine.h5", fields))]).figure.axes[0].lines
     assert line.get_color() == style.look(method)[0].lower() and line.get_label() == r"Mine ($B_c=\infty$)"
