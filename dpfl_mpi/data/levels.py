@@ -3,7 +3,6 @@
 import numpy as np
 
 AT_ONCE = 4096  # images
-LOOKED_AT = 1000  # images that s and t are found on
 Steps = tuple[tuple[float, float], ...]  # (s, t) of each channel
 
 
@@ -23,36 +22,24 @@ def bytes_of(x: np.ndarray) -> tuple[np.ndarray, Steps] | None:
 
 def channel(x: np.ndarray, out: np.ndarray) -> tuple[float, float] | None:
     """Write one channel `[M, H, W]` as bytes into `out`, which reach 255 or come near it, and return s and t."""
-    found = fitted(np.unique(x[:: -(-len(x) // LOOKED_AT)]).astype(np.float64))
+    parts = [slice(first, first + AT_ONCE) for first in range(0, len(x), AT_ONCE)]
+    values = np.zeros(0, np.float32)
+    for part in parts:
+        values = np.union1d(values, x[part])
+        if len(values) > 256:
+            return None
+    found = fitted(values.astype(np.float64))
     if found is None:
         return None
     s, t = found
-    parts = [slice(first, first + AT_ONCE) for first in range(0, len(x), AT_ONCE)]
-    low, high = (int(np.rint((float(end) - t) / s)) for end in (x.min(), x.max()))
-    if high - low > 255:
-        return None
-    stands_for = np.full(high - low + 1, np.nan, np.float32)
+    times = 255 // max(round((values[-1] - t) / s), 1)  # what has few levels has them from black to white
     for part in parts:
-        n = np.rint((x[part].astype(np.float64) - t) / s).astype(np.int64) - low
-        before = stands_for[n]
-        new = np.isnan(before)
-        stands_for[n[new]] = x[part][new]
-        if not np.array_equal(stands_for[n], x[part]):  # two floats of one byte
-            return None
-        out[part] = n
-    t += low * s
-    there = np.flatnonzero(~np.isnan(stands_for))
-    if np.abs(there * s + t - stands_for[there]).max() > rounding(stands_for[there]):
-        return None
-    times = 255 // max(high - low, 1)  # what has few levels has them from black to white
-    out *= times
+        out[part] = np.rint((x[part].astype(np.float64) - t) / s) * times
     return s / times, t
 
 
 def fitted(values: np.ndarray) -> tuple[float, float] | None:
-    """Return s and t of values in ascending order, at most 256 of which n goes from 0 to at most 255; the largest s that there is."""
-    if len(values) > 256:
-        return None
+    """Return s and t of at most 256 values in ascending order, of which n goes from 0 to at most 255; the largest s that there is."""
     t, span, allowed = values[0], values[-1] - values[0], rounding(values)
     if not span:
         return 1.0, float(t)
