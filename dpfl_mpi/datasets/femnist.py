@@ -65,37 +65,25 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
 
 
 def shard(where: str, test: bool, text: bytes) -> list[Samples]:
-    with refused_as(f"{where} is truncated or not a LEAF shard (users, num_samples, user_data)"):
-        data = json.loads(text)
-        users, counts, user_data = data["users"], data["num_samples"], data["user_data"]
-        odd = sorted({*users} ^ user_data.keys())
-        what = f"{odd[0]} is in one of users and user_data only" if odd else ""
-        if len({*users}) < len(users):
-            what = "users names a writer twice"
-        elif not odd and len(users) != len(counts):
-            what = "users and num_samples differ in length"
-    if what:
-        raise UserError(f"{where} does not fit together: {what}")
     out = []
-    for user, count in zip(users, counts, strict=True):
-        # popped: a shard's floats take gigabytes
-        images, labels = samples(f"{where}, writer {user}", user_data.pop(user))
-        if len(labels) != count:
-            raise UserError(f"{where}, writer {user} has {len(labels)} images, num_samples says {count}")
-        out.append((user, test, images, labels))
+    with refused_as(f"{where} is truncated, or no LEAF shard whose users, num_samples and user_data fit together"):
+        data = json.loads(text)
+        left = data["user_data"]
+        for user, count in zip(data["users"], data["num_samples"], strict=True):
+            images, labels = samples(f"{where}, writer {user}", left.pop(user))  # a shard's floats take gigabytes
+            if len(labels) != count:
+                raise UserError(f"{where}, writer {user} has {len(labels)} images, num_samples says {count}")
+            out.append((user, test, images, labels))
+        if left:
+            raise ValueError
     return out
 
 
 def samples(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return a writer's images and labels; LEAF's floats are images / 255."""
-    with refused_as(f"{where} has no lists of numbers x and y"):
-        labels = np.array(data["y"], np.float64).reshape(len(data["y"]))
-        odd = next((len(image) for image in data["x"] if len(image) != 28 * 28), None)
-        if odd is not None:
-            raise UserError(f"{where} has an image of {odd} values; allowed are 784 (28x28)")
-        pixels = np.array(data["x"], np.float32).reshape(-1, 28, 28, 1)
-    if len(pixels) != len(labels):
-        raise UserError(f"{where} has {len(pixels)} images but {len(labels)} labels")
+    with refused_as(f"{where} has no lists x of images of 784 numbers (28x28) and y of as many labels"):
+        labels = np.array(data["y"], np.float64).reshape(len(data["x"]))
+        pixels = np.array(data["x"], np.float32).reshape(len(labels), 28, 28, 1)
     known = np.isin(labels, range(62))
     if not known.all():
         raise UserError(f"{where} has the label {labels[~known][0]:g}; allowed are 0 to 61")
