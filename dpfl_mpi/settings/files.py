@@ -99,7 +99,7 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
 
 
 def partition_file(path: str) -> dict[str, Any]:
-    """Return what a partition file holds; `clients` is a list of at least one, whose entries are as they are (see `data.stored`)."""
+    """Return what a partition file holds; `clients` is a list of at least one, whose entries are as they are (see `data.partition.from_file`)."""
     if not is_file(path):
         how = f"`python -m dpfl_mpi.describe --save {path}` makes one"
         raise UserError(f"--partition is file:{path}; there is no such file ({how})")
