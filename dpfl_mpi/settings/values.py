@@ -26,6 +26,7 @@ ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
 HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
 NETWORKS = ("phones", "hospitals", "campus")
+JOINS = ("join", "leave")  # in a file of --churn
 # of a client, in a file of --network: the least that is allowed, and the most
 SPEEDS = {"step": (1e-9, 1e3), "image": (0, 1e3), "up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
 
@@ -230,24 +231,22 @@ class Churn(Text):
         if not self.path or not read:
             return self
         lines, sha256 = lines_of("churn", self.path)
-        wrong = f"--churn is {self.text}, "
-        if not all(len(words) == 3 and re.fullmatch(SHARE, words[0]) and whole(words[1]) for words in lines):
-            raise UserError(f"{wrong}which must hold lines of a time, a client, and join or leave")
+        events: list[tuple[float, int, bool]] = []
         last: dict[int, str] = {}
-        before = 0.0
-        for number, (time, client, what) in enumerate(lines, 1):
-            if int(client) >= clients or what not in ("join", "leave"):
-                allowed = f"allowed are clients 0 to {clients - 1}, join and leave"
-                raise UserError(f"{wrong}whose line {number} is {' '.join(lines[number - 1])}; {allowed}")
-            if float(time) < before:
-                raise UserError(f"{wrong}whose line {number} is earlier than the one before; allowed is order by time")
-            if last.get(int(client)) == what:
-                raise UserError(
-                    f"{wrong}in which client {client} does {what} twice, in line {number} without the other between"
-                )
-            before, last[int(client)] = float(time), what
-        table = [[float(time), int(client), what == "join"] for time, client, what in lines]
-        return replace(self, events=np.array(table, np.float64).reshape(-1, 3), sha256=sha256)
+        for words in lines:
+            if not (len(words) == 3 and re.fullmatch(SHARE, words[0]) and whole(words[1]) and words[2] in JOINS):
+                raise UserError(f"--churn is {self.text}, which must hold lines of a time, a client, and join or leave")
+            time, client, what = float(words[0]), int(words[1]), words[2]
+            wrong = f"--churn is {self.text}, whose line '{" ".join(words)}'"
+            if client >= clients:
+                raise UserError(f"{wrong} is of another client; allowed are clients 0 to {clients - 1}")
+            if events and time < events[-1][0]:
+                raise UserError(f"{wrong} is earlier than the one before; allowed is order by time")
+            if last.get(client) == what:
+                raise UserError(f"{wrong} says {what} twice of this client, without the other between")
+            last[client] = what
+            events.append((time, client, what == "join"))
+        return replace(self, events=np.array(events, np.float64).reshape(-1, 3), sha256=sha256)
 
 
 @dataclass(frozen=True)
