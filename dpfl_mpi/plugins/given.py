@@ -3,6 +3,7 @@
 import ast
 import builtins
 import linecache
+import math
 import symtable
 import sys
 import textwrap
@@ -59,6 +60,8 @@ def imported(name: str, value: Any) -> str:
 
 def constant(name: str, value: Any) -> str:
     """Return the assignment of numbers, texts, and lists and the like of them; else ""."""
+    if isinstance(value, float):  # NumPy's, too
+        return f"{name} = {float(value)!r}" if math.isfinite(value) else f'{name} = float("{value}")'
     try:
         plain = isinstance(value, type(ast.literal_eval(repr(value))))
     except (ValueError, SyntaxError):

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import own
 import pytest
 import tiny_result
@@ -92,6 +93,7 @@ def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
     assert in_path("", tmp_path / "one" / "start.py").sha256 == first
     # a set of texts is in another order in each process
     assert constant("A", {"d", "c", "b", "a"}) == "A = {'a', 'b', 'c', 'd'}" and constant("B", [0.10]) == "B = [0.1]"
+    assert [constant("C", x) for x in (0.5, np.float64(0.5), -np.inf)] == ["C = 0.5"] * 2 + ['C = float("-inf")']
 
 
 def test_what_was_hashed_is_what_runs(tmp_path):
