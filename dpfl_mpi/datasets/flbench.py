@@ -26,10 +26,12 @@ def read(source: Path) -> Arrays:
         note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""
         raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
     x, y = (npy(f"{source}: {name}", found[name]) for name in NEEDED[:2])
+    if y.ndim != 1 or x.shape[:1] != y.shape:
+        raise UserError(f"{source}: data.npy is {x.shape}, targets.npy {y.shape}; one label per sample is needed")
     dealt = unpickled(found["partition.pkl"], f"{source}: partition.pkl")
     clients = dealt.get("data_indices") if isinstance(dealt, dict) else None
-    if not isinstance(clients, list):
-        raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list")
+    if not (clients and isinstance(clients, list)):
+        raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list of clients")
     rows, owners, test = [], [], []
     for k, sets in enumerate(clients):
         if not (isinstance(sets, dict) and {"train", "test"} <= set(sets) <= {"train", "val", "test"}):
@@ -41,8 +43,6 @@ def read(source: Path) -> Arrays:
     chosen = np.concatenate(rows)
     if len(np.unique(chosen)) < len(chosen):
         raise UserError(f"{source}: partition.pkl deals a sample twice")
-    if len(x) != len(y):
-        raise UserError(f"{source}: data.npy has {len(x)} samples, targets.npy {len(y)}")
     note = f"FL-bench's {source.name}, {len(clients)} clients"
     return arrays_of(x[chosen], y[chosen], np.concatenate(owners), np.concatenate(test), str(source), note)
 

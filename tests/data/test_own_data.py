@@ -466,11 +466,15 @@ def test_flbench(tmp_path):
         ([{"train": [0, 1], "test": [1]}], "deals a sample twice"),
         ([{"train": [0, 1]}], "has no train and test of client 0"),
         ([[1, 2]], "has no train and test of client 0"),
+        ([], "is no dictionary with data_indices, a list of clients"),
     ):
         unstaged(tmp_path, "flbench", flbench_files(bad), text)
     files = flbench_files(indices)
     hostile = files | {"partition.pkl": pickle.dumps(Hostile(tmp_path / "touched"))}
     unstaged(tmp_path, "flbench", hostile, "nothing was executed")
+    unstaged(
+        tmp_path, "flbench", files | {"targets.npy": files["data.npy"]}, "targets.npy (20, 3); one label per sample"
+    )
     del files["data.npy"]
     unstaged(tmp_path, "flbench", files, "holds no data.npy, which FL-bench makes")
     assert not (tmp_path / "touched").exists()
