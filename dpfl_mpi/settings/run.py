@@ -300,9 +300,8 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
 
 
 def check_method(filled: Mapping[str, Any], method: Any) -> None:
-    """Raise `UserError` where the filled-in fields of a Run ask something of its method that it does not do."""
-    name, attack = short(filled["method"]), filled["attack"]
-    check_network(filled, method)
+    """Raise `UserError` where the filled-in fields of a Run do not go together, or ask something of its method that it does not do."""
+    name, attack, stale = short(filled["method"]), filled["attack"], filled["staleness"]
     few, asks = filled["candidates"], method.topology == "graph" and (method.searches or method.asks_all)
     if few < math.inf and not asks:
         raise UserError(f"--candidates is {few}; {name} asks for no models to choose: allowed is inf")
@@ -313,15 +312,9 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
         raise UserError(f"--finetune_epochs is {epochs}; {name} is scored by more than its model: allowed is 0")
     if attack and attack.falsifies and not method.sends_models:
         raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {', '.join(HONEST)}")
-
-
-def check_network(filled: Mapping[str, Any], method: Any) -> None:
-    """Raise `UserError` where what is said of the network does not go together, or with the method."""
-    name, stale = short(filled["method"]), filled["staleness"]
     if stale and not filled["network"]:
-        raise UserError(
-            f"--staleness is {stale} and --network is not given: without clocks nothing is late, allowed is 0"
-        )
+        late = "--network is not given: without clocks nothing is late, allowed is 0"
+        raise UserError(f"--staleness is {stale} and {late}")
     if stale and method.topology == "server":
         raise UserError(f"--staleness is {stale}; the server of {name} waits for all: allowed is 0")
     if stale and not method.sends_models:
@@ -336,9 +329,8 @@ def check_network(filled: Mapping[str, Any], method: Any) -> None:
         if given and usual and method.topology != "graph":
             raise UserError(f"--{flag} is {given}; {name} sends nothing along a graph: allowed is {usual}")
     if filled["send"] and (method.asks_all or method.every_row):
-        raise UserError(
-            f"--send is {filled['send']}; {name} scores models as they come, which needs whole ones: allowed is all"
-        )
+        whole = f"{name} scores models as they come, which needs whole ones: allowed is all"
+        raise UserError(f"--send is {filled['send']}; {whole}")
 
 
 def facts(
