@@ -298,9 +298,8 @@ def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> Pair:
     n_train_c = shares(counts, len(pool) - n_val)
     n_val_c = shares(counts - n_train_c, n_val)
     train, val = [], []
-    for mine, a, b in zip(
-        np.split(np.argsort(of, kind="stable"), np.cumsum(counts)[:-1]), n_train_c, n_val_c, strict=True
-    ):
+    of_class = np.split(np.argsort(of, kind="stable"), np.cumsum(counts)[:-1])
+    for mine, a, b in zip(of_class, n_train_c, n_val_c, strict=True):
         order = mine[SPLITS.permutation(len(mine))]
         train.append(order[:a])
         val.append(order[a : a + b])
@@ -312,10 +311,9 @@ def shares(counts: np.ndarray, draws: int) -> np.ndarray:
     exact = counts / counts.sum() * draws
     out = np.floor(exact)
     rest, left = exact - out, int(draws - out.sum())
-    for value in np.unique(rest)[::-1] if left else ():
+    for value in np.unique(rest)[::-1]:
         alike = np.flatnonzero(rest == value)
-        out[SPLITS.choice(alike, min(len(alike), left), replace=False)] += 1
-        left -= min(len(alike), left)
-        if not left:
-            break
+        if left > 0:
+            out[SPLITS.choice(alike, min(len(alike), left), replace=False)] += 1
+        left -= len(alike)
     return out.astype(np.int64)
