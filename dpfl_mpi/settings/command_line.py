@@ -16,7 +16,6 @@ from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
-OPTIONS = ("options", "model_options")  # fields whose flags are --FIELD.NAME
 # what the help shows for a value, by type or by name
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
 SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
@@ -35,7 +34,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, with the name of the flag first."""
 
     def __init__(self, **how: Any):
-        super().__init__(formatter_class=partial(Help, max_help_position=29), allow_abbrev=False, **how)
+        super().__init__(
+            formatter_class=partial(Help, max_help_position=29), allow_abbrev=False, conflict_handler="resolve", **how
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument "))
@@ -146,23 +147,19 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     """Return what a command line says, by name: settings by their type, other flags of the parser as they are; a mistake is a `UserError`."""
     if {"-h", "--help"} & {*arguments}:
         add_options(parser, vars(parser.parse_known_args([w for w in arguments if w not in ("-h", "--help")])[0]))
-    rest: list[str] = []
-    options: dict[str, dict[str, Any]] = {}
-    words = iter(arguments)
-    for word in words:
-        flag, equals, value = word.partition("=")
-        field, dot, name = flag.removeprefix("--").partition(".")
-        if dot and field in OPTIONS and flag.startswith("--"):
-            options.setdefault(field, {})[name] = value if equals else next(words, "")
-        else:
-            rest.append(word)
-    known, odd = parser.parse_known_args(rest)
+    else:
+        named = (word.partition("=")[0] for word in arguments if re.match(r"--(model_)?options\.", word))
+        for flag in dict.fromkeys(named):
+            parser.add_argument(flag, dest=flag[2:], default=argparse.SUPPRESS)
+    known, odd = parser.parse_known_args(arguments)
     if odd:
         flag = odd[0].partition("=")[0].removeprefix("--").removeprefix("no-")
         raise unknown(flag, f"unrecognized arguments: {' '.join(odd)}")
     said: dict[str, Any] = vars(known)
-    for field, values in options.items():
-        said[field] = {**(said.get(field) or {}), **values}
+    for flag in [flag for flag in said if "." in flag]:
+        field, _, option = flag.partition(".")
+        value, held = said.pop(flag), said.get(field) or {}
+        said[field] = {**held, option: value} if isinstance(held, Mapping) else held
     of_files = (said.get("config") or {}).items()  # flags that come later win
     said["config"] = {name: where for name, (value, where) in of_files if said[name] is value}
     with naming_lines(said):

@@ -221,6 +221,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] 
     ("rounds: 3\nclients: 8", ["--clients=0"], "--clients is 0; allowed"),  # a flag after the file is a mistake of its own
     ("candidates: null", [], "--config is {}, line 1: --candidates is None; allowed"),
     ("<<: {seed: x}", [], "--config is {}: --seed is x; allowed"),
+    ("options: 5", ["--options.mu=1"], "--config is {}, line 1: --options is 5; allowed are names and values"),
     ("model_options: 5", [], "--config is {}, line 1: --model_options is 5; allowed are names and values"),
     ("clients: [1\n", [], "--config is {}: it is not YAML"),
     ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
