@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     ensemble = needs.ensemble_of(run, source)
     plan = needs.needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
-    print("\n" + fit(plan_text(run, plan, plan.message)))
+    print("\n" + fit(plan_text(run, plan)))
     if run.network:
         first, whole = simulated(run, partition, plan.message)
         bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
@@ -133,11 +133,11 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
     return "\n".join(lines)
 
 
-def plan_text(run: Resolved, plan: Needs, size: int) -> str:
-    """Return the plan: which clients where, memory, models, of which one is sent in `size` bytes, evaluations."""
+def plan_text(run: Resolved, plan: Needs) -> str:
+    """Return the plan: which clients where, memory, models, evaluations."""
     n, ranks, nodes = run.clients, len(plan.clients), int(plan.node.max()) + 1
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
-    received, wire, evaluations = plan.received, [megabytes(size) for size in plan.wire], plan.evaluations
+    received, size, evaluations = plan.received, plan.message, plan.evaluations
     choosing = f"no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
     if evaluations[0]:
         choosing = f"at most {evaluations[0]} evaluations in preprocessing and {evaluations[1]} in a round that chooses"
@@ -156,7 +156,7 @@ def plan_text(run: Resolved, plan: Needs, size: int) -> str:
         f"sketches   {ENTRIES} bytes from each client to all in reach, {megabytes(n * (n - 1) * ENTRIES)}; each asks for the {run.asked} nearest models"
         if run.asked < n - 1
         else "",
-        f"bytes      MPI moves at most {wire[0]} in preprocessing and {wire[1]} per round{passes}",
+        f"bytes      MPI moves at most {megabytes(plan.wire[0])} in preprocessing and {megabytes(plan.wire[1])} per round{passes}",
         f"choosing   {choosing}",
         f"           {plan.anew} rounds search Omega anew; each does as much as preprocessing" if plan.anew else "",
     ]
