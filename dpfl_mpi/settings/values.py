@@ -237,7 +237,8 @@ class Churn(Text):
             if not (len(words) == 3 and re.fullmatch(SHARE, words[0]) and whole(words[1]) and words[2] in JOINS):
                 raise UserError(f"--churn is {self.text}, which must hold lines of a time, a client, and join or leave")
             time, client, what = float(words[0]), int(words[1]), words[2]
-            wrong = f"--churn is {self.text}, whose line '{" ".join(words)}'"
+            line = " ".join(words)
+            wrong = f"--churn is {self.text}, whose line '{line}'"
             if client >= clients:
                 raise UserError(f"{wrong} is of another client; allowed are clients 0 to {clients - 1}")
             if events and time < events[-1][0]:
