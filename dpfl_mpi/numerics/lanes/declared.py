@@ -31,6 +31,8 @@ STRUCTURES: dict[str, Any] = {}
 for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", source("net.h"), re.DOTALL):
     fields = [field for line in body.split(";")[:-1] for field in named(line)]
     STRUCTURES[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+# the kinds of layers, by the numbers that a `Layer` has
+KINDS = re.findall(r"\{(\w+), \w+\}", source("lanes.c"))
 # result and arguments of each function of a form, by its name
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     name: (NUMBERS[kind], [of for part in arguments.split(",") for _, of in named(part)])

@@ -1,4 +1,4 @@
-/* What a caller describes: a network as a list of layers over values in one arena. numerics/lanes/plan.py mirrors these structures.
+/* What a caller describes: a network as a list of layers over values in one arena. numerics/lanes/declared.py reads these structures.
  *
  * A value is an array [planes, lines, units] of vectors, one image in each lane. Its vectors, and those of its gradient,
  * lie in the arena, which the caller has planned: all places are counted in vectors, so they are the same in every form.
@@ -11,7 +11,7 @@ typedef struct {
 } Value;
 
 typedef struct {
-  int32_t kind;          /* a number of KINDS */
+  int32_t kind;          /* a place in the kinds of lanes.c */
   int32_t in, other, out; /* values */
   int32_t adds;          /* bit 0: the gradient of `in` is added to what is there, else written; bit 1: that of `other` */
   int32_t size[12];      /* what the kind says */

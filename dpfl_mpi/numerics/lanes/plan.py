@@ -5,27 +5,9 @@ from ctypes import addressof, c_int32
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpfl_mpi.numerics.lanes.declared import STRUCTURES
+from dpfl_mpi.numerics.lanes.declared import KINDS, STRUCTURES
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, Use, View, move
 
-KINDS = (
-    *("stage", "dense", "conv", "move", "clear", "relu", "leaky_relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
-    *(
-        "line",
-        "clamp",
-        "hardtanh",
-        "max_pool",
-        "mean_pool",
-        "norm",
-        "join",
-        "sum",
-        "plus",
-        "total",
-        "product",
-        "softmax",
-    ),
-    *("token", "embed", "drop"),
-)
 ADD = ("join", "product")  # their way back adds to gradients, and writes none
 SAMPLES = {"uint8": 0, "float32": 1, "int32": 2}
 CValue, CLayer, CNet = (STRUCTURES[name] for name in ("Value", "Layer", "Net"))
@@ -64,12 +46,12 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
     for op in ops:
         if op in gone:
             continue
-        one = after(op, "relu")
+        one = after(op, "rectify")
         if op.kind in ("dense", "norm") and one:  # whose last size says so
             op = replace(op, out=one.out, size=[*op.size[:-1], 1], keeps=True)
             gone.add(one)
-        first = one or after(op, "max_pool")
-        second = after(first, "max_pool" if one else "relu") if first else None
+        first = one or after(op, "greatest")
+        second = after(first, "greatest" if one else "rectify") if first else None
         if op.kind == "conv" and op.facts.get("stage") and first and second:
             pool = second if one else first
             if pool.facts["halves"]:
