@@ -86,7 +86,7 @@ def searching(backend: NativeBackend, models: int = 99) -> dict[str, Callable[[]
 
     def evaluate(n: int) -> None:
         for _ in range(models + 1):
-            native._call.score(*where, n, losses.ctypes.data, None, None, None, native._work)
+            native._call.score(*where, n, losses.ctypes.data, None, None, None, None, native._work)
 
     return {"search": search, "evaluations": lambda: evaluate(losses.shape[1]), "calls": lambda: evaluate(0)}
 

@@ -266,7 +266,7 @@ class Native:
         read = np.empty((r, n, self.features), np.float32) if features else None
         places = (None if a is None else a.ctypes.data for a in (losses, predicted, out, read))
         rows = _address(w_rW, "float32", (r, self.width))
-        self._call.score(self._net, rows, self.width, r, self._chosen(images, order), n, *places, self._work)
+        self._call.score(self._net, rows, self.width, r, self._chosen(images, order), n, *places, None, self._work)
         return Scores(losses, predicted, out, read)
 
     def candidate(

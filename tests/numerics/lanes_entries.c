@@ -68,8 +68,8 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     adam.corrections = corrections, adam.take = .1f, adam.keep = .99f, adam.add = .01f, adam.eps = 1e-3f;
     adam.decoupled = with;
     NAME(mix)(&net, w, m_w, v, m_v, row, .3f, &images, n, 1, batch, &adam, sums, memory);
-    NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, memory);
-    NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, memory);
+    NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, NULL, memory);
+    NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, NULL, memory);
     for (int i = 0; i < width; i++) x[i] = w[i] / 3.;
     NAME(candidate)(x, x, w, .1, .3, .7, x_j, y_j, pair, width);
     printf("%.9g %.9g %.9g", total, loss, losses[n - 1]);

@@ -114,9 +114,11 @@ static Pass begin(const Net *net, void *memory) {
   return (Pass){.net = net, .arena = memory, .g = (float *)((F *)memory + net->vectors)};
 }
 
-/* Write into p->g the gradient of the mean loss of `count` images from number `first` on, and return that loss. */
-static double gradient(Pass *p, const Images *images, int64_t first, int32_t count) {
+/* Write into p->g the gradient of the mean loss of `count` images from number `first` on, of mini-batch number `step`, and
+ * return that loss. */
+static double gradient(Pass *p, const Images *images, int64_t first, int32_t count, int64_t step) {
   double loss = 0;
+  if (images->keys) p->drops = 1, p->key = images->keys[step];
   memset(p->g, 0, sizeof(float) * p->net->width);
   for (p->first = 0; p->first < count; p->first += LANES) {
     p->n = count - p->first < LANES ? count - p->first : LANES;
@@ -138,8 +140,7 @@ PUBLIC int64_t NAME(space)(const Net *net) { return net->vectors * sizeof(F) + n
 PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Images *images, int32_t n, void *memory) {
   Pass p = begin(net, memory);
   p.row = w, p.g = g;
-  if (images->keys) p.drops = 1, p.key = images->keys[0];
-  return gradient(&p, images, 0, n);
+  return gradient(&p, images, 0, n, 0);
 }
 
 /* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller; return the sum of their losses. */
@@ -153,8 +154,7 @@ PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *imag
   int64_t step = 0;
   for (int64_t start = 0; start < epochs * n; start += n)
     for (int64_t at = 0; at < n; at += batch, step++) {
-      if (images->keys) p.drops = 1, p.key = images->keys[step];
-      loss += gradient(&p, images, start + at, n - at < batch ? n - at : batch);
+      loss += gradient(&p, images, start + at, n - at < batch ? n - at : batch, step);
       NAME(step)(w, m, p.g, net->width, sgd, step);
     }
   return loss;
@@ -171,13 +171,12 @@ PUBLIC void NAME(mix)(const Net *net, float *w, float *m_w, float *v, float *m_v
   for (int64_t start = 0; start < epochs * n; start += n)
     for (int64_t at = 0; at < n; at += batch, step++) {
       const int32_t size = n - at < batch ? n - at : batch;
-      if (images->keys) p.drops = 1, p.key = images->keys[step];
       p.row = w;
-      losses[0] += (float)gradient(&p, images, start + at, size);
+      losses[0] += (float)gradient(&p, images, start + at, size, step);
       NAME(step)(w, m_w, p.g, net->width, sgd, step);
       for (int64_t i = 0; i < net->width; i += LANES) store(row + i, own * load(v + i) + others * load(w + i));
       p.row = row;
-      losses[1] += (float)gradient(&p, images, start + at, size);
+      losses[1] += (float)gradient(&p, images, start + at, size, step);
       for (int64_t i = 0; i < net->width; i += LANES) store(p.g + i, own * load(p.g + i));
       NAME(step)(v, m_v, p.g, net->width, sgd, step);
     }
@@ -193,9 +192,8 @@ PUBLIC void NAME(ahead)(const Net *net, float *w, float *m, float *row, float in
   for (int64_t start = 0; start < epochs * n; start += n)
     for (int64_t at = 0; at < n; at += batch, step++) {
       const int second = step % 2;
-      if (images->keys) p.drops = 1, p.key = images->keys[step];
       p.row = second ? row : w;
-      const float found = gradient(&p, images, start + at, n - at < batch ? n - at : batch);
+      const float found = gradient(&p, images, start + at, n - at < batch ? n - at : batch, step);
       if (second) *loss += found, NAME(step)(w, m, p.g, net->width, sgd, step / 2);
       for (int64_t i = 0; !second && i < net->width; i += LANES) store(row + i, load(w + i) - by * load(p.g + i));
     }
@@ -208,9 +206,8 @@ PUBLIC void NAME(descents)(const Net *net, float *w, const float *towards, float
   Pass p = begin(net, memory);
   const F back = FILL(-rate), by = FILL(pull);
   p.row = w;
-  if (images->keys) p.drops = 1, p.key = images->keys[0];
   for (int32_t step = 0; step < steps; step++) {
-    *loss += (float)gradient(&p, images, 0, n);
+    *loss += (float)gradient(&p, images, 0, n, 0);
     for (int64_t i = 0; i < net->width; i += LANES) {
       const F old = load(w + i), away = by * (old - load(towards + i));
       store(w + i, FMA(back, load(p.g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
@@ -223,9 +220,12 @@ static void expect(const float *soon, int64_t width, int64_t part) {
   for (int64_t i = 512 * part; soon && i < 512 * (part + 1) && i < width; i += 16) __builtin_prefetch(soon + i, 0, 2);
 }
 
-/* `score` below, while a row that is read soon comes from memory. */
-static void score(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
-                  float *losses, int64_t *predicted, float *logits, float *features, const float *soon, void *memory) {
+/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
+ * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. `soon`: a row that is to come from memory
+ * meanwhile, or NULL. */
+PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
+                        float *losses, int64_t *predicted, float *logits, float *features, const float *soon,
+                        void *memory) {
   Pass p = begin(net, memory);
   const Value *head = &net->value[net->features];
   const int32_t classes = net->value[net->logits].units;
@@ -248,13 +248,6 @@ static void score(const Net *net, const float *rows, int64_t stride, int32_t r, 
       }
     }
   }
-}
-
-/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
- * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
-PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
-                        float *losses, int64_t *predicted, float *logits, float *features, void *memory) {
-  score(net, rows, stride, r, images, n, losses, predicted, logits, features, NULL, memory);
 }
 
 #include "search.h"

@@ -149,7 +149,7 @@ static double exact_sum(const float *v, int64_t n) {
 
 /* Write R = -validation loss of the two models of s->pair. */
 static void reward(const Net *net, const Search *s, const Images *images, int64_t n, const float *soon, double *r, void *memory) {
-  score(net, s->pair, net->width, 2, images, n, s->losses, NULL, NULL, NULL, soon, memory);
+  NAME(score)(net, s->pair, net->width, 2, images, n, s->losses, NULL, NULL, NULL, soon, memory);
   for (int i = 0; i < 2; i++) r[i] = -(exact_sum(s->losses + i * n, n) / n);
 }
 
