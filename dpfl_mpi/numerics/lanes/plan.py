@@ -64,10 +64,10 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
     return out
 
 
-def whole(slot: Slot, geometry: Geometry) -> View:
+def whole(slot: Slot) -> View:
     """Return all of a slot as a view."""
-    lines, units = geometry[1:]
-    return View(slot, geometry, (lines * units, units, 1), 0, 0)
+    _, lines, units = slot.geometry
+    return View(slot, slot.geometry, (lines * units, units, 1), 0, 0)
 
 
 class Arena:
@@ -81,7 +81,7 @@ class Arena:
         last = Use(logits, (1, 1, classes))
         if not logits.whole or logits.slot is sample:
             ops.append(move(logits, (1, 1, classes)))
-            last = Use(whole(ops[-1].out, (1, 1, classes)), (1, 1, classes))
+            last = Use(whole(ops[-1].out), (1, 1, classes))
         self.last = last
         self.readers: dict[Slot, int] = {}
         for use in [last, *(use for op in ops for use in op.uses)]:
@@ -100,7 +100,7 @@ class Arena:
             for i, use in enumerate(op.uses):
                 if use.geometry and not use.view.whole:
                     out.append(move(use.view, use.geometry))
-                    op.uses[i] = Use(whole(out[-1].out, use.geometry), use.geometry, use.margin)
+                    op.uses[i] = Use(whole(out[-1].out), use.geometry, use.margin)
             out.append(op)
         return out
 
@@ -135,13 +135,13 @@ class Arena:
                 if any(use.margin) and root(slot) in plain:
                     assert use.geometry is not None
                     out.append(move(use.view, use.geometry))
-                    op.uses[i] = use = Use(whole(out[-1].out, use.geometry), use.geometry, use.margin)
+                    op.uses[i] = use = Use(whole(out[-1].out), use.geometry, use.margin)
                     self.readers[use.view.slot] = 1
                 self.widen(root(use.view.slot), use.margin)
             out.append(op)
             if any(op.margin) and root(op.out) in plain:
                 inner = Slot(op.out.geometry, op.out.upstream)
-                copy = move(whole(inner, inner.geometry), op.out.geometry)
+                copy = move(whole(inner), op.out.geometry)
                 copy.out, op.out = op.out, inner
                 self.readers[inner] = 1
                 out.append(copy)
@@ -208,7 +208,7 @@ def adding(ops: list[Op]) -> list[Op]:
             if not slot.upstream:
                 continue
             if slot not in touched and (op.kind in ADD or not use.view.whole):
-                cleared.append(Op("clear", [], slot))
+                cleared.append(Op("clear", [Use(whole(slot))], slot, facts={"adds": 0}))
                 touched.add(slot)
             adds |= (slot in touched) << i
             touched.add(slot)
@@ -227,11 +227,6 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
     layers, tables, features, vocabulary = [], [], {}, 0
     scratch = 2 * ((w * c + 3) // 4)
     for op in adding(arena.ops):
-        if op.kind == "clear":
-            number = arena.numbers[op.out, op.out.geometry]
-            layers.append(CLayer(KINDS.index("clear"), number, number, number))
-            tables.append((c_int32 * 1)(0))
-            continue
         inputs = [arena.number(use) for use in op.uses]
         shared = op.uses[0].view.slot if arena.shares(op) else None
         out = arena.place(op.out, shared, op.overwrites and shared is not None and not arena.makers[shared].keeps)

@@ -121,7 +121,7 @@ def move(view: View, geometry: Geometry) -> Op:
 class Recorder(TorchFunctionMode):
     """Records what is called on tensors that depend on the sample."""
 
-    def __init__(self, module: nn.Module, columns: dict[str, int], handlers: dict[str, Callable[..., Any]]):
+    def __init__(self, module: nn.Module, handlers: dict[str, Callable[..., Any]]):
         super().__init__()
         self.ops: list[Op] = []
         self.slots: dict[int, Slot] = {}  # by where their memory starts
@@ -129,7 +129,9 @@ class Recorder(TorchFunctionMode):
         self.handlers, self.where, self.drops = handlers, [""], 0
         self.dropping: KeyedDropout | None = None
         self.used: list[range] = []  # columns of parameters
-        self.parameters = [(p, columns[name]) for name, p in module.named_parameters()]
+        self.parameters: list[tuple[Tensor, int]] = []  # and where in a row each starts
+        for p in module.parameters():
+            self.parameters.append((p, sum(before.numel() for before, _ in self.parameters)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -269,11 +271,7 @@ def trace(
     """
     module = copy.deepcopy(module)
     module = keyed(module.train(), Draws()) if training else module.eval()
-    columns, start = {}, 0
-    for name, p in module.named_parameters():
-        columns[name] = start
-        start += p.numel()
-    recorder = Recorder(module, columns, handlers)
+    recorder = Recorder(module, handlers)
     for name, part in module.named_modules():
         part.register_forward_pre_hook(lambda *_, name=name: recorder.where.append(name))  # type: ignore[misc]
         part.register_forward_hook(lambda *_: void(recorder.where.pop()))
