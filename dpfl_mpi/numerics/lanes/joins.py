@@ -253,7 +253,7 @@ def multi_head(
 @handles("gt")
 def above(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
     """1.0 where a token is above a number, else 0.0."""
-    token(r, out, input, 0, other, False)
+    token(r, out, input, 0, other)
 
 
 @handles("ne")
@@ -261,21 +261,22 @@ def differs(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
     """1.0 where a token is not 0: none is below."""
     if other != 0:
         raise Unknown(f"a comparison with another token than 0{r.place()}")
-    token(r, out, input, 0, 0, False)
+    token(r, out, input, 0, 0)
 
 
 @handles("remainder", "mod")
 def remainder(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
-    token(r, out, input, 1, other, True)
+    token(r, out, input, 1, other)
 
 
-def token(r: Recorder, out: Tensor, input: Tensor, what: int, number: Any, tokens: bool) -> None:
+def token(r: Recorder, out: Tensor, input: Tensor, what: int, number: Any) -> None:
+    """Whether a token is above a number, or (`what` is 1) its remainder, which is a token."""
     view = r.leading(input, True)
     if not view.slot.tokens or not view.whole or not isinstance(number, int):
         raise Unknown(f"a comparison or remainder of other than tokens{r.place()}")
     use = Use(view, view.slot.geometry)
-    facts = {"below": number} if tokens else {}
-    r.record(out, Op("token", [use], Slot(view.slot.geometry, 0, tokens), [what, number], facts=facts))
+    facts = {"below": number} if what else {}
+    r.record(out, Op("token", [use], Slot(view.slot.geometry, 0, bool(what)), [what, number], facts=facts))
 
 
 @handles("float", "to", "type")
@@ -303,9 +304,8 @@ def embedding(
     if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
         raise Unknown(f"an embedding of numbers, with max_norm or scale_grad_by_freq{r.place()}")
     lines, (rows, width) = math.prod(view.shape), weight.shape
-    below = [
-        op.facts.get("below", rows + 1) for op in r.ops if op.out is view.slot
-    ]  # of the sample itself: `Plan.vocabulary`
+    # none of the sample itself: `Plan.vocabulary`
+    below = [op.facts.get("below", rows + 1) for op in r.ops if op.out is view.slot]
     if not view.whole or any(n > rows for n in below):
         raise Unknown(f"an embedding of {rows} rows, which tokens may exceed{r.place()}")
     size = [rows, -1 if padding_idx is None else padding_idx % rows]
