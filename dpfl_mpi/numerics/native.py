@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Adam
+from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.declared import FUNCTIONS, SOURCES, STRUCTURES
 from dpfl_mpi.numerics.lanes.joins import KNOWN
 from dpfl_mpi.numerics.lanes.plan import Plan, plan
@@ -137,17 +138,8 @@ class Start(NamedTuple):
 class Native:
     """The kernels of one architecture in one form, with the work space of one thread."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        shape: tuple[int, ...],
-        scale: Tensor,
-        shift: Tensor,
-        form: str = "",
-        path: Path = LIBRARY,
-        dtype: str = "uint8",
-    ):
-        """Describe a model for samples of `shape` and dtype, of which a number n enters as n * scale + shift, float32 `[C]`.
+    def __init__(self, ensemble: Ensemble, shape: tuple[int, ...], form: str = "", path: Path = LIBRARY):
+        """Describe a model for samples of `shape`.
 
         A library that cannot be used, computes no such model, or has no such form here is a `UserError`.
         """
@@ -155,17 +147,17 @@ class Native:
         self.form = form or available[0]
         if self.form not in available:
             raise UserError(f"--kernels is {form}; this processor and library have {', '.join(available)}")
-        self._plan, self.classes = describe(module, shape, dtype)
+        self._plan, self.classes = describe(ensemble.module, shape, ensemble.dtype)
         library, bits = load(path), FORMS[self.form]
         self._call = SimpleNamespace()
         for name, (result, arguments) in FUNCTIONS.items():
             call = getattr(library, f"{name}_{bits}")
             call.restype, call.argtypes = result, arguments
             setattr(self._call, name, call)
-        self.shape, self.dtype, self._net = shape, dtype, self._plan.net
-        self.width = -(-sum(p.numel() for p in module.parameters()) // 16) * 16
-        self._constants = scale.cpu().contiguous(), shift.cpu().contiguous()
-        if dtype != "int32":
+        self.shape, self.dtype, self.width, self._net = shape, ensemble.dtype, ensemble.width, self._plan.net
+        self.vocabulary = self._plan.vocabulary
+        self._constants = ensemble.scale, ensemble.shift
+        if self.dtype != "int32":
             self._net.scale, self._net.shift = (_address(t, "float32", (shape[-1],)) for t in self._constants)
         self._net.width = self.width
         if self._plan.features:
@@ -180,16 +172,6 @@ class Native:
             raise UserError("the CPU kernels do not show what the model's head reads; --kernels torch does")
         self._net.features = self._plan.features[column]
 
-    @property
-    def features(self) -> int:
-        """How many numbers the last layer reads."""
-        return self._plan.values[self._net.features].units
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens must be below; 0: there are none, or they may be any."""
-        return self._plan.vocabulary
-
     def images(self, pixels: Array, labels: Array) -> Images:
         """Return samples `[M, *shape]`, images with a border of b >= 0 `[M, H + 2 b, W + 2 b, C]`, and labels, int64 `[M]`, for the calls below."""
         m, border = pixels.shape[0], pixels.shape[1] - self.shape[0] if len(self.shape) == 3 else 0
@@ -201,12 +183,9 @@ class Native:
             raise ValueError(f"images of {height + border} rows; the model reads {height}")
         if m and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
             raise ValueError(f"a label that is not among the {self.classes} classes")
-        if (
-            m
-            and self.dtype == "int32"
-            and (int(pixels.min()) < 0 or int(pixels.max()) >= (self._plan.vocabulary or 2**31))
-        ):
-            raise ValueError(f"a token that is not below {self._plan.vocabulary or 2**31}")
+        most = self.vocabulary or 2**31
+        if m and self.dtype == "int32" and (int(pixels.min()) < 0 or int(pixels.max()) >= most):
+            raise ValueError(f"a token that is not below {most}")
         return Images(pixels, labels)
 
     def train(self, w: Tensor, m: Tensor, epochs: Epochs) -> float:
@@ -263,7 +242,7 @@ class Native:
         r, n = len(w_rW), len(order)
         losses, predicted = np.empty((r, n), np.float32), np.empty((r, n), np.int64)
         out = np.empty((r, n, self.classes), np.float32) if logits else None
-        read = np.empty((r, n, self.features), np.float32) if features else None
+        read = np.empty((r, n, self._plan.values[self._net.features].units), np.float32) if features else None
         places = (None if a is None else a.ctypes.data for a in (losses, predicted, out, read))
         rows = _address(w_rW, "float32", (r, self.width))
         self._call.score(self._net, rows, self.width, r, self._chosen(images, order), n, *places, None, self._work)

@@ -3,7 +3,6 @@
 Axes: W row width, k = 1 client of a block, m models scored on one client's images, n images, C classes, F what the head reads.
 """
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +26,7 @@ class NativeBackend(Backend):
     def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, form: str = ""):
         """Compute in the widest form that this processor can run, or in the one that is named; what cannot be had is a `UserError`."""
         super().__init__(ensemble, clients, sgd, at_once=1)
-        self.native = Native(ensemble.module, clients.shape, ensemble.scale, ensemble.shift, form, dtype=ensemble.dtype)
+        self.native = Native(ensemble, clients.shape, form)
         self.name = "native"
         self._train = self.native.images(clients.x, clients.y)
         self._scored = self.native.images(clients.score_x, clients.score_y)
@@ -152,11 +151,8 @@ class NativeBackend(Backend):
         return Epochs(self._train, order, crop if clients.augment else None, size, rule, keys)
 
     def _read_by(self, head: str) -> None:
-        names = self.ensemble.names
-        before = itertools.takewhile(
-            lambda name: name != f"{head}.weight", names
-        )  # all, where the head is no layer: refused
-        self.native.read_by(sum(math.prod(self.ensemble.shapes[name]) for name in before))
+        weight = self.ensemble.layers(self.ensemble.zeros(1)).get(f"{head}.weight")
+        self.native.read_by(-1 if weight is None else weight.storage_offset())  # -1: refused
 
     def _order(self, i: int) -> np.ndarray:  # validation images, then test images
         return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)

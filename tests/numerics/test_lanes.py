@@ -58,8 +58,7 @@ class Setting:
         self.rng = rng
 
     def in_form(self, form, path=native.LIBRARY):
-        scale, shift = self.ensemble.scale, self.ensemble.shift
-        return Native(self.module, self.shape, scale, shift, form, path, dtype=self.dtype)
+        return Native(self.ensemble, self.shape, form, path)
 
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""

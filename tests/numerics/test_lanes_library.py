@@ -124,19 +124,24 @@ class Inherits(CNN):
 
 def test_what_cannot_be_used_says_why(tmp_path):
     net = make("mlp")
+    here = net.ensemble, net.shape
     inherits = Inherits((16, 16, 3), 10, (6, 16), (120, 84))
     (tmp_path / "text.so").write_text("no library")
     digest, library = SETUP.digest_of(SOURCE).encode(), native.LIBRARY.read_bytes()
     assert library.count(digest) == 1
     (tmp_path / "other.so").write_bytes(library.replace(digest, digest[::-1]))  # says that it was made of other sources
 
-    def start(**more):
-        return Native(net.module, net.shape, net.ensemble.scale, net.ensemble.shift, **more)
-
-    refused("--kernels is avx9; this processor and library have ...portable", start, form="avx9")
-    refused("the CPU kernels were not built: ... is not there; install again", start, path=tmp_path / "_lanes.so")
-    refused("the CPU kernels cannot be loaded", start, path=tmp_path / "text.so")
-    refused("the CPU kernels are of another version of their sources; install again", start, path=tmp_path / "other.so")
+    refused("--kernels is avx9; this processor and library have ...portable", Native, *here, form="avx9")
+    refused(
+        "the CPU kernels were not built: ... is not there; install again", Native, *here, path=tmp_path / "_lanes.so"
+    )
+    refused("the CPU kernels cannot be loaded", Native, *here, path=tmp_path / "text.so")
+    refused(
+        "the CPU kernels are of another version of their sources; install again",
+        Native,
+        *here,
+        path=tmp_path / "other.so",
+    )
     refused("the CPU kernels have no layer for cumsum", native.describe, inherits, (16, 16, 3), "uint8")
     assert Ensemble(inherits, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
 
