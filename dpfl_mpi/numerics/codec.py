@@ -4,6 +4,7 @@ All that hold client j's last encoded row x add to it what arrives, as j does it
 with (CHOCO-SGD: Koloskova, Stich and Jaggi, ICML 2019, where gamma = 1). At first x is the common initial row. Who does not hold it gets x whole.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,9 +63,8 @@ class Encoder:
             step = difference.abs().max() / LEVELS
             yield step.cpu().numpy()
             yield torch.round(difference / step if step > 0 else difference).to(torch.int8).cpu().numpy()
-        elif self._factors(
-            name
-        ):  # one step of subspace iteration (PowerSGD: Vogels, Karimireddy and Jaggi, NeurIPS 2019, Algorithm 1)
+        elif self._factors(name):
+            # one step of subspace iteration (PowerSGD: Vogels, Karimireddy and Jaggi, NeurIPS 2019, Algorithm 1)
             matrix = difference.reshape(len(difference), -1).double()
             draws = streams.stream(self.seed, streams.CODEC, 0, 0).standard_normal((matrix.shape[1], self.rank))
             left = torch.linalg.qr(matrix @ torch.from_numpy(draws).to(matrix.device)).Q.float()
@@ -104,12 +104,10 @@ class Encoder:
             else:
                 layer[...] = read(size).view(layer.shape)
 
-    def _factors(self, name: str) -> int:
-        """Return how many numbers the two factors of a layer have; 0 where they save nothing, as of a bias."""
-        shape = self.ensemble.shapes[name]
-        count = self.ensemble.layers(self.start[None])[name].numel()
-        factors = self.rank * (shape[0] + count // shape[0]) if len(shape) > 1 else count
-        return factors if factors < count else 0
+    def _factors(self, name: str) -> bool:
+        """Return whether a layer's two factors are fewer numbers than it has; those of a bias are not."""
+        shape, count = self.ensemble.shapes[name], math.prod(self.ensemble.shapes[name])
+        return len(shape) > 1 and self.rank * (shape[0] + count // shape[0]) < count
 
 
 def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
