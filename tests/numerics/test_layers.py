@@ -39,6 +39,11 @@ class Forward(nn.Module):
         return self.function(self, x)
 
 
+def of(kind, function, **parts):
+    """A case of NETS: a `Forward`, and its samples."""
+    return lambda shape: Forward(function, **parts), kind
+
+
 def head(*layers, pooled=True):
     """Layers, then a mean over the pixels or a flat vector, and a head, whose inputs are found by a trial."""
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity(), nn.Flatten())
@@ -68,6 +73,7 @@ def attend(s, t):
     return s.h((y * here).sum(1) / here.sum(1).clamp(min=1))
 
 
+torch.manual_seed(0)  # what is no weight of a dense layer or convolution stays as it is made here
 NETS = {
     "dense": (head(nn.Flatten(), nn.Linear(270, 33), nn.ReLU(), nn.Linear(33, 9), nn.Tanh(), pooled=False), IMAGE),
     "lines of one byte": (head(nn.Flatten(), nn.Linear(3, 9), nn.ReLU(), pooled=False), ((3, 1, 1), "uint8")),
@@ -109,98 +115,62 @@ NETS = {
         ),
         IMAGE,
     ),
-    "residual": (
-        lambda shape: Forward(
-            lambda s, x: s.h((lambda y: y + s.c(y).relu())(s.a(x)).relu().mean((2, 3))),
-            a=conv(3, 8, 3, padding=1), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
-        ),
-        IMAGE,
+    "residual": of(
+        IMAGE, lambda s, x: s.h((lambda y: y + s.c(y).relu())(s.a(x)).relu().mean((2, 3))),
+        a=conv(3, 8, 3, padding=1), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
     ),
-    "cat": (
-        lambda shape: Forward(
-            lambda s, x: s.h((lambda y: torch.cat([y, s.c(y), s.d(y).sigmoid()], 1))(s.a(x).relu()).flatten(1)),
-            a=conv(3, 8, 3, padding=1), c=conv(8, 4, 3, padding=1), d=conv(8, 3, 1), h=nn.Linear(1350, CLASSES),
-        ),
-        IMAGE,
+    "cat": of(
+        IMAGE, lambda s, x: s.h((lambda y: torch.cat([y, s.c(y), s.d(y).sigmoid()], 1))(s.a(x).relu()).flatten(1)),
+        a=conv(3, 8, 3, padding=1), c=conv(8, 4, 3, padding=1), d=conv(8, 3, 1), h=nn.Linear(1350, CLASSES),
     ),
-    "gates of channels": (
-        lambda shape: Forward(
-            lambda s, x: s.h(s.c((lambda y: y * s.f(y.mean((2, 3))).sigmoid()[:, :, None, None])(s.a(x))).mean((2, 3))),
-            a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
-        ),
-        IMAGE,
+    "gates of channels": of(
+        IMAGE, lambda s, x: s.h(s.c((lambda y: y * s.f(y.mean((2, 3))).sigmoid()[:, :, None, None])(s.a(x))).mean((2, 3))),
+        a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
     ),
-    "chunks": (lambda shape: Forward(split, c=conv(3, 8, 3), h=nn.Linear(4 * 7 * 8, CLASSES)), IMAGE),
+    "chunks": of(IMAGE, split, c=conv(3, 8, 3), h=nn.Linear(4 * 7 * 8, CLASSES)),
     "stage": (
         head(conv(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), conv(6, 8, 3, padding=1), nn.ReLU(), pooled=False), IMAGE,
     ),
-    "a view between a convolution and its pool": (
-        lambda shape: Forward(
-            lambda s, x: s.h(functional.max_pool2d(s.c(x).relu().reshape(len(x), 12, 3, 5), 2).flatten(1)),
-            c=conv(3, 6, 5), h=nn.Linear(24, CLASSES),
-        ),
-        IMAGE,
+    "a view between a convolution and its pool": of(
+        IMAGE, lambda s, x: s.h(functional.max_pool2d(s.c(x).relu().reshape(len(x), 12, 3, 5), 2).flatten(1)),
+        c=conv(3, 6, 5), h=nn.Linear(24, CLASSES),
     ),
     "ReLU6 of what is 0": (head(conv(3, 8, 1, padding=1, bias=False), nn.ReLU6(), conv(8, 6, 3)), IMAGE),
-    "a scalar that learns": (
-        lambda shape: Forward(
-            lambda s, x: s.h(x.flatten(1)) * s.g, h=nn.Linear(270, CLASSES), g=nn.Parameter(torch.tensor(1.5))
-        ),
-        IMAGE,
+    "a scalar that learns": of(
+        IMAGE, lambda s, x: s.h(x.flatten(1)) * s.g, h=nn.Linear(270, CLASSES), g=nn.Parameter(torch.tensor(1.5))
     ),
-    "one axis": (
-        lambda shape: Forward(
-            lambda s, x: s.h(functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2).flatten(1)),
-            a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12), h=nn.Linear(96, CLASSES),
-        ),
-        LINES,
+    "one axis": of(
+        LINES, lambda s, x: s.h(functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2).flatten(1)),
+        a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12), h=nn.Linear(96, CLASSES),
     ),
     "vector": (
         head(nn.Linear(22, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 30), nn.Hardtanh(-0.5, 0.5), pooled=False), VECTOR,
     ),
-    "attention": (
-        lambda shape: Forward(
-            attend, e=nn.Embedding(17, 12, padding_idx=0), f=nn.Linear(12, 12), h=nn.Linear(12, CLASSES),
-            place=nn.Parameter(torch.randn(7, 12)), gain=nn.Parameter(torch.ones(12)),
-        ),
-        TOKENS,
+    "attention": of(
+        TOKENS, attend, e=nn.Embedding(17, 12, padding_idx=0), f=nn.Linear(12, 12), h=nn.Linear(12, CLASSES),
+        place=nn.Parameter(torch.randn(7, 12)), gain=nn.Parameter(torch.ones(12)),
     ),
-    "padding around what is no convolution": (
-        lambda shape: Forward(
-            lambda s, x: s.h(s.c((lambda y: (y @ y.transpose(2, 3)).softmax(3))(s.a(s.e(x).unsqueeze(1)))).mean((2, 3))),
-            e=nn.Embedding(17, 12), a=conv(1, 1, 3, padding=1), c=conv(1, 4, 3, padding=1), h=nn.Linear(4, CLASSES),
-        ),
-        TOKENS,
+    "padding around what is no convolution": of(
+        TOKENS, lambda s, x: s.h(s.c((lambda y: (y @ y.transpose(2, 3)).softmax(3))(s.a(s.e(x).unsqueeze(1)))).mean((2, 3))),
+        e=nn.Embedding(17, 12), a=conv(1, 1, 3, padding=1), c=conv(1, 4, 3, padding=1), h=nn.Linear(4, CLASSES),
     ),
-    "nn.MultiheadAttention": (
-        lambda shape: Forward(
-            lambda s, x: s.h((lambda y, z: s.m(y, z, z)[0])(s.a(lines(x)), s.b(lines(x))).mean(1)),
-            a=nn.Linear(4, 12), b=nn.Linear(4, 12), m=nn.MultiheadAttention(12, 3, bias=False, batch_first=True), h=nn.Linear(12, CLASSES),
-        ),
-        LINES,
+    "nn.MultiheadAttention": of(
+        LINES, lambda s, x: s.h((lambda y, z: s.m(y, z, z)[0])(s.a(lines(x)), s.b(lines(x))).mean(1)),
+        a=nn.Linear(4, 12), b=nn.Linear(4, 12), m=nn.MultiheadAttention(12, 3, bias=False, batch_first=True), h=nn.Linear(12, CLASSES),
     ),
-    "nn.TransformerEncoderLayer": (
-        lambda shape: Forward(
-            lambda s, x: s.h(s.m(s.a(lines(x))).mean(1)),
-            a=nn.Linear(4, 12), m=nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True), h=nn.Linear(12, CLASSES),
-        ),
-        LINES,
+    "nn.TransformerEncoderLayer": of(
+        LINES, lambda s, x: s.h(s.m(s.a(lines(x))).mean(1)),
+        a=nn.Linear(4, 12), m=nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True), h=nn.Linear(12, CLASSES),
     ),
-    "pools of one axis": (
-        lambda shape: Forward(
-            lambda s, x: s.h((lambda y: torch.cat([p(y) for p in s.pools], 2))(s.b(s.n(s.a(x.squeeze(2))))).flatten(1)),
-            a=nn.Conv1d(4, 8, 5, 2, 3, 2, groups=2), n=nn.InstanceNorm1d(8), b=nn.Conv1d(8, 4, 3, padding="same", dilation=2, groups=4),
-            pools=nn.ModuleList([nn.AvgPool1d(3, 2, 1), nn.AdaptiveAvgPool1d(7), nn.AdaptiveMaxPool1d(5), nn.MaxPool1d(3, 2)]),
-            h=nn.Linear(4 * 27, CLASSES),
-        ),
-        LINES,
+    "pools of one axis": of(
+        LINES, lambda s, x: s.h((lambda y: torch.cat([p(y) for p in s.pools], 2))(s.b(s.n(s.a(x.squeeze(2))))).flatten(1)),
+        a=nn.Conv1d(4, 8, 5, 2, 3, 2, groups=2), n=nn.InstanceNorm1d(8), b=nn.Conv1d(8, 4, 3, padding="same", dilation=2, groups=4),
+        pools=nn.ModuleList([nn.AvgPool1d(3, 2, 1), nn.AdaptiveAvgPool1d(7), nn.AdaptiveMaxPool1d(5), nn.MaxPool1d(3, 2)]),
+        h=nn.Linear(4 * 27, CLASSES),
     ),
-    "softmax over lines": (
-        lambda shape: Forward(
-            lambda s, x: s.h((lambda y: y * s.q(y).softmax(1) * s.g)(s.a(lines(x)).tanh()).sum(1)),
-            a=nn.Linear(4, 10), q=nn.Linear(10, 1), g=nn.Parameter(torch.ones(1)), h=nn.Linear(10, CLASSES),
-        ),
-        LINES,
+    "softmax over lines": of(
+        LINES, lambda s, x: s.h((lambda y: y * s.q(y).softmax(1) * s.g)(s.a(lines(x)).tanh()).sum(1)),
+        a=nn.Linear(4, 10), q=nn.Linear(10, 1), g=nn.Parameter(torch.ones(1)), h=nn.Linear(10, CLASSES),
     ),
     "text": (lambda shape: text.build(shape, CLASSES, 17, 16, 4, 0, 0.0), TOKENS),
     "CNN": (lambda shape: cnn.build(shape, CLASSES), ((32, 32, 3), "uint8")),
