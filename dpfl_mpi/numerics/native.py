@@ -1,7 +1,7 @@
 """The CPU kernels: training and scores of models in C, the mini-batch as the vector (lanes/lanes.c, which see).
 
 A `Native` describes one architecture to the library and calls it on rows of float32, whose memory it reads and writes in place, and on
-uint8 images. Each call computes what `Ensemble` and `SGD.step` do, without entering Python between the steps of a client.
+samples as they are stored. Each call computes what `Ensemble` and `SGD.step` do, without entering Python between the steps of a client.
 
 Axes: W row width, r rows, M images, H W C image, n images of a call, F what the head reads.
 """
@@ -69,9 +69,9 @@ def without_fma() -> bool:
 
 
 class Images(NamedTuple):
-    """Images and labels as they are stored; made and checked by `Native.images`."""
+    """Samples and labels as they are stored; made and checked by `Native.images`."""
 
-    pixels: Array  # uint8 [M, H + 2 b, W + 2 b, C], with a border of b >= 0 for crops
+    pixels: Array  # uint8 or float32 [M, H + 2 b, W + 2 b, C], with a border of b >= 0 for crops; float32 [M, F]; int32 [M, L]
     labels: Array  # int64 [M]
 
 

@@ -95,12 +95,8 @@ def conv(
 
 def edge(outputs: int, inputs: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
     """Return how far the way back reads beyond the outputs of an axis."""
-    places = [
-        (i + padding - k * dilation) // stride
-        for i in range(inputs)
-        for k in range(kernel)
-        if (i + padding - k * dilation) % stride == 0
-    ]
+    taps = [divmod(i + padding - k * dilation, stride) for i in range(inputs) for k in range(kernel)]
+    places = [place for place, rest in taps if rest == 0]
     return max([0, -min(places, default=0), max(places, default=0) - outputs + 1])
 
 

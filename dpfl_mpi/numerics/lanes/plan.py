@@ -1,6 +1,7 @@
 """A traced module as the structures of net.h: which layers are one, where in the arena each value lies, and what adds to which gradient."""
 
 import math
+from collections import Counter, defaultdict
 from ctypes import addressof, c_int32
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,14 +29,14 @@ class Plan:
 
 def fused(ops: list[Op], logits: Slot) -> list[Op]:
     """Return the ops with what the library does in one: a 5x5 convolution, its 2x2 pool and ReLU; a dense layer or a norm, and its ReLU."""
-    readers: dict[Slot, list[Op]] = {logits: []}
+    readers: dict[Slot, list[Op]] = defaultdict(list)
     for op in ops:
         for use in op.uses:
-            readers.setdefault(use.view.slot, []).append(op)
+            readers[use.view.slot].append(op)
 
     def after(op: Op, kind: str) -> Op | None:
         """The op of a kind that alone reads all that this one makes."""
-        only = readers.get(op.out, [])
+        only = readers[op.out]
         if len(only) != 1 or op.out is logits or only[0].kind != kind:
             return None
         use = only[0].uses[0]
@@ -83,9 +84,7 @@ class Arena:
             ops.append(move(logits, (1, 1, classes)))
             last = Use(whole(ops[-1].out), (1, 1, classes))
         self.last = last
-        self.readers: dict[Slot, int] = {}
-        for use in [last, *(use for op in ops for use in op.uses)]:
-            self.readers[use.view.slot] = self.readers.get(use.view.slot, 0) + 1
+        self.readers = Counter(use.view.slot for use in [last, *(use for op in ops for use in op.uses)])
         self.makers = {op.out: op for op in ops}
         self.ops = self.padded(ops)
         self.end = 0
