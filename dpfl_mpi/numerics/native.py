@@ -10,7 +10,6 @@ import ctypes
 import functools
 import hashlib
 import math
-import platform
 from ctypes import c_char_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,26 +45,16 @@ def load(path: Path = LIBRARY) -> Any:
     except OSError as error:
         raise UserError(f"the CPU kernels cannot be loaded ({error}); {mend}") from error
     library.source.restype = c_char_p
-    if digest() != library.source().decode():
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.c")], key=lambda file: file.name)  # as in setup.py
+    if hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest() != library.source().decode():
         raise UserError(f"the CPU kernels are of another version of their sources; {mend}")
     return library
-
-
-def digest() -> str:
-    """Return what tells these sources from other versions of them."""
-    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.c")], key=lambda file: file.name)
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def forms(path: Path = LIBRARY) -> list[str]:
     """Return the forms that this processor can run and the library has, the fastest first."""
     library = load(path)
     return [name for name, bits in FORMS.items() if bits <= library.widest() and hasattr(library, f"train_{bits}")]
-
-
-def without_fma() -> bool:
-    """Return whether this is an x86 processor whose products would go through the C library: there PyTorch is faster."""
-    return platform.machine() in ("x86_64", "AMD64") and load().widest() == FORMS["portable"]
 
 
 class Images(NamedTuple):

@@ -4,6 +4,7 @@ Axes: W row width, k = 1 client of a block, m models scored on one client's imag
 """
 
 import math
+import platform
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, Rule, Start, without_fma
+from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, Rule, Start, load
 from dpfl_mpi.settings import Job
 
 
@@ -161,7 +162,8 @@ class NativeBackend(Backend):
 def native_here(job: Job, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[NativeBackend | None, str]:
     """Return the native kernels, in the form that --kernels may name; None and why, where they do not compute the model here."""
     try:
-        if job.kernels == "auto" and without_fma():
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        if job.kernels == "auto" and x86 and load().widest() == FORMS["portable"]:  # products by the C library are slow
             raise UserError("this processor has no fused multiply-add")
         native = NativeBackend(ensemble, clients, sgd, job.kernels if job.kernels in FORMS else "")
         check(native.native, ensemble)
