@@ -44,15 +44,15 @@ def of(kind, function, **parts):
     return lambda shape: Forward(function, **parts), kind
 
 
-def head(*layers, pooled=True):
-    """Layers, then a mean over the pixels or a flat vector, and a head, whose inputs are found by a trial."""
+def head(kind, *layers, pooled=True):
+    """A case of NETS: layers, then a mean over the pixels or a flat vector, and a head, whose inputs are found by a trial; its samples."""
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity(), nn.Flatten())
 
     def build(shape):
         x = torch.zeros(2, *shape)
         return nn.Sequential(body, nn.Linear(body(x.movedim(-1, 1) if x.dim() == 4 else x).shape[1], CLASSES))
 
-    return build
+    return build, kind
 
 
 def split(s, x):
@@ -75,45 +75,32 @@ def attend(s, t):
 
 torch.manual_seed(0)  # what is no weight of a dense layer or convolution stays as it is made here
 NETS = {
-    "dense": (head(nn.Flatten(), nn.Linear(270, 33), nn.ReLU(), nn.Linear(33, 9), nn.Tanh(), pooled=False), IMAGE),
-    "lines of one byte": (head(nn.Flatten(), nn.Linear(3, 9), nn.ReLU(), pooled=False), ((3, 1, 1), "uint8")),
-    "padding": (head(conv(3, 7, 3, padding=1), nn.ReLU(), conv(7, 6, 3, padding=1)), IMAGE),
-    "stride": (head(conv(3, 7, 3, 2, 1), nn.ReLU(), conv(7, 6, 3, 2)), IMAGE),
-    "a stride beyond the kernel": (head(conv(3, 4, 1, 2), nn.GELU(), conv(4, 6, 2, 3)), IMAGE),
-    "dilation": (
-        head(conv(3, 7, 3, 1, 2, 2), nn.LeakyReLU(0.1), conv(7, 6, (2, 3), (1, 2), (1, 0), (2, 1)), pooled=False),
-        IMAGE,
+    "dense": head(IMAGE, nn.Flatten(), nn.Linear(270, 33), nn.ReLU(), nn.Linear(33, 9), nn.Tanh(), pooled=False),
+    "lines of one byte": head(((3, 1, 1), "uint8"), nn.Flatten(), nn.Linear(3, 9), nn.ReLU(), pooled=False),
+    "padding": head(IMAGE, conv(3, 7, 3, padding=1), nn.ReLU(), conv(7, 6, 3, padding=1)),
+    "stride": head(IMAGE, conv(3, 7, 3, 2, 1), nn.ReLU(), conv(7, 6, 3, 2)),
+    "a stride beyond the kernel": head(IMAGE, conv(3, 4, 1, 2), nn.GELU(), conv(4, 6, 2, 3)),
+    "dilation": head(
+        IMAGE, conv(3, 7, 3, 1, 2, 2), nn.LeakyReLU(0.1), conv(7, 6, (2, 3), (1, 2), (1, 0), (2, 1)), pooled=False,
     ),
-    "groups": (
-        head(
-            conv(3, 8, 3, padding="same", bias=False), nn.SiLU(), conv(8, 8, 3, groups=8, padding=1), conv(8, 6, 1),
-            nn.GELU(), conv(6, 6, 5, 2, 2, groups=2),
-        ),
-        IMAGE,
+    "groups": head(
+        IMAGE, conv(3, 8, 3, padding="same", bias=False), nn.SiLU(), conv(8, 8, 3, groups=8, padding=1), conv(8, 6, 1),
+        nn.GELU(), conv(6, 6, 5, 2, 2, groups=2),
     ),
-    "pools": (
-        head(
-            conv(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1), nn.Sigmoid(), nn.AvgPool2d(2, 1, 1),
-            nn.AdaptiveAvgPool2d((3, 2)), pooled=False,
-        ),
-        IMAGE,
+    "pools": head(
+        IMAGE, conv(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1), nn.Sigmoid(), nn.AvgPool2d(2, 1, 1),
+        nn.AdaptiveAvgPool2d((3, 2)), pooled=False,
     ),
-    "pools that round up": (
-        head(
-            conv(3, 8, 3, padding=1), nn.MaxPool2d(2, ceil_mode=True),
-            nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), nn.AdaptiveMaxPool2d(2), pooled=False,
-        ),
-        IMAGE,
+    "pools that round up": head(
+        IMAGE, conv(3, 8, 3, padding=1), nn.MaxPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), nn.AdaptiveMaxPool2d(2), pooled=False,
     ),
-    "GroupNorm": (
-        head(conv(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), conv(8, 8, 3, padding=1), nn.GroupNorm(2, 8)), IMAGE,
+    "GroupNorm": head(
+        IMAGE, conv(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), conv(8, 8, 3, padding=1), nn.GroupNorm(2, 8),
     ),
-    "InstanceNorm, LayerNorm": (
-        head(
-            conv(3, 8, 3, padding=1), nn.InstanceNorm2d(8, affine=True), nn.ReLU6(), conv(8, 4, 3),
-            nn.LayerNorm([4, 7, 8]), nn.GELU("tanh"), nn.Flatten(), nn.LayerNorm(224), pooled=False,
-        ),
-        IMAGE,
+    "InstanceNorm, LayerNorm": head(
+        IMAGE, conv(3, 8, 3, padding=1), nn.InstanceNorm2d(8, affine=True), nn.ReLU6(), conv(8, 4, 3),
+        nn.LayerNorm([4, 7, 8]), nn.GELU("tanh"), nn.Flatten(), nn.LayerNorm(224), pooled=False,
     ),
     "residual": of(
         IMAGE, lambda s, x: s.h((lambda y: y + s.c(y).relu())(s.a(x)).relu().mean((2, 3))),
@@ -128,14 +115,14 @@ NETS = {
         a=conv(3, 8, 3, padding=1), f=nn.Linear(8, 8), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),
     ),
     "chunks": of(IMAGE, split, c=conv(3, 8, 3), h=nn.Linear(4 * 7 * 8, CLASSES)),
-    "stage": (
-        head(conv(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), conv(6, 8, 3, padding=1), nn.ReLU(), pooled=False), IMAGE,
+    "stage": head(
+        IMAGE, conv(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), conv(6, 8, 3, padding=1), nn.ReLU(), pooled=False,
     ),
     "a view between a convolution and its pool": of(
         IMAGE, lambda s, x: s.h(functional.max_pool2d(s.c(x).relu().reshape(len(x), 12, 3, 5), 2).flatten(1)),
         c=conv(3, 6, 5), h=nn.Linear(24, CLASSES),
     ),
-    "ReLU6 of what is 0": (head(conv(3, 8, 1, padding=1, bias=False), nn.ReLU6(), conv(8, 6, 3)), IMAGE),
+    "ReLU6 of what is 0": head(IMAGE, conv(3, 8, 1, padding=1, bias=False), nn.ReLU6(), conv(8, 6, 3)),
     "a scalar that learns": of(
         IMAGE, lambda s, x: s.h(x.flatten(1)) * s.g, h=nn.Linear(270, CLASSES), g=nn.Parameter(torch.tensor(1.5))
     ),
@@ -143,8 +130,8 @@ NETS = {
         LINES, lambda s, x: s.h(functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2).flatten(1)),
         a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12), h=nn.Linear(96, CLASSES),
     ),
-    "vector": (
-        head(nn.Linear(22, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 30), nn.Hardtanh(-0.5, 0.5), pooled=False), VECTOR,
+    "vector": head(
+        VECTOR, nn.Linear(22, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 30), nn.Hardtanh(-0.5, 0.5), pooled=False,
     ),
     "attention": of(
         TOKENS, attend, e=nn.Embedding(17, 12, padding_idx=0), f=nn.Linear(12, 12), h=nn.Linear(12, CLASSES),
@@ -281,7 +268,7 @@ def test_gradient_of_random_programs(seed):
 def test_dropout_draws_as_keyed(form):
     """Masks by key, step and layer: the gradient is `Ensemble.gradient`'s with the same key; scoring drops nothing."""
     body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
-    net = trial(head(*body, pooled=False), IMAGE)
+    net = trial(*head(IMAGE, *body, pooled=False))
     net.native, key, g = net.in_form(form), np.array([2**62 + 12345]), torch.zeros_like(net.row)
     check(net.native, net.ensemble)
     order, block = numbers(net.rng.permutation(net.m)[:19]), Block(net.ensemble, net.row[None].clone())
