@@ -132,16 +132,10 @@ def test_what_cannot_be_used_says_why(tmp_path):
     (tmp_path / "other.so").write_bytes(library.replace(digest, digest[::-1]))  # says that it was made of other sources
 
     refused("--kernels is avx9; this processor and library have ...portable", Native, *here, form="avx9")
-    refused(
-        "the CPU kernels were not built: ... is not there; install again", Native, *here, path=tmp_path / "_lanes.so"
-    )
-    refused("the CPU kernels cannot be loaded", Native, *here, path=tmp_path / "text.so")
-    refused(
-        "the CPU kernels are of another version of their sources; install again",
-        Native,
-        *here,
-        path=tmp_path / "other.so",
-    )
+    ends = {"_lanes.so": "were not built: ... is not there; install again", "text.so": "cannot be loaded"}
+    ends["other.so"] = "are of another version of their sources; install again"
+    for name, end in ends.items():
+        refused(f"the CPU kernels {end}", Native, *here, path=tmp_path / name)
     refused("the CPU kernels have no layer for cumsum", native.describe, inherits, (16, 16, 3), "uint8")
     assert Ensemble(inherits, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
 
