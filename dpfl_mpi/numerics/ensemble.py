@@ -132,11 +132,10 @@ class Ensemble:
         dtype: str = "uint8",
         spill: str | None = None,
     ):
-        """Take the layers of a module; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are.
+        """Take the layers of a module that passed `fitness.check_module`; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are.
 
         `spill` is the folder for what is `kept`; None: memory.
         """
-        refuse_statistics(module)
         self.module = safe(module).to(device).eval()  # scores
         self.device, self.draws = device, Draws()
         self.learner = keyed(twin(self.module).train(), self.draws)  # the same layers, as they train
@@ -283,14 +282,6 @@ class Ensemble:
         self.draws.begin(key)
         logits = self._module(layers, x, training=True)
         return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
-
-
-def refuse_statistics(module: nn.Module) -> None:
-    """Raise `UserError` for a layer that normalises by the mini-batch: a row holds parameters, and the samples of a batch must not mix."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
-            mend = "which rows cannot hold; use GroupNorm or none"
-            raise UserError(f"--model: layer {name} ({type(part).__name__}) keeps batch statistics, {mend}")
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:

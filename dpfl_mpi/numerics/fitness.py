@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
-from dpfl_mpi.numerics.ensemble import called, refuse_statistics, safe
+from dpfl_mpi.numerics.ensemble import called, safe
 
 # layers that draw, some of them only for certain values of their input
 RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -35,7 +35,10 @@ def check_module(
     """Raise `UserError` where a module on the CPU is no model for samples of this shape and dtype; the sentence says what is allowed."""
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {name}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
-    refuse_statistics(module)
+    for layer, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
+            mend = "which rows cannot hold; use GroupNorm or none"
+            raise UserError(f"--model: layer {layer} ({type(part).__name__}) keeps batch statistics, {mend}")
     layers = [layer for layer, part in module.named_modules() if layer and list(part.parameters(recurse=False))]
     for complaint in of_parameters(module):
         raise UserError(f"--model {name}{complaint}")
