@@ -82,7 +82,9 @@ class BuildLanes(build_ext):
                 return
             except (OSError, subprocess.CalledProcessError) as error:
                 said = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace").strip()
-                failures.append(f"{shlex.join(compiler)}: {said.splitlines()[-1] if said else error}")
+                lines = said.splitlines() or [str(error)]
+                first = next((line for line in lines if "error" in line), lines[-1])  # the last one shows where
+                failures.append(f"{shlex.join(compiler)}: {first}")
         print(f"dpfl_mpi: no C compiler works here, so PyTorch will compute ({'; '.join(failures)})", file=sys.stderr)
 
 

@@ -16,7 +16,7 @@ INLINE void apply(const int count, int32_t inputs, const F *x, const float *w, c
   UNROLL for (int i = 0; i < count; i++) {
     if (inputs % 2) even[i] = FMA(FILL(w[i * inputs + inputs - 1]), x[inputs - 1], even[i]);
     even[i] += odd[i];
-    y[i] = with_relu ? relu(even[i]) : even[i];
+    y[i] = with_relu ? relu_of(even[i]) : even[i];
   }
 }
 
@@ -64,7 +64,7 @@ static void dense_back(const Pass *p, const Layer *layer) {
   const F *x = x_of(p, layer->in);
   F *slope = d_of(p, layer->out), *d = d_of(p, layer->in);
   float *turned = (float *)scratch_of(p), *g = p->g + layer->weight;
-  if (layer->size[DENSE_RELU]) relu_back(out, x_of(p, layer->out), slope);
+  if (layer->size[DENSE_RELU]) relu_clears(out, x_of(p, layer->out), slope);
   for (int32_t j = 0; j < inputs; j++)
     for (int l = 0; l < LANES; l++) turned[l * inputs + j] = lane(x + j, l);
   BLOCKS(8, outputs, outer_rows(count, inputs, slope + at, turned, g + at * inputs, p->n))

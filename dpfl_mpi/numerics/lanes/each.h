@@ -72,11 +72,11 @@ INLINE F gelu_tanh_slope(F x) {
   return FMA(.5f * x * (1.f - t * t), by_x, .5f * (1.f + t));
 }
 
-FUNCTION(rectify, relu(x), PICK(ABOVE(y, ZERO), d, ZERO))
-FUNCTION(leak, PICK(ABOVE(x, ZERO), x, a * x), PICK(ABOVE(x, ZERO), d, a * d))             /* a: slope below 0 */
+FUNCTION(relu, relu_of(x), PICK(ABOVE(y, ZERO), d, ZERO))
+FUNCTION(leaky_relu, PICK(ABOVE(x, ZERO), x, a * x), PICK(ABOVE(x, ZERO), d, a * d))             /* a: slope below 0 */
 FUNCTION(squash, tanh_of(x), d * (1.f - y * y))
-FUNCTION(logistic, sigmoid_of(x), d * (y * (1.f - y)))
-FUNCTION(swish, x * sigmoid_of(x), d * FMA(y, 1.f - sigmoid_of(x), sigmoid_of(x)))
+FUNCTION(sigmoid, sigmoid_of(x), d * (y * (1.f - y)))
+FUNCTION(silu, x * sigmoid_of(x), d * FMA(y, 1.f - sigmoid_of(x), sigmoid_of(x)))
 FUNCTION(gelu, gelu_of(x), d * gelu_slope(x))
 FUNCTION(gelu_tanh, gelu_tanh_of(x), d * gelu_tanh_slope(x))
 FUNCTION(line, FMA(a, x, b), a * d)                                                        /* a x + b */

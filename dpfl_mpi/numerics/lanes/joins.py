@@ -157,7 +157,7 @@ def summed(
         raise Unknown(f"a sum over samples{r.place()}")
     if mean and view.whole and len(view.shape) == 3 and axes == [2, 3]:
         c, h, w = view.shape
-        return r.layer(out, "mean", [Use(view, (c, h, w))], (c, 1, 1), table=[0, h, h, 0, w, w], keeps=False)
+        return r.layer(out, "mean_pool", [Use(view, (c, h, w))], (c, 1, 1), table=[0, h, h, 0, w, w], keeps=False)
     gone = [a - 1 for a in axes]
     stays = [i for i in range(len(view.shape)) if i not in gone]
     table = [part[i] for dimensions in (stays, gone) for part in (view.shape, view.strides) for i in dimensions]

@@ -72,9 +72,9 @@ typedef struct {
 /* A kind's number is its place here, and its name that of its first function; tokens have no gradient. */
 static const Kind kinds[] = {
     {stage, stage_back},         {dense, dense_back},       {conv, conv_back},     {move, move_back},
-    {clear, clear_back},         {rectify, rectify_back},   {leak, leak_back},     {squash, squash_back},
-    {logistic, logistic_back},   {swish, swish_back},       {gelu, gelu_back},     {gelu_tanh, gelu_tanh_back},
-    {line, line_back},           {clamp, clamp_back},       {hardtanh, hardtanh_back}, {greatest, greatest_back}, {mean, mean_back},
+    {clear, clear_back},         {relu, relu_back},         {leaky_relu, leaky_relu_back}, {squash, squash_back},
+    {sigmoid, sigmoid_back},   {silu, silu_back},         {gelu, gelu_back},     {gelu_tanh, gelu_tanh_back},
+    {line, line_back},           {clamp, clamp_back},       {hardtanh, hardtanh_back}, {max_pool, max_pool_back}, {mean_pool, mean_pool_back},
     {norm, norm_back},           {join, join_back},         {sum, sum_back},       {plus, plus_back},
     {total, total_back},         {product, product_back},   {softmax, softmax_back}, {token, NULL},
     {embed, embed_back},         {drop, drop_back},

@@ -144,9 +144,9 @@ def plain(kind: str, *numbers: float, overwrites: bool = False) -> Callable[...,
     return handler
 
 
-HANDLERS |= {"tanh": plain("squash"), "sigmoid": plain("logistic"), "silu": plain("swish")}
+HANDLERS |= {"tanh": plain("squash"), "sigmoid": plain("sigmoid"), "silu": plain("silu")}
 HANDLERS |= {
-    "relu": plain("rectify", overwrites=True),
+    "relu": plain("relu", overwrites=True),
     "relu6": plain("hardtanh", 0.0, 6.0),
     "neg": plain("line", -1.0, 0.0),
 }
@@ -154,7 +154,7 @@ HANDLERS |= {
 
 @handles("leaky_relu")
 def leaky_relu(r: Recorder, out: Tensor, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> None:
-    each(r, out, "leak", input, negative_slope)
+    each(r, out, "leaky_relu", input, negative_slope)
 
 
 @handles("gelu")
@@ -181,7 +181,7 @@ def pool(r: Recorder, out: Tensor, kind: str, input: Tensor, table: list[int], h
     """A pool of windows, first those of the rows of outputs, then those of the columns; `halves`: they are 2x2 side by side."""
     view = r.leading(input)
     use, made = Use(view, image(view.shape)), image(tuple(out.shape[1:]))
-    space = math.prod(made) if kind == "greatest" else 0
+    space = math.prod(made) if kind == "max_pool" else 0
     r.layer(out, kind, [use], made, table=table, space=space, facts={"halves": halves}, keeps=False)
 
 
@@ -200,7 +200,7 @@ def max_pool(
     if set(pair(dilation)) != {1} or return_indices:
         raise Unknown(f"a max-pool with dilation or indices{r.place()}")
     table, halves = windows_of(out, input, kernel_size, stride, padding, False)
-    pool(r, out, "greatest", input, table, halves and not ceil_mode)
+    pool(r, out, "max_pool", input, table, halves and not ceil_mode)
 
 
 @handles("avg_pool1d", "avg_pool2d")
@@ -217,7 +217,7 @@ def avg_pool(
 ) -> None:
     if divisor_override is not None:
         raise Unknown(f"a pool with a divisor of its own{r.place()}")
-    pool(r, out, "mean", input, windows_of(out, input, kernel_size, stride, padding, count_include_pad)[0])
+    pool(r, out, "mean_pool", input, windows_of(out, input, kernel_size, stride, padding, count_include_pad)[0])
 
 
 def windows_of(
@@ -238,7 +238,7 @@ def windows_of(
 
 @handles("adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def adaptive_pool(
-    r: Recorder, out: Tensor, input: Tensor, output_size: Any, return_indices: bool = False, kind: str = "mean"
+    r: Recorder, out: Tensor, input: Tensor, output_size: Any, return_indices: bool = False, kind: str = "mean_pool"
 ) -> None:
     table = []
     for size, outputs in zip(image(tuple(input.shape[1:]))[1:], image(tuple(out.shape[1:]))[1:], strict=True):
@@ -248,7 +248,7 @@ def adaptive_pool(
     pool(r, out, kind, input, table)
 
 
-handles("adaptive_max_pool1d", "adaptive_max_pool2d")(functools.partial(adaptive_pool, kind="greatest"))
+handles("adaptive_max_pool1d", "adaptive_max_pool2d")(functools.partial(adaptive_pool, kind="max_pool"))
 
 
 # norms ------------------------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ static void norm(const Pass *p, const Layer *layer) {
       const int64_t at = n.each ? first + i : first;
       const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f), shift = n.shift ? FILL(n.shift[at]) : ZERO;
       const F v = FMA((x[from + i] - middle) * by, scale, shift);
-      y[to + i] = with_relu ? relu(v) : v;
+      y[to + i] = with_relu ? relu_of(v) : v;
     })
   }
 }
@@ -87,7 +87,7 @@ static void norm_back(const Pass *p, const Layer *layer) {
   const int64_t parameters = n.each ? (int64_t)n.planes * n.in->lines * units : n.in->planes;
   F *scales = scratch_of(p), *shifts = scales + parameters; /* their gradients */
   memset(scales, 0, sizeof(F) * 2 * parameters);
-  if (layer->size[NORM_RELU] && n.each) relu_back(n.out, x_of(p, layer->out), dy);
+  if (layer->size[NORM_RELU] && n.each) relu_clears(n.out, x_of(p, layer->out), dy);
   const int again = layer->size[NORM_RELU] && !n.each; /* the outputs are computed again, for less than reading them */
   for (int32_t g = 0; g < n.groups; g++) {
     const F middle = kept[2 * g], by = kept[2 * g + 1];

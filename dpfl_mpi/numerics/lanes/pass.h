@@ -27,6 +27,6 @@ INLINE F *scratch_of(const Pass *p) { return p->arena + p->net->scratch; }
     }
 
 /* A ReLU within a layer: the gradient of its outputs is 0 where it was. */
-static void relu_back(const Value *v, const F *y, F *d) {
+static void relu_clears(const Value *v, const F *y, F *d) {
   LINES(v, for (int32_t i = 0; i < v->units; i++) d[at + i] = PICK(ABOVE(y[at + i], ZERO), d[at + i], ZERO))
 }

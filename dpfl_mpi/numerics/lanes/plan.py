@@ -47,12 +47,12 @@ def fused(ops: list[Op], logits: Slot) -> list[Op]:
     for op in ops:
         if op in gone:
             continue
-        one = after(op, "rectify")
+        one = after(op, "relu")
         if op.kind in ("dense", "norm") and one:  # whose last size says so
             op = replace(op, out=one.out, size=[*op.size[:-1], 1], keeps=True)
             gone.add(one)
-        first = one or after(op, "greatest")
-        second = after(first, "greatest" if one else "rectify") if first else None
+        first = one or after(op, "max_pool")
+        second = after(first, "max_pool" if one else "relu") if first else None
         if op.kind == "conv" and op.facts.get("stage") and first and second:
             pool = second if one else first
             if pool.facts["halves"]:

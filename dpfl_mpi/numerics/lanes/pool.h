@@ -23,7 +23,7 @@
       __VA_ARGS__; \
     }
 
-static void greatest(const Pass *p, const Layer *layer) {
+static void max_pool(const Pass *p, const Layer *layer) {
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out), *chosen = p->arena + layer->space;
   WINDOWS(p, layer, {
@@ -41,7 +41,7 @@ static void start_from_zero(const Pass *p, const Layer *layer) {
   if (!(layer->adds & 1)) LINES(in, memset(d_of(p, layer->in) + at, 0, sizeof(F) * in->units))
 }
 
-static void greatest_back(const Pass *p, const Layer *layer) {
+static void max_pool_back(const Pass *p, const Layer *layer) {
   F *dx = d_of(p, layer->in);
   const F *dy = d_of(p, layer->out), *chosen = p->arena + layer->space;
   start_from_zero(p, layer);
@@ -52,7 +52,7 @@ static void greatest_back(const Pass *p, const Layer *layer) {
   })
 }
 
-static void mean(const Pass *p, const Layer *layer) {
+static void mean_pool(const Pass *p, const Layer *layer) {
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out);
   WINDOWS(p, layer, {
@@ -63,7 +63,7 @@ static void mean(const Pass *p, const Layer *layer) {
   })
 }
 
-static void mean_back(const Pass *p, const Layer *layer) {
+static void mean_pool_back(const Pass *p, const Layer *layer) {
   F *dx = d_of(p, layer->in);
   const F *dy = d_of(p, layer->out);
   start_from_zero(p, layer);

@@ -44,7 +44,7 @@ INLINE void stage_block(const int count, const Stage *s, const float *w, const f
         M above, below, low;
         const F top = greater(sum[i][0], sum[i][1], &above), bottom = greater(sum[i][2], sum[i][3], &below);
         const int32_t at = (i * s->P + p) * s->Q + q;
-        y[i * s->out_plane + p * s->out_line + q] = relu(greater(top, bottom, &low));
+        y[i * s->out_plane + p * s->out_line + q] = relu_of(greater(top, bottom, &low));
         right[at] = EITHER(low, below, above);
         lower[at] = low;
       }
@@ -112,7 +112,7 @@ static void stage_back(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
   const int32_t area = s.P * s.Q;
   F *d = d_of(p, layer->out), *dx = d_of(p, layer->in);
-  relu_back(out, x_of(p, layer->out), d);
+  relu_clears(out, x_of(p, layer->out), d);
   for (int32_t o = 0; o < s.filters; o++) {
     const F *slope = d + o * s.out_plane;
     const M *right = s.right + o * area, *lower = s.lower + o * area;

@@ -63,7 +63,7 @@ INLINE F numbers(const uint8_t *p) {
   return number(v);
 }
 INLINE float lane(const F *v, int l) { return ((const float *)v)[l]; }
-INLINE F relu(F a) { return PICK(ABOVE(ZERO, a), ZERO, a); } /* not-a-number stays */
+INLINE F relu_of(F a) { return PICK(ABOVE(ZERO, a), ZERO, a); } /* not-a-number stays */
 
 /* Return the greater and where it is b: a at a tie, not-a-number where there is one, as torch's max-pool. */
 INLINE F greater(F a, F b, M *second) {
