@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -203,9 +201,7 @@ class MailRoom:
             with self.log.clock("exchange"):
                 if to.puts:
                     self._fill(form)
-                ready = time.perf_counter()
-                # after the opening Fence: until then this rank waited for the slowest
-                inbox.exchange(to, functools.partial(self._waited, ready))
+                self.log.count("wait", inbox.exchange(to))
                 self.bytes_put += len(to.puts) * inbox.row_bytes
                 if self.packs:
                     self._unpack(form, to, inbox)
@@ -216,9 +212,6 @@ class MailRoom:
             mine = set((self.stored - first).tolist())
             self.store = {key: row for key, row in self.store.items() if key in mine}
         return here
-
-    def _waited(self, since: float) -> None:
-        self.log.count("wait", time.perf_counter() - since)
 
     def _fill(self, form: int) -> None:
         """Stage what is put: on a GPU one host copy of the rank's rows."""

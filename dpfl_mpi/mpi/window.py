@@ -1,6 +1,6 @@
 """The one-sided RMA window, and who puts which row where along a graph."""
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,21 +57,20 @@ class Inbox:
         memory: Any = self.window.tomemory()
         self.view: np.ndarray = np.ndarray((slots, staging.shape[1]), np.float32, memory)
 
-    def exchange(self, route: Route, wait: Callable[[], Any] = lambda: None) -> None:
-        """Put the staged rows along the route: Fence, one Put per row and rank, Fence. Collective.
+    def exchange(self, route: Route) -> float:
+        """Put the staged rows along the route: Fence, one Put per row and rank, Fence; return the seconds until the slowest rank came. Collective.
 
-        Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash
-        between nodes. `wait` is called after the opening Fence, when the slowest rank has arrived.
+        Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash between nodes.
         """
-        if self.window is None:
-            raise ValueError("this Inbox is closed")
         if route.need[self.world.rank] > self.slots:
             raise ValueError(f"the graph needs {route.need[self.world.rank]} slots, the window has {self.slots}")
+        start = time.perf_counter()
         self.window.Fence()
-        wait()
+        waited = time.perf_counter() - start
         for row, rank, slot in route.puts:
             self.window.Put([self.staging[row], MPI.FLOAT], rank, [slot, self.staging.shape[1], MPI.FLOAT])
         self.window.Fence()
+        return waited
 
     def take(self, slot: int) -> np.ndarray:
         """Return a copy of the row in a slot, float32 `[W]`."""
