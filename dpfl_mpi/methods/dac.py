@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{listozec2022dac,
@@ -37,11 +37,8 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    w = fed.common_row()
-    fed.evaluate(w)
     k, n = len(fed.ids), fed.n
-    known = {"s": np.zeros((k, n)), "met": np.zeros((k, n), bool)}
-    return {"client": {"w": w, **known}, "shared": {}}
+    return local.init(fed, s=np.zeros((k, n)), met=np.zeros((k, n), bool))
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{liu2024dfedpgp,
@@ -36,9 +36,7 @@ def init(fed: Federation) -> State:
     epochs, most = fed.options["head_epochs"], fed.run.tau_train
     if epochs > most:
         raise UserError(f"--options.head_epochs is {epochs}; allowed is 0 to {most}, all of tau_train")
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w, "mu": np.ones(len(w))}, "shared": {}}
+    return local.init(fed, mu=np.ones(len(fed.ids)))
 
 
 def round(fed: Federation, state: State, t: int) -> State:

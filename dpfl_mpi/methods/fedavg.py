@@ -27,8 +27,8 @@ def personal(fed: Federation, own: str, shared: str = "w") -> State:
     return {"client": {own: rows}, "shared": {shared: w}}
 
 
-def round(fed: Federation, state: State, t: int) -> State:
-    w = update(fed, state["shared"]["w"])
+def round(fed: Federation, state: State, t: int, gradient: Gradient | None = None) -> State:
+    w = update(fed, state["shared"]["w"], gradient)
     fed.evaluate(fed.copies(w))
     return {"client": {}, "shared": {"w": w}}
 

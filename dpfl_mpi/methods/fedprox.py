@@ -26,10 +26,7 @@ init = fedavg.init
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    w = state["shared"]["w"]
-    w = fedavg.update(fed, w, gradient=fed.proximal(w, fed.options["mu"]))
-    fed.evaluate(fed.copies(w))
-    return {"client": {}, "shared": {"w": w}}
+    return fedavg.round(fed, state, t, fed.proximal(state["shared"]["w"], fed.options["mu"]))
 
 
 def finetune_gradient(fed: Federation, start: Tensor) -> Gradient | None:

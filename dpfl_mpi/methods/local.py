@@ -1,14 +1,17 @@
 """Local: every client trains alone, w_k <- LocalOpt(w_k, tau_train)."""
 
+from typing import Any
+
 from dpfl_mpi.methods import Federation, Method, State
 
 METHOD = Method(title="Local", topology="none", elementwise=True, colour="#D55E00")
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation, **own: Any) -> State:
+    """Return the common initial row of every client, scored, and what else is each client's `own`, by name."""
     w = fed.common_row()
     fed.evaluate(w)
-    return {"client": {"w": w}, "shared": {}}
+    return {"client": {"w": w, **own}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import Senders
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor, local
 from dpfl_mpi.settings import option
 from dpfl_mpi.settings.values import nearest
 
@@ -33,10 +33,8 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    w = fed.common_row()
-    fed.evaluate(w)
-    counts = {"taken": np.zeros((len(fed.ids), fed.n), np.int32), "by_chance": np.zeros((len(fed.ids), fed.n))}
-    return {"client": {"w": w, **counts}, "shared": {}}
+    k, n = len(fed.ids), fed.n
+    return local.init(fed, taken=np.zeros((k, n), np.int32), by_chance=np.zeros((k, n)))
 
 
 def round(fed: Federation, state: State, t: int) -> State:

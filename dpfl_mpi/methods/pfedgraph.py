@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.methods import Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{ye2023pfedgraph,
@@ -28,9 +28,7 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    w = fed.common_row()
-    fed.evaluate(w)
-    return {"client": {"w": w, "u": w * 0}, "shared": {}}
+    return local.init(fed, u=fed.common_row() * 0)
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@article{wu2022pfedsv,
@@ -35,10 +35,7 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    w = fed.common_row()
-    fed.evaluate(w)
-    r = np.zeros((len(fed.ids), fed.n))
-    return {"client": {"w": w, "r": r}, "shared": {}}
+    return local.init(fed, r=np.zeros((len(fed.ids), fed.n)))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
