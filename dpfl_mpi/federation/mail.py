@@ -67,6 +67,7 @@ class MailRoom:
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part; return what arrives, until the next sending (Algorithm 1, line 9). Collective."""
         self.members.check_rows(w_KW, self.ensemble.width, "fed.exchange")
+        self.members.check_graph(graph, "the graph of fed.exchange")
         self.members.exclude_diverged(w_KW)
         came = self.came(w_KW)
         self.stage(w_KW)
@@ -136,6 +137,8 @@ class MailRoom:
         liars make of it.
         """
         members = self.members
+        if graph is not None:
+            members.check_graph(graph, "the graph of fed.tell")
         if self.wire.versions > 1:
             stale = f"--staleness is {self.wire.versions - 1}"
             raise UserError(f"{stale}; what fed.tell brings is of the same round, for which all wait: allowed is 0")
@@ -292,6 +295,7 @@ class MailRoom:
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just the slots that a graph needs; the old one is freed first. Collective."""
+        self.members.check_graph(graph, "the graph of fed.narrow")
         alive = self.members.alive
         if not alive.all():  # who has diverged sends and receives no more
             graph = graph.only(alive[graph.receivers()] & alive[graph.senders])

@@ -125,10 +125,10 @@ class Members:
             raise UserError(f"{verb} was given rows whose numbers do not lie side by side in memory, {mend}")
 
     def check_graph(self, graph: CollaborationGraph, what: str) -> None:
-        """Raise `UserError` where this is no graph, or one that has a client among its own senders, or a sender twice."""
-        if not isinstance(graph, CollaborationGraph):
-            made = "fed.collect makes a graph of the senders of each client"
-            raise UserError(f"{what} is a {type(graph).__name__}; {made}")
+        """Raise `UserError` where this is no graph of the clients, or one that has a client among its own senders, or a sender twice."""
+        if not isinstance(graph, CollaborationGraph) or graph.n != self.n:
+            of = f"graph of {graph.n} clients" if isinstance(graph, CollaborationGraph) else type(graph).__name__
+            raise UserError(f"{what} is a {of}; fed.collect makes a graph of the senders of each client")
         receivers = graph.receivers()
         for wrong, how in (
             (graph.senders == receivers, "itself as a sender; its own model is in the mean anyway"),

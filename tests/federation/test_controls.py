@@ -249,17 +249,16 @@ def test_a_run_goes_on_without_who_has_diverged(method, tmp_path):
         assert result.finished and np.flatnonzero(result["client/diverged_round"] >= 0).tolist() == [WILD]
 
 
-def test_rows_of_another_kind_and_edges_that_nothing_came_along_are_refused():
+def test_rows_and_graphs_of_another_kind_and_edges_that_nothing_came_along_are_refused():
     with federation(SMALL) as fed:
         w, graph = fed.common_row(), CollaborationGraph.from_lists([[1]] + [[]] * (N - 1))
-        for call in (
-            fed.mean,
-            fed.average,
-            lambda w: fed.exchange(w, graph),
-            lambda w: next(iter(fed.every_row(w))),
-            fed.bggc,
-        ):
+        of_rows = (fed.mean, fed.average, lambda w: fed.exchange(w, graph), lambda w: [*fed.every_row(w)], fed.bggc)
+        for call in of_rows:
             refused("was given Tensor float64", call, w.double())
+        for other, said in (([[1]], "a list"), (CollaborationGraph.empty(2), "a graph of 2 clients")):
+            calls = {"average": (w, other), "exchange": (w, other), "narrow": (other,), "tell": (fed.p[fed.ids], other)}
+            for name, given in calls.items():
+                refused(f"the graph of fed.{name} is {said}; fed.collect makes", getattr(fed, name), *given)
         received = fed.exchange(w, graph)
         other = CollaborationGraph.from_lists([[2]] + [[]] * (N - 1))
         refused("an edge along which the models received did not come", fed.average, w, other, received)

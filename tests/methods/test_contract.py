@@ -79,7 +79,7 @@ def fed(number=1, **notes):
     """Return what `check_state` looks at: two local clients of four, in round `number`."""
     members = Members.__new__(Members)  # the present and the living of a run of four
     members.alive = members.present = np.ones(4, bool)
-    members.most_senders = np.array([3, 1, 1, 1])
+    members.n, members.most_senders = 4, np.array([3, 1, 1, 1])
     log = SimpleNamespace(notes={"val_acc": np.ones(2)} | notes)
     return SimpleNamespace(n=4, round=number, ids=np.array([1, 3]), members=members, log=log)
 
