@@ -394,8 +394,7 @@ class Received:
         mail, members = self.mail, self.mail.members
         group = None
         if self.here is None and not members.world.agree(any(b.stop - b.start > 1 for b in blocks)):
-            to, room = graph.receivers(), mail._capacity(0)
-            group = placement.groups_of(to, graph.senders, members.owner, members.rank_by_rank, room)
+            group = placement.groups_of(graph, members.owner, members.rank_by_rank, mail._capacity(0))
         if group is None:
             yield self, blocks
             return
@@ -403,7 +402,7 @@ class Received:
         for g in range(int(group.max(initial=-1)) + 1):
             mail.meet("the next clients of what fed.exchange returned")
             mail.check(self.number)
-            now = graph.only(group[to] == g)
+            now = graph.only(group[graph.receivers()] == g)
             here = mail.put(now, mail.route(now))
             self.number = mail.sendings
             yield Received(mail, self.w, now, here, 0), [blocks[int(i)] for i in np.flatnonzero(mine == g)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import CollaborationGraph
 
 WAVE = 256  # clients of a rank that search Omega together at least,
 WAVES = 8  # and how many such groups there are at most
@@ -65,31 +66,24 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
 
 
 def groups_of(
-    to: np.ndarray, senders: np.ndarray, owner: np.ndarray, rank_by_rank: np.ndarray, capacity: np.ndarray
+    graph: CollaborationGraph, owner: np.ndarray, rank_by_rank: np.ndarray, capacity: np.ndarray
 ) -> np.ndarray | None:
     """Return for every client, int64 `[N]`, in which group of its rank's clients it receives: the window has room for all models of a group.
 
-    `to` and `senders` `[E]` are the graph's edges. None where a rank's window has no room for the models of one client.
+    None where a rank's window has no room for the models of one client.
     """
-    away, place = owner[to] != owner[senders], np.argsort(rank_by_rank)
-    order = np.argsort(place[to[away]], kind="stable")
-    at, sender = place[to[away]][order], senders[away][order]
-    same = np.argsort(owner[rank_by_rank[at]] * len(owner) + sender, kind="stable")
-    again = (np.diff(sender[same]) == 0) & (np.diff(owner[rank_by_rank[at[same]]]) == 0)
-    before = np.full(len(at), -1)  # the edge that brought the same sender to the same rank last
-    before[same[1:][again]] = same[:-1][again]
-    group, first = np.zeros(len(owner), np.int64), 0
-    for slots, end in zip(capacity, np.cumsum(np.bincount(owner, minlength=len(capacity))), strict=True):
-        number = 0
-        while first < end:
-            edges = np.arange(*np.searchsorted(at, [first, end]))
-            held = np.cumsum(before[edges] < edges[:1])  # models, were the group to end with this edge's client
-            over = edges[np.searchsorted(held, slots, side="right") :]
-            stop = int(at[over[0]]) if len(over) else int(end)
-            if stop == first:
-                return None
-            group[rank_by_rank[first:stop]] = number
-            first, number = stop, number + 1
+    away = graph.only(owner[graph.receivers()] != owner[graph.senders])
+    group, rank, number, held = np.zeros(len(owner), np.int64), -1, 0, set[int]()
+    for k in rank_by_rank.tolist():
+        if owner[k] != rank:
+            rank, number, held = int(owner[k]), 0, set()
+        mine = set(away.of(k).tolist())
+        if len(mine) > capacity[rank]:
+            return None
+        held |= mine
+        if len(held) > capacity[rank]:
+            number, held = number + 1, mine
+        group[k] = number
     return group
 
 

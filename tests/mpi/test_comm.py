@@ -82,21 +82,20 @@ def test_passes_by_hand():
     room=st.lists(st.integers(0, 6), min_size=4, max_size=4),
 )
 def test_groups_are_as_large_as_can_be(n, ranks, density, seed, room):
-    """Against sets, client by client."""
+    """A rank's clients in their order: each group's models fit its window, and with those of the next client they would not."""
     graph, owner, _, work = cast(n, ranks, density, seed)
+    needs = [{j for j in graph.of(k).tolist() if owner[j] != owner[k]} for k in range(n)]
     of_rank = [ids_of(owner, work, rank) for rank in range(ranks)]
-    expected, fits = np.zeros(n, int), True
-    for rank in range(ranks):
-        held, number = set(), 0
-        for k in of_rank[rank]:
-            mine = {j for j in graph.of(k).tolist() if owner[j] != rank}
-            fits &= len(mine) <= room[rank]
-            if len(held | mine) > room[rank]:
-                held, number = set(), number + 1
-            held |= mine
-            expected[k] = number
-    found = groups_of(graph.receivers(), graph.senders, owner, np.concatenate(of_rank), np.array(room[:ranks]))
-    assert (found is not None) == fits and (not fits or found.tolist() == expected.tolist())
+    found = groups_of(graph, owner, np.concatenate(of_rank), np.array(room[:ranks]))
+    if any(len(needs[k]) > room[owner[k]] for k in range(n)):
+        assert found is None
+        return
+    for ids, most in zip(of_rank, room, strict=False):
+        groups = [[k for k in ids if found[k] == number] for number in range(max(found[ids], default=-1) + 1)]
+        assert [k for group in groups for k in group] == ids.tolist()
+        held = [set().union(*(needs[k] for k in group)) for group in groups]
+        assert all(len(models) <= most for models in held)
+        assert all(len(models | needs[group[0]]) > most for models, group in zip(held, groups[1:], strict=False))
 
 
 def cast(n, ranks, density, seed):
