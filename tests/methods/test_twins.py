@@ -6,7 +6,7 @@ import pytest
 import torch
 import twins
 from sklearn.neighbors import NearestNeighbors
-from twins import HEAD, TAU, N, Twin, play, quadratic
+from twins import HEAD, N, Twin, play, quadratic
 
 from dpfl_mpi.methods import knnper, pfedgraph
 from dpfl_mpi.models import resnet
@@ -144,11 +144,7 @@ def test_fedbn_twin():
     tw.module = resnet.build((8, 8, 1), 10, "4", 1, 2)
     own = torch.cat([torch.full((p.numel(),), "norm" in n) for n, p in tw.module.named_parameters()])
     assert int(own.sum()) == 3 * 8 and torch.equal(fed.columns("normalisation")[: len(own)], own)
-    mean, w = tw.start, [tw.start] * N
-    for t, rows in enumerate(scored[1:]):
-        w = [tw.local(k, torch.where(own, w[k], mean), t * TAU) for k in range(N)]
-        assert torch.allclose(rows, torch.stack(w), rtol=0, atol=1e-5)
-        mean = tw.mean(w)
+    assert_near(scored, list(tw.keeping(own)))
     norms = scored[-1][:, own]
     assert (norms[0] - norms[1]).abs().max() > 1e-3
 

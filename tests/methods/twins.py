@@ -137,6 +137,15 @@ class Twin:
             yield w
             w = mix(w, t)
 
+    def keeping(self, own, train=None):
+        """The rounds of a method whose clients keep these columns, bool, and take the others from the mean of all; they `train(k, w, epoch)`."""
+        mean, w = self.start, [self.start] * N
+        yield w
+        for t in range(ROUNDS):
+            w = [(train or self.local)(k, torch.where(own, w[k], mean), t * TAU) for k in range(N)]
+            yield w
+            mean = self.mean(w)
+
 
 def twin_dpfl(tw, o):
     """Algorithm 1, of which lines 3 and 10 are tests/reference.py's; the rows are those after training, then those that are mixed."""
@@ -232,15 +241,11 @@ def twin_perfedavg(tw, o):
 
 
 def twin_fedrep(tw, o):
-    phi, h, head = tw.start, [tw.start] * N, tw.head
-    yield list(h)
-    for t in range(ROUNDS):
-        for k in range(N):
-            w = torch.where(head, h[k], phi)
-            w = tw.local(k, w, t * TAU, TAU - 1, "head", columns=head)
-            h[k] = tw.local(k, w, t * TAU + TAU - 1, 1, "base", columns=~head)
-        yield list(h)
-        phi = tw.mean(h)
+    def train(k, w, epoch):
+        w = tw.local(k, w, epoch, TAU - 1, "head", columns=tw.head)
+        return tw.local(k, w, epoch + TAU - 1, 1, "base", columns=~tw.head)
+
+    return tw.keeping(tw.head, train)
 
 
 def twin_pfedgraph(tw, o):
@@ -294,12 +299,7 @@ def twin_scaffold(tw, o):
 
 
 def twin_fedper(tw, o):
-    body, heads = tw.start[:HEAD], [tw.start[HEAD:]] * N
-    yield [tw.start] * N
-    for t in range(ROUNDS):
-        w = [tw.local(k, torch.cat([body, heads[k]]), t * TAU) for k in range(N)]
-        yield w
-        body, heads = tw.mean(w)[:HEAD], [row[HEAD:] for row in w]
+    return tw.keeping(tw.head)
 
 
 def twin_pfedme(tw, o):
