@@ -169,8 +169,7 @@ def verb(
     def called(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
         if collective:
             fed._parts.meet(f"fed.{name}")
-        done_here: Callable[P, T] = getattr(getattr(fed._parts, part), name)
-        return done_here(*args, **kwargs)
+        return getattr(getattr(fed._parts, part), name)(*args, **kwargs)
 
     return called
 

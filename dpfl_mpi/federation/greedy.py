@@ -87,24 +87,21 @@ class Greedy:
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
         self.members.check_rows(w_KW, self.mail.ensemble.width, "fed.bggc")
-        with self.narrowed(w_KW):
-            return self._searched(w_KW)
-
-    def _searched(self, w_KW: Tensor) -> CollaborationGraph:
         chosen: list[list[int]] = []
-        losses = self._all_losses(w_KW) if self.rule.order == "loss" else None
-        sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
-        # whose sums are held at once; --network simulates all clients in lock-step
-        groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
-        for group in np.array_split(np.arange(len(self.blocks)), groups):
-            blocks, repeats = [self.blocks[b] for b in group], []
-            for repeat in range(self.repeats):
-                searches = [Search(self, b, w_KW, sums[b], p_sums[b], repeat) for b in blocks]
-                send = self._in_phases(searches, w_KW, send, repeat, losses)
-                repeats.append([search.found for search in searches])
-                del searches
-            chosen += best_of(repeats)
-        self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
+        with self.narrowed(w_KW):
+            losses = self._all_losses(w_KW) if self.rule.order == "loss" else None
+            sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
+            # whose sums are held at once; --network simulates all clients in lock-step
+            groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
+            for group in np.array_split(np.arange(len(self.blocks)), groups):
+                blocks, repeats = [self.blocks[b] for b in group], []
+                for repeat in range(self.repeats):
+                    searches = [Search(self, b, w_KW, sums[b], p_sums[b], repeat) for b in blocks]
+                    send = self._in_phases(searches, w_KW, send, repeat, losses)
+                    repeats.append([search.found for search in searches])
+                    del searches
+                chosen += best_of(repeats)
+            self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
         return self.members.collect(chosen)
 
     @contextmanager
@@ -148,9 +145,8 @@ class Greedy:
         members = self.members
         ids = np.concatenate([np.zeros(0, np.int64), *(search.ids for search in searches)])
         first, none = int(searches[0].block.start) if searches else 0, np.zeros(0, np.int64)
-        lost = [None] * len(ids) if losses is None else losses[first : first + len(ids)]
-        able = members.able
-        orders = [Order(self, int(k), repeat, loss, able) for k, loss in zip(ids, lost, strict=True)]  # line 9
+        lost, able = [None] * len(ids) if losses is None else losses[first:], members.able
+        orders = [Order(self, int(k), repeat, loss, able) for k, loss in zip(ids, lost, strict=False)]  # line 9
         widths = members.most_senders[ids]  # of a client's batch; 0 once its budget is full
         while True:  # line 10
             batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]

@@ -173,11 +173,9 @@ class Members:
 
     def to_root(self, rows: np.ndarray, now: slice | None = None) -> np.ndarray | None:
         """Return on root `[N, ...]` in client order from every rank's `[K, ...]`, of some clients where `now` says which; elsewhere None. Collective."""
-        if now is None:
-            gathered, order = self.world.gather(rows, self.owner), self.rank_by_rank
-        else:
-            order = self.rank_by_rank[(self.rank_by_rank >= now.start) & (self.rank_by_rank < now.stop)]
-            gathered = self.world.gather(rows[(self.ids >= now.start) & (self.ids < now.stop)], self.owner[now])
+        now = slice(0, self.n) if now is None else now
+        order = self.rank_by_rank[(self.rank_by_rank >= now.start) & (self.rank_by_rank < now.stop)]
+        gathered = self.world.gather(rows[(self.ids >= now.start) & (self.ids < now.stop)], self.owner[now])
         return None if gathered is None else gathered[np.argsort(order)]
 
     def of_all(self, mine: np.ndarray) -> np.ndarray:

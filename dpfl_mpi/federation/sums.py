@@ -239,8 +239,9 @@ class Sums:
             # everyone reaches everyone: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
-                each, false = self._over_all(w_KW)[None], self.mail.wire.false
-                if len(false):  # a client sums its own true row
+                each = self._over_all(w_KW)[None]
+                false = np.arange(len(w_KW)) if self.mail.wire.encoder else self.mail.wire.attack.mine
+                if len(false):  # these may send what is not their row; a client sums its own true row
                     each = each.expand(len(w_KW), -1)
                     each, sent = each.clone(), self.mail.wire.leaving(w_KW)
                     for i in false[members.active[members.ids[false]]]:

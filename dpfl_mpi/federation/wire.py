@@ -81,11 +81,6 @@ class Wire:
         active = np.flatnonzero(self.members.active[self.members.ids])
         return torch.equal(a_KW[active], b_KW[active])
 
-    @property
-    def false(self) -> np.ndarray:
-        """Which of this rank's clients may send what is not their row."""
-        return np.arange(len(self.members.ids)) if self.encoder else self.attack.mine
-
     def completed(self, rows_kW: Tensor, own_kW: Tensor) -> Tensor:
         """Return rows that arrived with the receivers' own columns where nothing is sent."""
         return rows_kW if self.columns is None else torch.where(self.columns, rows_kW, own_kW)
