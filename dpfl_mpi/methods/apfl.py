@@ -40,7 +40,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     learn = partial(learned, fed, alpha_i) if fed.options["adaptive"] else None
     # w_i <- w_i - eta grad f(w_i), then v_i <- v_i - eta alpha grad f(mixture)
     w_i, v_i = fed.mixed_opt(w_i, v_i, alpha_i, fed.run.tau_train, learn)
-    fed.evaluate(mixture(alpha_i, v_i, w_i))
+    fed.evaluate(alpha_i * v_i + (1 - alpha_i) * w_i)
     return {"client": {"v": v_i, "alpha": alpha_i}, "shared": {"w": fed.mean(w_i)}}
 
 
@@ -49,7 +49,3 @@ def learned(fed: Federation, alpha_i: Tensor, w, v, mixed) -> None:
     alpha = alpha_i[w.rows]
     slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + 0.02 * alpha
     alpha_i[w.rows] = (alpha - fed.lr * slope).clamp(0, 1)
-
-
-def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    return alpha * v + (1 - alpha) * w

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{biswas2025facade,
@@ -49,7 +49,9 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, heads, head = state["client"]["w"], state["client"]["heads"], fed.columns("head")
     cluster = state["client"]["cluster"].copy()
     for i in np.flatnonzero(fed.awake[fed.ids]).tolist():
-        cluster[i] = np.argmin(fed.training_losses(i, with_heads(w[i], heads[i], head)))
+        models = w[i].repeat(heads.shape[1], 1)  # its core with each of the heads
+        models[:, head] = heads[i]
+        cluster[i] = np.argmin(fed.training_losses(i, models))
         w[i, head] = heads[i, cluster[i]]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
@@ -65,10 +67,3 @@ def round(fed: Federation, state: State, t: int) -> State:
         heads[:, number] = fed.average(mine, chosen, received, weights=weights)[:, head]
     core[:, head] = heads[np.arange(len(w)), cluster]
     return {"client": {"w": core, "heads": heads, "cluster": cluster}, "shared": {"chosen": chosen}}
-
-
-def with_heads(w_W: Tensor, heads_kH: Tensor, head: Tensor) -> Tensor:
-    """Return a core with each of k heads, `[k, W]`."""
-    rows = w_W.repeat(len(heads_kH), 1)
-    rows[:, head] = heads_kH
-    return rows

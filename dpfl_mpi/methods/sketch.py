@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
@@ -33,16 +32,11 @@ init = local.init
 def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)
-    chosen = choose(fed, w - fed.initial_row())
+    where, size = signatures(w - fed.initial_row(), fed.options["entries"])
+    alike = cosines(fed.ids, fed.tell(where), fed.tell(size), w.shape[1])
+    near = [(row, fed.reachable(k), fed.most_senders[k]) for row, k in zip(alike, fed.ids, strict=True)]
+    chosen = fed.collect([n[np.argsort(-row[n], kind="stable")[:most]] for row, n, most in near])
     return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
-
-
-def choose(fed: Federation, moved: Tensor) -> CollaborationGraph:
-    """Return of each client's reachable j the B_c - 1 of the largest cosine of their signatures, which are of `moved` `[K, W]`. Collective."""
-    where, size = signatures(moved, fed.options["entries"])
-    alike = cosines(fed.ids, fed.tell(where), fed.tell(size), moved.shape[1])
-    near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
-    return fed.collect([n[np.argsort(-row[n], kind="stable")][:m] for row, n, m in zip(alike, near, most, strict=True)])
 
 
 def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:

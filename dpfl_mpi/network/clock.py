@@ -18,8 +18,6 @@ NEVER = 2**62
 
 
 class Clock:
-    STATE = ("now", "ready", "asked", "sent", "here")  # attributes that a checkpoint holds
-
     def __init__(self, speeds: Speeds, staleness: int = 0):
         n = len(speeds.step)
         self.speeds, self.step, self.image = speeds, nanoseconds(speeds.step), nanoseconds(speeds.image)
@@ -118,7 +116,7 @@ class Clock:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what a checkpoint holds, by name."""
-        return {name: getattr(self, name) for name in self.STATE}
+        return {name: getattr(self, name) for name in ("now", "ready", "asked", "sent", "here")}
 
 
 def queue(ready: np.ndarray, link: np.ndarray, other: np.ndarray, cost: np.ndarray, free: np.ndarray) -> np.ndarray:
