@@ -28,6 +28,7 @@ Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
 OPTIONAL = ("finetune_gradient", "newcomer")
 OWN_GRAPH = ("omega_period", "graphs")  # fields that a method does not read whose graph is new in each round
+UNREAD = (*OWN_GRAPH, "averaging")  # all that a method may ignore
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Method:
     # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
-    asks_all: bool = False  # a graph, not searched: a choice receives and scores the model of each client in reach
-    ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of omega_period and graphs
+    asks_all: bool = False  # a graph: a choice receives and scores the model of each client in reach, whole ones
+    ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of UNREAD
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
     models: int = 1  # that each client trains, tau_train epochs each, in a round
@@ -62,7 +63,7 @@ class Method:
     sends: str = ""  # a graph: what leaves a client, as --send layers=; "": all
     # what is planned counts these two
     sent: int = 2  # a server: what goes up and comes down per client and round at most, in models
-    every_row: int = 0  # how often a round calls fed.every_row, by which all rows come to all ranks
+    every_row: int = 0  # how often a round calls fed.every_row, by which all rows come to all ranks, whole ones
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")  # fewer where it takes steps of its own
     # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
     elementwise: bool = False
@@ -97,6 +98,9 @@ def load(name: str, module: ModuleType) -> Method:
     for field, low in (("models", 1), ("sent", 0), ("every_row", 0)):
         value = getattr(declared, field)
         rules[field] = type(value) is int and low <= value <= 1000, f"whole numbers from {low} to 1000"
+    for field, known in (("ignores", UNREAD), ("optimizers", Method.optimizers)):
+        value = getattr(declared, field)
+        rules[field] = isinstance(value, tuple) and {*value} <= {*known}, f"tuples of {', '.join(known)}"
     for field, (fits, allowed) in rules.items():
         if not fits:
             value = getattr(declared, field)

@@ -119,6 +119,5 @@ def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
         what = f"--send is {run.send}" if run.send else f"--method {short(run.method)} sends its {layers}"
         mend = "name its layers" if run.send else 'let its file say HEAD = "NAME"'
         raise UserError(f"{what}; --model {short(run.model)} names no last layer: {mend}")
-    if layers == "body":
-        return ~ensemble.columns("head", head, "--send layers")
-    return ensemble.columns(layers, head, "--send layers")
+    said = "--send layers" if run.send else f"sends of the method {short(run.method)}"
+    return ~ensemble.columns("head", head, said) if layers == "body" else ensemble.columns(layers, head, said)

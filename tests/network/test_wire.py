@@ -1,6 +1,7 @@
 """--codec, --send and --staleness: what arrives, how old it is, and its bytes."""
 
 import numpy as np
+import own
 import pytest
 import torch
 from launch import differences, federation, refused, run_here, run_many
@@ -210,9 +211,13 @@ def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
         assert (result["network/waited_for"][3:, 1:] == 0).all()
 
 
-def test_a_layer_that_is_not_there_is_a_sentence():
-    sentence = "--send layers is nose; allowed are head, none, all, or of the layers"
-    refused(sentence, federation, SMALL | {"send": "layers=nose"})
+def test_a_layer_that_is_not_there_is_a_sentence(tmp_path):
+    own.folder(tmp_path, mine=own.METHOD.replace("METHOD = Method(", "METHOD = Method(sends='nose', "))
+    for fields, what in (
+        ({"send": "layers=nose"}, "--send layers"),
+        ({"method": str(tmp_path / "mine.py")}, "sends of the method mine"),
+    ):
+        refused(f"{what} is nose; allowed are head, none, all, or of the layers", federation, SMALL | fields)
 
 
 @pytest.mark.parametrize(
