@@ -160,16 +160,19 @@ class Parts:
 
 
 def verb(
-    part: str, done: Callable[Concatenate[Any, P], T], collective: bool = False
+    part: str, done: Callable[Concatenate[Any, P], T], collective: bool = False, rows: int = 0
 ) -> Callable[Concatenate[Federation, P], T]:
-    """Return the verb that a part does, by the same name; a collective one begins when all ranks are at it."""
+    """Return the verb that a part does, by the same name, of which the first so many arguments are `rows`; a collective one begins when all ranks are at it."""
     name = done.__name__
 
     @functools.wraps(done)
     def called(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
+        parts = fed._parts
         if collective:
-            fed._parts.meet(f"fed.{name}")
-        return getattr(getattr(fed._parts, part), name)(*args, **kwargs)
+            parts.meet(f"fed.{name}")
+        for w_KW in args[:rows]:
+            parts.members.check_rows(w_KW, parts.backend.ensemble.width, f"fed.{name}")
+        return getattr(getattr(parts, part), name)(*args, **kwargs)
 
     return called
 
@@ -229,9 +232,9 @@ class Federation:
         """Return one number per row as float64 `[k, 1]`, beside rows `[k, W]`."""
         return self._parts.backend.ensemble.column(values)
 
-    local_opt = verb("training", Training.local_opt)
-    mixed_opt = verb("training", Training.mixed_opt)
-    ahead_opt = verb("training", Training.ahead_opt)
+    local_opt = verb("training", Training.local_opt, rows=1)
+    mixed_opt = verb("training", Training.mixed_opt, rows=2)
+    ahead_opt = verb("training", Training.ahead_opt, rows=1)
     batches = verb("training", Training.batches)
     step = verb("training", Training.step)
     gradient = verb("backend", Backend.gradient)
@@ -255,7 +258,7 @@ class Federation:
             raise UserError(f"{needs}, and --model {short(self.run.model)} names none: {mend}")
         return self._parts.head
 
-    evaluate = verb("scoring", Scoring.evaluate, collective=True)
+    evaluate = verb("scoring", Scoring.evaluate, collective=True, rows=1)
     losses = verb("scoring", Scoring.losses)
     training_losses = verb("scoring", Scoring.training_losses)
 
@@ -272,21 +275,23 @@ class Federation:
         active = self.active[self.ids]
         return sketches.sketches(moved_KW, moved_KW.new_zeros(moved_KW.shape[1]), active, self.run.seed, entries)
 
-    exchange = verb("mail", MailRoom.exchange, collective=True)
+    exchange = verb("mail", MailRoom.exchange, collective=True, rows=1)
     tell = verb("mail", MailRoom.tell, collective=True)
     narrow = verb("mail", MailRoom.narrow, collective=True)
-    average = verb("sums", Sums.average, collective=True)
-    mean = verb("sums", Sums.mean, collective=True)
+    average = verb("sums", Sums.average, collective=True, rows=1)
+    mean = verb("sums", Sums.mean, collective=True, rows=1)
 
     def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row [W])` of every client that takes part, in client order, on every rank with clients; send nothing meanwhile. Collective."""
-        self._parts.meet("fed.every_row")
-        self._parts.log.every_row = True
-        return self._parts.mail.every_row(w_KW)
+        parts = self._parts
+        parts.meet("fed.every_row")
+        parts.members.check_rows(w_KW, parts.backend.ensemble.width, "fed.every_row")
+        parts.log.every_row = True
+        return parts.mail.every_row(w_KW)
 
-    bggc = verb("greedy", Greedy.bggc, collective=True)
-    ggc = verb("greedy", Greedy.ggc, collective=True)
-    losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True)
+    bggc = verb("greedy", Greedy.bggc, collective=True, rows=1)
+    ggc = verb("greedy", Greedy.ggc, collective=True, rows=1)
+    losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True, rows=1)
     repaired = verb("greedy", Greedy.repaired, collective=True)
     shuffle = verb("greedy", Greedy.shuffle)
     reachable = verb("members", Members.reachable)

@@ -53,7 +53,6 @@ class Greedy:
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
-        self.members.check_rows(w_KW, self.mail.ensemble.width, "fed.ggc")
         chosen: list[list[int]] = []
         losses = self._losses_of(received) if self.rule.order == "loss" else None
         for part, blocks in received.parts(received.graph, self.blocks):
@@ -86,7 +85,6 @@ class Greedy:
 
     def bggc(self, w_KW: Tensor) -> CollaborationGraph:
         """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
-        self.members.check_rows(w_KW, self.mail.ensemble.width, "fed.bggc")
         chosen: list[list[int]] = []
         with self.narrowed(w_KW):
             losses = self._all_losses(w_KW) if self.rule.order == "loss" else None

@@ -66,7 +66,6 @@ class MailRoom:
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph, as far as both ends take part; return what arrives, until the next sending (Algorithm 1, line 9). Collective."""
-        self.members.check_rows(w_KW, self.ensemble.width, "fed.exchange")
         self.members.check_graph(graph, "the graph of fed.exchange")
         self.members.exclude_diverged(w_KW)
         came = self.came(w_KW)
@@ -100,7 +99,6 @@ class MailRoom:
             sent = members.limits.run.send
             what = f"--send is {sent}" if sent else f"sends is {members.limits.run.found('method').sends}"
             raise UserError(f"{what}; fed.every_row and losses of all models need whole ones: allowed is all")
-        members.check_rows(w_KW, self.ensemble.width, "fed.every_row")
         members.exclude_diverged(w_KW)
         came = self.wire.counts and self.came(w_KW)
         self.stage(w_KW)

@@ -1,6 +1,7 @@
 """`Members`: who the clients are, which rank computes each (in decreasing order of training size), and who takes part in a round."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +113,7 @@ class Members:
             return graph
         return graph.only(self.awake[graph.receivers()] & self.active[graph.senders])
 
-    def check_rows(self, w_KW: Tensor, width: int, verb: str) -> None:
+    def check_rows(self, w_KW: Any, width: int, verb: str) -> None:
         """Raise `UserError` where a verb is not given the rows of this rank's clients, float32 `[K, W]`."""
         shape = [len(self.ids), width]
         if not isinstance(w_KW, Tensor) or w_KW.dtype != torch.float32 or list(w_KW.shape) != shape:

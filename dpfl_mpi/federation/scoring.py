@@ -36,7 +36,6 @@ class Scoring:
         `--mixed` asks for them. `predict(rows, w_kW, images)` replaces the logits `[k, S, C]` where more than the row decides. Absent
         clients are not scored. A client whose row is not finite is excluded, or ends the run.
         """
-        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.evaluate")
         if series == "mixed" and not self.mixed:
             return
         self.members.exclude_diverged(w_KW)  # here too: a method without an exchange diverges as well

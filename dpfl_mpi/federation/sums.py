@@ -43,7 +43,6 @@ class Sums:
         the order of the clients, so the number of ranks changes no bit. Who has no weight, or takes no part, keeps its row.
         """
         members = self.members
-        members.check_rows(w_KW, self.ensemble.width, "fed.average")
         a = self._weights(weights)
         if graph is None:
             return self._mixed(w_KW, a, given=weights is not None)
@@ -189,7 +188,6 @@ class Sums:
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all clients that take part, `[W]`: a row up and the mean down are two models per client. Collective."""
         members = self.members
-        members.check_rows(w_KW, self.ensemble.width, "fed.mean")
         members.exclude_diverged(w_KW)
         if not members.active.any():
             nobody = "that takes part: those available come later or have stopped early (--patience)"

@@ -59,7 +59,6 @@ class Training:
         `gradient` replaces that of the loss. `momentum` names the momentum rows: those of a second model have another name. Columns where
         `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same batches: for a second model.
         """
-        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.local_opt")
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
             raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
         for (block,) in self._blocks({momentum: w_KW}, moves=self.members.in_rounds):
@@ -76,6 +75,8 @@ class Training:
         step. With `advance=False` the epochs do not count: the next call sees the same batches. `most` limits the steps of a client.
         """
         backend = self.backend
+        for rows in rows_KW.values():
+            self.members.check_rows(rows, backend.ensemble.width, "fed.batches")
         for now in self._blocks(rows_KW, moves=advance):
             for batch in backend.batches(now[0].rows, epochs, self.epochs):
                 if batch.step == most:
@@ -92,8 +93,6 @@ class Training:
         Each mini-batch moves w, then v; their momentum rows are "w" and "v". `learn(w, v, mixed)`, called with these `Block`s before v's step,
         may change `alpha_K1` for the next one.
         """
-        for rows in (w_KW, v_KW):
-            self.members.check_rows(rows, self.backend.ensemble.width, "fed.mixed_opt")
         for w, v in self._blocks({"w": w_KW, "v": v_KW}, moves=True):
             self.backend.train_mixed(w, v, alpha_K1, epochs, self.epochs, self.lr, learn)
         self._advance(epochs)
@@ -102,7 +101,6 @@ class Training:
     def ahead_opt(self, w_KW: Tensor, epochs: int, inner: float) -> Tensor:
         """Train every client's row in place by pairs of mini-batches, and return it: w moves along the gradient of the second at w - inner (gradient
         of the first); a last one without a second is not used."""
-        self.members.check_rows(w_KW, self.backend.ensemble.width, "fed.ahead_opt")
         for (w,) in self._blocks({"w": w_KW}, moves=True):
             self.backend.train_ahead(w, inner, epochs, self.epochs, self.lr)
         self._advance(epochs)
