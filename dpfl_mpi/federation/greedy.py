@@ -276,7 +276,10 @@ class Search:
             if not active.any():
                 return
             if not self.started:
-                self._start(active)
+                torch.div(self.x, self.ensemble.column(self.p_x), out=self.pair[:, 0])
+                torch.div(self.y, self.ensemble.column(self.p_y), out=self.pair[:, 1])
+                self.r_x, self.r_y = self._rewards(active)
+                self.started = True
             j = [int(c[position] if on else k) for c, on, k in zip(candidates, active, self.ids, strict=True)]
             p_j = np.where(active, self.p[j], 0.0)
             p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
@@ -325,12 +328,6 @@ class Search:
         self.chosen[0] += order[: len(added)][added].tolist()
         self.scoring.count(self.block, 2 * len(added) + (0 if self.started else 2))
         self.r_x, self.started = np.array([self.chooser.reward]), True
-
-    def _start(self, active: np.ndarray) -> None:
-        torch.div(self.x, self.ensemble.column(self.p_x), out=self.pair[:, 0])
-        torch.div(self.y, self.ensemble.column(self.p_y), out=self.pair[:, 1])
-        self.r_x, self.r_y = self._rewards(active)
-        self.started = True
 
 
 class Order:

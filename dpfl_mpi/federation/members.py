@@ -85,11 +85,6 @@ class Members:
         return self.active & self.trains
 
     @property
-    def all_in_reach(self) -> bool:
-        """Whether the candidates of every client are all others that take part."""
-        return self.reach is None and self.near is None and self.kept is None and bool(self.there[self.present].all())
-
-    @property
     def able(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Who receives, and who sends to others, not just coming, bool `[N]` each, and the numbers of those."""
         sends = self.active & self.there

@@ -233,8 +233,8 @@ class Sums:
         members, received = self.members, self.log.notes["models_received"]
         members.exclude_diverged(w_KW)
         wants = (members.most_senders > 0)[members.ids] & members.awake[members.ids]
-        if members.all_in_reach:
-            # everyone reaches everyone: one exact sum serves all
+        if not (members.reach or members.near or members.kept) and members.there[members.present].all():
+            # everyone reaches all others that take part: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
                 each = self._over_all(w_KW)[None]
