@@ -86,8 +86,8 @@ class CollaborationGraph:
         return out
 
 
-def rewired(graph: CollaborationGraph, rng: np.random.Generator, swaps: int = 20) -> CollaborationGraph:
-    """Return a random graph with the in- and out-degrees of this one: `swaps` tries per edge to exchange the senders of two edges.
+def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> CollaborationGraph:
+    """Return a random graph with the in- and out-degrees of this one: 20 tries per edge to exchange the senders of two edges.
 
     A try that would give an edge twice, or a client itself, is left out (Milo et al., arXiv cond-mat/0312028, the switching method).
     """
@@ -95,7 +95,7 @@ def rewired(graph: CollaborationGraph, rng: np.random.Generator, swaps: int = 20
     edges = set(zip(receivers, senders, strict=True))
     count = len(senders)
     # a generator: a list of all would hold 160 bytes per try
-    tries = (rng.integers(0, max(count, 1), (count, 2)).tolist() for _ in range(swaps))
+    tries = (rng.integers(0, max(count, 1), (count, 2)).tolist() for _ in range(20))
     for a, b in itertools.chain.from_iterable(tries):
         one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
         if one[0] == one[1] or two[0] == two[1] or one in edges or two in edges:

@@ -185,10 +185,10 @@ class World:
         if said := self.first(said if total[0] > limit else ""):
             raise UserError(said)
 
-    def all_stop(self, seconds: float = PATIENCE) -> bool:
+    def all_stop(self) -> bool:
         """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""
         request = self.farewell.Ibarrier()
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while not request.Test():
             if time.monotonic() > end:
                 return False

@@ -40,11 +40,11 @@ def test_decide():
         assert decide(a, b, coin) is (coin < reference.probability(a, b)) is added
 
 
-def rows_of(fed, seed, scale=0.3, spread=1.0):
+def rows_of(fed, seed, spread=1.0):
     """Random models in the federation's row order and in client order: a common part and a part of their own."""
     rng = np.random.default_rng(seed)
     size = fed.ensemble.size
-    models = (rng.normal(0, scale, size) + rng.normal(0, scale * spread, (N, size))).astype(np.float32)
+    models = (rng.normal(0, 0.3, size) + rng.normal(0, 0.3 * spread, (N, size))).astype(np.float32)
     w = fed.ensemble.zeros(len(fed.ids))
     w[:, :size] = torch.from_numpy(models[fed.ids])
     return w, models

@@ -202,7 +202,7 @@ def test_who_takes_part_by_share_and_by_file(tmp_path):
         assert here.sum() == (2 if t == 1 else 1) and not (here & (there[t - 1] == 0)).any()
 
 
-def test_a_mean_is_over_those_present(tmp_path):
+def test_a_mean_is_over_those_present():
     with federation(SMALL | {"method": "fedavg", "participation": 0.4}) as fed:
         fed.begin_round(1)
         w = fed.local_opt(fed.common_row(), 1)

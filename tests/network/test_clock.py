@@ -16,8 +16,8 @@ from dpfl_mpi.settings.values import NETWORKS
 SMALL = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
 
 
-def clock_of(step, image=(0, 0, 0), up=(8, 8, 8), down=(8, 8, 8), latency=(0, 0, 0)):
-    return Clock(Speeds(*(np.array(values, float) for values in (step, image, up, down, latency))))
+def clock_of(step, image=(0, 0, 0), down=(8, 8, 8), latency=(0, 0, 0)):
+    return Clock(Speeds(*(np.array(values, float) for values in (step, image, (8, 8, 8), down, latency))))
 
 
 def seconds(values):
