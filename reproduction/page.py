@@ -2,8 +2,7 @@
 
 The tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of README.md here and of the project and of findings.md, the pictures beside the
 CSV files and into docs/pictures. Neither MPI, torch nor a result is needed. Those of findings.md are made here, of the folder `controls`: there
-comparisons have 20 rounds or more, lies and the like 6. Those of network.md are of network.csv, where that is there. Those of the other folders are made
-by recomputed.py.
+comparisons have 20 rounds or more, lies and the like 6. Those of network.md are of network.csv, those of the other folders are made by recomputed.py.
 """
 
 import re
@@ -32,7 +31,7 @@ from dpfl_mpi.studies.plan_power import chance_of, needed
 HERE = Path(__file__).resolve().parent
 FRONT, PAGE, FINDINGS = HERE.parent / "README.md", HERE / "README.md", HERE.parent / "docs" / "findings.md"
 ARENA = HERE / "arena.md"
-NETWORK, LINES = HERE / "network.md", ["network", "row", "seed", "accuracy", "hours", "gigabytes"]
+NETWORK = HERE / "network.md"
 DRAWN = 42  # the seed of which one curve per method is shown
 COMPARED = (
     *("Local", "FedAvg", "FedAvg+FT", "Pairwise", "Random graph", "Random graph, DPFL's degrees"),
@@ -159,8 +158,6 @@ def equal(lines: pd.DataFrame, cost: str) -> Lines:
     A Run that has ended keeps its accuracy; the difference to DPFL is at the last of the three, of the same partitions.
     """
     whole, rows = lines[lines["row"] == "DPFL"].groupby("seed")[cost].max().mean(), dict.fromkeys(lines["row"])
-    if not whole > 0:
-        return
     costs = [share * whole for share in (0.25, 0.5, 1.0)]
     known = [lines[lines[cost] <= 1.000001 * most].groupby(["row", "seed"])["accuracy"].last() for most in costs]
     reached = [values.unstack("seed").reindex(rows) for values in known]
@@ -185,18 +182,13 @@ def changed(lines: pd.DataFrame) -> Lines:
             out = {"change": f"{change}, {profile}"}
             for method in ("DPFL", "Random graph", "Pairwise"):
                 both = [(profile, f"{method}, {change}"), (profile, method)]
-                parts = last.loc[both[0]] - last.loc[both[1]] if set(both) <= set(last.index) else pd.Series()
+                parts = last.loc[both[0]] - last.loc[both[1]]
                 out[method] = told([np.array([points]) for points in parts.dropna()])
-            row = (profile, f"DPFL, {change}")
-            yield out | {"GB of DPFL": number(sent.loc[row].mean() if row in sent.index else np.nan)}
+            yield out | {"GB of DPFL": number(sent.loc[profile, f"DPFL, {change}"].mean())}
 
 
 def over_network() -> dict[str, str]:
-    held = (
-        pd.read_csv(NETWORK.with_suffix(".csv"))
-        if NETWORK.with_suffix(".csv").exists()
-        else pd.DataFrame(columns=LINES)
-    )
+    held = pd.read_csv(NETWORK.with_suffix(".csv"))
     named = ((profile, cost) for profile in ("phones", "hospitals") for cost in ("hours", "gigabytes"))
     at = {f"{name}, {cost}": recomputed.text(equal(held[held["network"] == name], cost)) for name, cost in named}
     return at | {"changed": recomputed.text(changed(held))}
