@@ -111,17 +111,16 @@ def against(frames: Frames) -> pd.DataFrame:
 def graphs(frames: Frames) -> Lines:
     for row, budget in DPFL.items():
         drawn = frames.of("graphs", where(frames), row).sort_values("t")["graph"]
-        if len(drawn):
-            ends = [graph().matrix() for graph in drawn.iloc[[0, -1]]]
-            both = [(sparsity(matrix), *(1 - share for share in asymmetry(matrix))) for matrix in ends]
-            sparse, edges, pairs = (f"{100 * a:.1f} to {100 * b:.1f}" for a, b in zip(*both, strict=True))
-            yield {
-                "B_c": budget,
-                "sparsity, %": sparse,
-                "the paper's": paper.SPARSITY.get(budget, "-"),
-                "edges with their reverse, %": edges,
-                "pairs linked both ways or not at all, %": pairs,
-            }
+        ends = [graph().matrix() for graph in drawn.iloc[[0, -1]]]
+        both = [(sparsity(matrix), *(1 - share for share in asymmetry(matrix))) for matrix in ends]
+        sparse, edges, pairs = (f"{100 * a:.1f} to {100 * b:.1f}" for a, b in zip(*both, strict=True))
+        yield {
+            "B_c": budget,
+            "sparsity, %": sparse,
+            "the paper's": paper.SPARSITY.get(budget, "-"),
+            "edges with their reverse, %": edges,
+            "pairs linked both ways or not at all, %": pairs,
+        }
 
 
 def searches(frames: Frames) -> Lines:
@@ -130,27 +129,26 @@ def searches(frames: Frames) -> Lines:
     for row, budget in DPFL.items():
         mine = frames.runs[frames.runs["row"] == row]
         counts = mine.reindex(columns=[f"{name}_gained" for name in ("adding", "removing", "neither", "both")]).dropna()
-        if total := counts.sum().sum():
-            shares = (f"{100 * count / total:.1f}" for count in counts.sum())
-            found = {"B_c": f"{budget} ({len(counts)})", "candidates per Run": f"{total / len(counts):,.0f}"}
-            yield found | dict(zip(heads, shares, strict=True)) | {"the paper's": paper.BOTH_GAIN}
+        total = counts.sum().sum()
+        shares = (f"{100 * count / total:.1f}" for count in counts.sum())
+        found = {"B_c": f"{budget} ({len(counts)})", "candidates per Run": f"{total / len(counts):,.0f}"}
+        yield found | dict(zip(heads, shares, strict=True)) | {"the paper's": paper.BOTH_GAIN}
 
 
 def flips(frames: Frames) -> Lines:
     for search, theirs in paper.FLIPPED.items():
         row = "DPFL (B_c = inf), flip_share 0.4" + ("" if search else ", flipped_run_ggc False")
         lines, of_row = (frames.of(name, where(frames), row) for name in ("clients", "graphs"))
-        if len(of_row):
-            flipped = lines.sort_values("client")["test_acc"].isna().to_numpy()
-            omega, last = (edge_share(graph().matrix(), flipped) for graph in of_row["graph"].iloc[[0, -1]])
-            yield {
-                "flipped clients": "search too" if search else "only train",
-                "accuracy of the others, %": cell(means(lines, row)),
-                "edges from flipped, Omega": f"{100 * omega:.1f} %",
-                "last round": f"{100 * last:.1f} %",
-                "by chance": f"{100 * chance(flipped):.1f} %",
-                "the paper's": theirs,
-            }
+        flipped = lines.sort_values("client")["test_acc"].isna().to_numpy()
+        omega, last = (edge_share(graph().matrix(), flipped) for graph in of_row["graph"].iloc[[0, -1]])
+        yield {
+            "flipped clients": "search too" if search else "only train",
+            "accuracy of the others, %": cell(means(lines, row)),
+            "edges from flipped, Omega": f"{100 * omega:.1f} %",
+            "last round": f"{100 * last:.1f} %",
+            "by chance": f"{100 * chance(flipped):.1f} %",
+            "the paper's": theirs,
+        }
 
 
 def example(frames: Frames) -> Lines:
@@ -158,14 +156,13 @@ def example(frames: Frames) -> Lines:
     both = "Random graph (B_c = inf)"
     rows = {"Local": [], f"{both}, reach groups:0,1;2": [1], f"{both}, reach groups:0,2;1": [2], both: [1, 2]}
     for row, others in rows.items():
-        if row in first:
-            mean, half = interval([(first[row] - first["Local"]).dropna().to_numpy()])
-            yield {
-                "client 1": with_whom(others),
-                "accuracy, %": cell(first[row].dropna().to_numpy()),
-                "to alone": f"{mean:+.1f} ± {half:.1f}" if others else "-",
-                "paper": paper.SYNERGY[len(others)] if others else "-",
-            }
+        mean, half = interval([(first[row] - first["Local"]).to_numpy()])
+        yield {
+            "client 1": with_whom(others),
+            "accuracy, %": cell(first[row].to_numpy()),
+            "to alone": f"{mean:+.1f} ± {half:.1f}" if others else "-",
+            "paper": paper.SYNERGY[len(others)] if others else "-",
+        }
 
 
 def others(frames: Frames) -> Lines:
@@ -266,12 +263,10 @@ def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
     axes.plot([], [], "o", color=GREY, label="95 % over clients of one")
 
 
-def accuracy(frames: Frames) -> Figure | None:
+def accuracy(frames: Frames) -> Figure:
     lines = frames["clients"]
     rows = [row for row in paper.TABLE_1 if row != "Local"]
     parts = {row: each for row in rows if comparable(each := paired(lines, row, "Local"))}
-    if not parts:
-        return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
     intervals(left, parts)
     if known := [(float(gap), y) for y, row in enumerate(parts) if (gap := paper_gap(frames, row, "Local")) != "-"]:
@@ -285,17 +280,13 @@ def accuracy(frames: Frames) -> Figure | None:
     return figure
 
 
-def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
-    if figure := accuracy(frames):
-        yield "accuracy", figure
-        if figure := variance.draw(of_shared_partitions(of_table_1(frames))).figure:
-            yield "variance", figure
+def pictures(frames: Frames) -> Iterator[tuple[str, Figure | None]]:
+    yield "accuracy", accuracy(frames)
+    yield "variance", variance.draw(of_shared_partitions(of_table_1(frames))).figure
     rows = set(frames.rows["row"])
     both = [(row, f"Random graph (B_c = {budget})") for row, budget in DPFL.items()]
-    shown = [row for pair in both if {*pair} <= rows for row in pair]
-    both_ways = frames.where(frames.runs["row"].isin(shown))
-    if shown and (figure := random_graph.draw(of_shared_partitions(both_ways)).figure):
-        yield "random-graph", figure
-    mine = frames.where(frames.runs["run"].isin(frames["graphs"]["run"]) & frames.runs["row"].isin(list(DPFL)))
-    if len(mine.runs) and (figure := graph_evolution.draw(mine).figure):
-        yield "graphs", figure
+    if shown := [row for pair in both if {*pair} <= rows for row in pair]:
+        both_ways = frames.where(frames.runs["row"].isin(shown))
+        yield "random-graph", random_graph.draw(of_shared_partitions(both_ways)).figure
+    mine = frames.runs["run"].isin(frames["graphs"]["run"]) & frames.runs["row"].isin(list(DPFL))
+    yield "graphs", graph_evolution.draw(frames.where(mine)).figure
