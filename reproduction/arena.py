@@ -181,7 +181,7 @@ def line_of(asked: Run, result: Result) -> dict[str, Any]:
     }
 
 
-def collect(folder: str) -> int:
+def collect(folder: str) -> None:
     """Add the cells that arena.csv lacks and whose results are there, and write both files after each."""
     if not Path(folder).is_dir():
         raise UserError(f"--collect is {folder}; allowed is a folder with results")
@@ -193,7 +193,6 @@ def collect(folder: str) -> int:
                 clients = pd.concat([clients[clients["run"] != lines[-1]["run"]], clients_of(cell[0], result)])
                 write(lines, clients)
     print(f"{len(lines)} cells are in {FILE.name}; {len(RUNS)} were still to be computed when this began")
-    return 0
 
 
 def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
@@ -205,21 +204,20 @@ def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
     clients.to_csv(CLIENTS, index=False)
 
 
-def told(words: str) -> int:
+def told(words: str) -> None:
     for setting, row, epochs, run in CELLS:
         name = f"{setting}, {row}, {epochs} epochs, seed {run.seed}"
         if all(word in name for word in words.split()):
             print(f"# {name}\nmpirun -n 2 python -m dpfl_mpi {shlex.join(to_flags(changed(run)))}")
-    return 0
 
 
 @in_a_sentence
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collect", metavar="DIR", help="write the CSV files of the results that are in this folder")
     parser.add_argument("--cell", metavar="WORDS", default="", help="print the commands of these cells [all]")
     asked = parser.parse_args()
-    return collect(asked.collect) if asked.collect else told(asked.cell)
+    collect(asked.collect) if asked.collect else told(asked.cell)
 
 
 if __name__ == "__main__":

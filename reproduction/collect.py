@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from csv_files import TEXTS
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures import frames, omega
 from dpfl_mpi.figures.command import found
 from dpfl_mpi.figures.controls_table import backdoor, liar_shares, newcomers
@@ -169,7 +169,7 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
     if (path := folder / "runs.csv").exists():
         old = pd.read_csv(path, dtype={"run": str})
         if set(old["data_sha256"]) | set(runs["data_sha256"]) != set(old["data_sha256"]):
-            raise SystemExit(f"error: {folder} holds Runs on other data (data_sha256); write these elsewhere: --out")
+            raise UserError(f"{folder} holds Runs on other data (data_sha256); write these elsewhere: --out")
         same = old.reset_index().merge(runs[["row", "seed", "epochs", "run"]], on=["row", "seed", "epochs"])
         gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,6 +184,7 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
     print(f"{folder}: {len(runs)} Runs" + (f", in place of {', '.join(sorted(gone))}" if gone else ""))
 
 
+@in_a_sentence
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, default=TABLES, metavar="FILE", help="files with RUNS [all]")
@@ -213,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)

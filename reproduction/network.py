@@ -55,24 +55,23 @@ def lines_of(result: Result) -> pd.DataFrame:
     return lines.assign(network=str(run.network), row=row, seed=run.seed, run=result.path.stem[-8:])
 
 
-def collect(folder: str) -> int:
+def collect(folder: str) -> None:
     results, _ = gather(RUNS, folder)
     done = [result for result in results if result.finished]
     if done:
         pd.concat(map(lines_of, done)).round(4).to_csv(FILE, index=False)
     print(f"{len(done)} of {len(RUNS)} Runs are finished in {folder}{f', written to {FILE}' if done else ''}")
-    return 0
 
 
 @in_a_sentence
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--collect", metavar="DIR", help="write network.csv of the results that are in this folder")
     folder = parser.parse_args().collect
-    return collect(folder) if folder else told()
+    collect(folder) if folder else told()
 
 
-def told() -> int:
+def told() -> None:
     """Print of each Run of a partition the hours of one core, at most, and the simulated hours; codecs' own time is not in them."""
     first, job, total = RUNS[0].resolve(), Job(), 0.0
     source = open_source(first)
@@ -88,7 +87,6 @@ def told() -> int:
         )
         total += hours * len(SEEDS)
     print(f"{len(RUNS)} Runs, at most {total:.0f} core hours")
-    return 0
 
 
 if __name__ == "__main__":

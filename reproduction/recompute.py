@@ -15,7 +15,7 @@ import pandas as pd
 
 from dpfl_mpi.__main__ import parse
 from dpfl_mpi.data.source import open_source
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import accuracy
 from dpfl_mpi.results import Result
 
@@ -28,10 +28,11 @@ def stored(run: str) -> tuple[pd.Series, np.ndarray]:
         if run in runs.index:
             clients = pd.read_csv(path.with_name("clients.csv"), dtype={"run": str})
             return runs.loc[run], clients[clients["run"] == run].sort_values("client")["test_acc"].to_numpy()
-    raise SystemExit(f"error: RUN is {run}; allowed are the first columns of {HERE}/*/runs.csv")
+    raise UserError(f"RUN is {run}; allowed are the first columns of {HERE}/*/runs.csv")
 
 
-def main() -> None:
+@in_a_sentence
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--ranks", type=int, default=1)
@@ -39,25 +40,21 @@ def main() -> None:
     args = parser.parse_args()
     line, expected = stored(args.run)
     flags = shlex.split(line["flags"])
-    try:
-        asked, _ = parse(flags)
-        sha = open_source(asked).sha256
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
-    if sha != line["data_sha256"]:
+    asked, _ = parse(flags)
+    if (sha := open_source(asked).sha256) != line["data_sha256"]:
         hashes = f"sha256 {sha[:12]}, {line['data_sha256'][:12]} there"
         print(f"note: these are other images than the page's ({hashes}); few clients will agree", flush=True)
     command = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags, f"--results={args.results}"]
     print(shlex.join(command), flush=True)
     if code := subprocess.run(command, check=False).returncode:
-        raise SystemExit(code)
+        return code
     with Result(asked.path(args.results)) as result:
         got = accuracy(result)
     same = np.isclose(got, expected, rtol=0, atol=1e-12, equal_nan=True)
     means = f"mean {100 * np.nanmean(got):.4f}, stored {100 * np.nanmean(expected):.4f}"
     print(f"{same.sum()} of {len(same)} clients have the same accuracy; {means}")
-    raise SystemExit(0 if same.all() else 1)
+    return int(not same.all())
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)

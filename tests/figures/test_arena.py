@@ -117,7 +117,7 @@ def test_cells_are_collected_folder_by_folder(tmp_path):
 
     cells.clients_of = clients_of
     for row in ("Local", "DPFL", "DPFL"):
-        assert cells.collect(str(tmp_path / row)) == 0
+        cells.collect(str(tmp_path / row))
         known = pd.read_csv(cells.FILE)[cells.KEYS].itertuples(index=False)
         cells.DONE = {cells.place(*line) for line in known}
     lines, clients = pd.read_csv(cells.FILE), pd.read_csv(cells.CLIENTS, dtype={"run": str})

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny_result
-from launch import ROOT, script
+from launch import ROOT, refused, script
 
 from dpfl_mpi.settings import Run
 
@@ -163,8 +163,7 @@ def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path)
     for name, each in (("runs", 1), ("clients", 2)):
         frame = pd.read_csv(tmp_path / f"{name}.csv", dtype={"run": str})
         assert sorted(frame["run"]) == ["00000002"] * each + ["00000003"] * each
-    with pytest.raises(SystemExit, match="holds Runs on other data"):
-        write(tmp_path, lines("00000004", "Local", 42, "b"))
+    refused("holds Runs on other data", write, tmp_path, lines("00000004", "Local", 42, "b"))
     assert len(pd.read_csv(tmp_path / "runs.csv")) == 2
 
 
