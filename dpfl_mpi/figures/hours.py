@@ -16,7 +16,7 @@ from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.controls_table import comers
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, text_label
-from dpfl_mpi.figures.style import TEXT, curve, legend, looks
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
 from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
 from dpfl_mpi.network.clock import critical_path
@@ -69,8 +69,8 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     for line, look, label in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
         results = list(frames.of("runs", line.setting, line.row)["result"])
         each = [measure(result) for result in results]
-        groups = pd.concat(each).groupby("point")
-        mean = groups.mean().assign(std=groups["accuracy"].std().fillna(0.0))[: min(map(len, each))].reset_index()
+        spread = over(pd.concat(each), "accuracy", "point")["std"]  # as far as all repetitions are
+        mean = pd.concat(each).groupby("point").mean().join(spread, how="right").reset_index()
         for axes, name in zip(panels[:2], PANELS, strict=True):
             curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(label), **look)
         if (waited := np.sort(sum(map(waits, results)))[::-1]).any():

@@ -13,7 +13,7 @@ import pandas as pd
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, text_label
-from dpfl_mpi.figures.style import TEXT, curve, legend, looks
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
 from dpfl_mpi.figures.tables import markdown
 from dpfl_mpi.figures.variance import REACH
 
@@ -34,22 +34,14 @@ def shown(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
-def means_of(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return accuracy, its deviation `std` and costs by point, means over a row's repetitions, as far as all of them are."""
-    each = lines.groupby("point")
-    means = each[["accuracy", *COSTS]].mean().assign(std=each["accuracy"].std().fillna(0.0))
-    return means[: lines.groupby("run").size().min()]
-
-
 def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> str:
     out = []
     for line in frames.rows.itertuples():
         lines = frames.of("costs", line.setting, line.row)
         each = [first_at(part, reach) for _, part in lines.groupby("run")]
         first = pd.DataFrame(each).mean(skipna=False)  # nan where a repetition does not reach it
-        end = (
-            lines.groupby("run")[["accuracy", *COSTS]].last().mean()
-        )  # of each repetition its own, the seconds of +FT those before
+        # of each repetition its own, the seconds of +FT those before
+        end = lines.groupby("run")[["accuracy", *COSTS]].last().mean()
         cells = {"setting": line.setting, "method": line.row}
         cells["accuracy"] = f"{end['accuracy']:.2f} ({len(each)})"
         cells |= {COSTS[name]: shown(end[name]) for name in costs}
@@ -62,7 +54,8 @@ def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS
     parts = []
     for line, look, name in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
         lines = frames.of("costs", line.setting, line.row)
-        mean = means_of(lines)
+        spread = over(lines, "accuracy", "point")["std"]  # as far as all repetitions are
+        mean = lines.groupby("point")[["accuracy", *COSTS]].mean().join(spread, how="right")
         for axes, cost in zip(panels, costs, strict=True):
             curve(axes, mean[cost], mean["accuracy"], mean["std"], label=text_label(name), **look)
             axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
