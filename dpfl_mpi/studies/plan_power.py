@@ -117,7 +117,10 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("power", "level"):
         if not 0 < (given := getattr(args, name)) < 1:
             raise UserError(f"--{name} is {given:g}; allowed is a probability above 0 and below 1")
-    parts, names = compared([result for result in map(Result, args.results) if has_rounds(result)])
+    results = [result for result in map(Result, args.results) if has_rounds(result)]
+    if not results:
+        raise UserError("none of these results has a recorded round yet")
+    parts, names = compared(results)
     print(report(parts, names, args.difference, args.power, args.level))
 
 

@@ -15,6 +15,7 @@ from dpfl_mpi import streams
 from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.models import mlp
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.studies import optimality, plan_power
 from dpfl_mpi.studies.plan_power import Chance, chance_of, needed, power
 
@@ -137,6 +138,12 @@ def test_from_results(paths, said):
     assert max(map(len, out.splitlines())) <= 130
     one = said(plan_power.main, *paths[::2], "--difference=5")
     assert "between partitions unknown: one partition, taken as 0" in one
+
+
+def test_results_without_a_round_are_refused(tmp_path, said):
+    tiny_result.empty(tmp_path / "a.h5", Run().resolve())
+    told = said(plan_power.main, tmp_path / "a.h5", "--difference=1", code=2)
+    assert told.endswith("error: none of these results has a recorded round yet\n")
 
 
 @pytest.mark.parametrize(("which", "more", "sentence"), [
