@@ -3,13 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from launch import ROOT, script
-from scipy import stats
-
-pytest.importorskip("matplotlib")
-
 import standings
 import tiny_result
+from launch import ROOT, script
+from scipy import stats
 
 from dpfl_mpi.settings import Run
 

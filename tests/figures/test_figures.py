@@ -1,31 +1,29 @@
 """Figures and tables on their numbers, worked out by hand for `tiny_result`; every file of analysis/ runs without torch and MPI."""
 
-import importlib.util
 import itertools
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import h5py
+import matplotlib.pyplot as pyplot
 import numpy as np
+import pandas as pd
 import pytest
 import tiny_result
 from launch import ROOT, refused, run_here
+from sklearn.metrics import adjusted_rand_score
 from tiny_result import draw, module, tiny
 
 from dpfl_mpi import api
+from dpfl_mpi.figures import command, controls_table, frames, names, omega, paper, pareto, style, tables
+from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import outcome, summary
 from dpfl_mpi.settings import Run
-
-pyplot = pytest.importorskip("matplotlib.pyplot")
-pd = pytest.importorskip("pandas")
-
-from dpfl_mpi.figures import command, controls_table, frames, names, omega, paper, pareto, style, tables  # noqa: E402
-from dpfl_mpi.figures.frames import of_results  # noqa: E402
 
 ANALYSIS = ROOT / "analysis"
 FILES = sorted(p.stem for p in ANALYSIS.glob("*.py"))
@@ -58,10 +56,6 @@ def made(tmp_path_factory):
     return out
 
 
-def open_all(made, *names):
-    return [made[n] for n in names]
-
-
 WITHOUT = """
 import runpy, sys
 sys.modules.update(dict.fromkeys(sys.argv[2:]))  # to import one of these fails
@@ -82,13 +76,12 @@ def run_without(calls, cwd, *libraries):
 def test_every_file_runs_with_neither_torch_nor_mpi(made, tmp_path):
     special = {"label_flip": ["flip"], "motivation": ["alone"], "random_graph": [SEEDS[0], "unsearched"]}
     special |= {"hours": ["clocked"]}
-    drawn = [name for name in FILES if name != "report" or importlib.util.find_spec("plotly")]
-    of = {name: [str(result.path) for result in open_all(made, *special.get(name, FOUR))] for name in drawn}
-    calls = [[str(ANALYSIS / f"{name}.py"), *of[name], "--out", str(tmp_path)] for name in drawn]
+    of = {name: [str(made[n].path) for n in special.get(name, FOUR)] for name in FILES}
+    calls = [[str(ANALYSIS / f"{name}.py"), *of[name], "--out", str(tmp_path)] for name in FILES]
     read = [[f"{ROOT}/dpfl_mpi/{name}.py", of["sparsity"][0]] for name in ("show", "export")]
     done = run_without([*calls, read[0], [*read[1], f"--out={tmp_path}/o.csv"]], tmp_path, "torch", "mpi4py", "sklearn")
     assert done.returncode == 0, done.stderr
-    for name in drawn:
+    for name in FILES:
         more = {"html"} if name == "report" else {"md", "tex"} if name.endswith("table") else {"pdf", "png"}
         assert {p.suffix[1:] for p in tmp_path.glob(f"{name}.*")} == {"csv"} | more
         assert all(str(p) in done.stdout for p in tmp_path.glob(f"{name}.*"))
@@ -158,7 +151,7 @@ def test_rounds_and_budgets_of_the_graph_figure(made):
     assert evolution.rounds_to_show(0, 2, evolution.round_list("0,last"), several=False) == [0, 2]
     refused("--rounds has 3, but ... has graphs of rounds 0 to 2", draw, "graph_evolution", [result], rounds=[3])
     refused("--budgets is 5; none of the results has one of these", draw, "graph_evolution", [result], budgets="5")
-    drawing = draw("graph_evolution", open_all(made, ("dpfl", 42), "random"), budgets="3,7,2")
+    drawing = draw("graph_evolution", [made["dpfl", 42], made["random"]], budgets="3,7,2")
     assert list(dict.fromkeys(drawing.data["budget"])) == ["3", "2"] and "no result has B_c = 7" in drawing.text
 
 
@@ -190,14 +183,14 @@ SAID = {
 @pytest.mark.parametrize("figure", BY_HAND)
 def test_figures_by_hand(made, figure):
     of, columns = BY_HAND[figure]
-    drawing = draw(figure, open_all(made, *of))
+    drawing = draw(figure, [made[n] for n in of])
     for name, values in columns.items():
         assert drawing.data[name].tolist() == pytest.approx(values), name
     assert SAID.get(figure, "") in drawing.text
 
 
 def test_the_accuracy_table_by_hand(made):
-    drawing = draw("accuracy_table", open_all(made, *FOUR))
+    drawing = draw("accuracy_table", [made[n] for n in FOUR])
     dpfl, local = (drawing.data.set_index("method").loc[m] for m in ("DPFL (B_c = 3)", "Local"))
     assert dpfl["mean"] == pytest.approx(72.5) and dpfl["std"] == pytest.approx(5 / 2**0.5) and dpfl["n"] == 2
     assert local["mean"] == pytest.approx(65) and local["std"] == pytest.approx(0)
@@ -227,7 +220,7 @@ def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
 
 def test_the_paper_stands_beside_runs_of_its_size_alone(made, tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "COLUMNS", ("Digits Patho(3)",))
-    results = [tiny(tmp_path, "inf", budget="inf"), *open_all(made, ("local", 42))]
+    results = [tiny(tmp_path, "inf", budget="inf"), made["local", 42]]
 
     def beside():
         frames = of_results(results)
@@ -267,7 +260,7 @@ def test_what_nobody_was_scored_for_is_not_the_best(made, tmp_path):
 
 
 def test_repetitions_of_a_run_count_once_and_values_have_short_names(made):
-    repeated = of_results(open_all(made, ("dpfl", 42), ("dpfl", 42), ("dpfl", 52)))
+    repeated = of_results([made[n] for n in (*SEEDS, SEEDS[0])])
     assert len(repeated.runs) == 2 and len(repeated.rows) == 1
     ditto, replay = Run(method="ditto", options={"lam": 0.5}), Run(method="replay", graphs="results/a.h5")
     assert names.value_of(SimpleNamespace(run=ditto), "options") == "lam 0.5"
@@ -290,7 +283,7 @@ def test_rows_curves_and_panels_say_in_what_runs_differ(unlike, made, tmp_path):
     said = [f"DPFL ($B_c=3$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
     looks = {a.get_label(): (a.get_color(), a.get_linestyle()) for a in draw("sparsity", unlike).figure.axes[0].lines}
     assert list(looks) == said and len(set(looks.values())) == 4
-    panels = [draw("greedy_cases", of).figure.axes for of in (unlike, open_all(made, *SEEDS))]
+    panels = [draw("greedy_cases", of).figure.axes for of in (unlike, [made[n] for n in SEEDS])]
     titles = [[" ".join(a.get_title().split("\n")[:-1]) for a in each] for each in panels]
     assert titles == [said, [f"DPFL ($B_c=3$), seed {s}" for s in (42, 52)]]
     table = draw("tau_init_table", unlike)
@@ -315,7 +308,7 @@ def test_a_method_has_one_colour_in_every_figure(made):
     mine = {style.look(Method(title=f"mine{i}"))[:2] for i in range(100)}
     assert len(mine) > 9 and not mine & {look[:2] for look in colours.values() if look[1] == "-"}
     assert style.look(Method(title="x", colour="red; drop")) == style.look(Method(title="x"))  # of a result's file
-    results = open_all(made, *FOUR)
+    results = [made[n] for n in FOUR]
     curves = draw("learning_curves", results).figure.axes[0].lines
     drawn = {line.get_label().split(" ")[0]: line.get_color().upper() for line in curves}
     assert drawn == {"DPFL": colours["dpfl"][0], "Local": colours["local"][0]}
@@ -418,7 +411,7 @@ def test_label_flip(made, tmp_path):
 
 def test_motivation(made, tmp_path):
     assert draw("motivation", [made["alone"]]).data["accuracy"].tolist() == [50]
-    assert draw("motivation", open_all(made, "all", "alone", "pair", ("dpfl", 42))).text.splitlines() == [
+    assert draw("motivation", [made[n] for n in ("all", "alone", "pair", ("dpfl", 42))]).text.splitlines() == [
         "client 1 alone: 50.0 % (1 seeds)",
         "client 1 with 2: 40.0 % (1 seeds), -10.0 points against alone",
         "client 1 with 2 and 3: 70.0 % (1 seeds), +20.0 points against alone",
@@ -466,9 +459,9 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     result = tiny(tmp_path, "running", finished=False)
     assert command.has_rounds(result)
     assert "is stopped after round 2 of 2: drawn as far as it is" in capsys.readouterr().err
-    text = draw("accuracy_table", [result, *open_all(made, ("local", 42))]).text
+    text = draw("accuracy_table", [result, made["local", 42]]).text
     assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
-    assert "not finished" not in draw("accuracy_table", open_all(made, *FOUR)).text
+    assert "not finished" not in draw("accuracy_table", [made[n] for n in FOUR]).text
     tuned = draw("learning_curves", [tiny(tmp_path, "tuned", "local", finetune_epochs=1, finished=False)])
     assert set(tuned.data["measure"]) == {"round/test_acc", "round/val_loss"}
 
@@ -588,11 +581,10 @@ def test_communities_and_rand_index():
     found = omega.communities(TWO)
     assert omega.rand_index(found, np.array([1, 1, 1, 0, 0, 0])) == 1
     assert omega.communities(CollaborationGraph.empty(3)).tolist() == [0, 1, 2]
-    metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     for _ in range(20):
         a, b = rng.integers(0, 4, 30), rng.integers(0, 3, 30)
-        assert omega.rand_index(a, b) == pytest.approx(metrics.adjusted_rand_score(a, b))
+        assert omega.rand_index(a, b) == pytest.approx(adjusted_rand_score(a, b))
 
 
 def test_agreement_is_told_of_runs_on_one_partition_alone(tmp_path):
@@ -613,7 +605,7 @@ def test_agreement_is_told_of_runs_on_one_partition_alone(tmp_path):
 def test_the_deviation_of_z_is_over_repetitions(made, monkeypatch):
     """z of 1 and 3: 2 +- sqrt(2) (ddof 1). A single seed has no deviation, of any measure."""
     monkeypatch.setattr(omega, "z_of_round", lambda result, t, draws: {42: 1.0, 52: 3.0}[result.run.seed])
-    std = draw("omega", open_all(made, *SEEDS), draws=2).data.set_index("measure")["std"]
+    std = draw("omega", [made[n] for n in SEEDS], draws=2).data.set_index("measure")["std"]
     assert std["z"].tolist() == pytest.approx([2**0.5] * 2) and std["reciprocity"].tolist() == [0, 0, 0]
     single = draw("omega", [made["dpfl", 42]], draws=2).data
     assert "z" in single["measure"].values and single["std"].isna().all()
@@ -637,7 +629,7 @@ def test_costs_by_hand(made):
     text = draw("pareto", [made["dpfl", 42]], reach=45).text
     assert "70.00 (1)" in text and "3.8" in text and "2.5" in text
     # a repetition that ends with round 1, at 65 % and 25 steps
-    both = of_results(open_all(made, *SEEDS))
+    both = of_results([made[n] for n in SEEDS])
     lines = both["costs"]
     both.read = lambda _: lines[(lines["seed"] == 42) | (lines["point"] < 2)]
     assert "67.50 (2)" in pareto.table(both, 45, ["steps"]) and " 38 " in pareto.table(both, 45, ["steps"])
@@ -645,7 +637,7 @@ def test_costs_by_hand(made):
 
 def test_pareto_shows_the_ten_points_below_the_best_with_bands_and_names_the_rest(made, tmp_path):
     """DPFL ends at 70 and 75 %, which are 72.5 and a band; the random graph at 50 %, of one seed."""
-    drawing = draw("pareto", open_all(made, *SEEDS, "unsearched"))
+    drawing = draw("pareto", [made[n] for n in (*SEEDS, "unsearched")])
     axes = drawing.figure.axes[0]
     assert axes.get_ylim()[0] == pytest.approx(62.5) and len(axes.collections) == 1
     assert drawing.data["std"].tolist() == pytest.approx([0] * 3 + [5 / 2**0.5] * 3)
@@ -670,7 +662,7 @@ def test_seeds_share_a_bar_of_traffic(made, tmp_path):
 
 def test_rounds_and_epochs_are_whole_numbers(made):
     for name in ("omega", "sparsity", "asymmetry", "random_graph", "learning_curves", "greedy_cases"):
-        drawn = draw(name, open_all(made, SEEDS[0], "unsearched")).figure
+        drawn = draw(name, [made[SEEDS[0]], made["unsearched"]]).figure
         ticks = np.concatenate([axes.get_xticks() for axes in drawn.axes])
         assert (ticks == ticks.round()).all(), name
 

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 from tiny_result import draw, tiny
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("plotly")
-
 from dpfl_mpi.figures import report
 from dpfl_mpi.figures.frames import of_results
 

@@ -6,18 +6,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import tiny_result
-from launch import ROOT, refused, script
-
-from dpfl_mpi.settings import Run
-
-pytest.importorskip("matplotlib")
-
 import recomputed
+import tiny_result
 from csv_files import of_folder
+from launch import ROOT, refused, script
 
 from dpfl_mpi.figures import label_flip, tables
 from dpfl_mpi.figures.frames import of_results
+from dpfl_mpi.settings import Run
 
 FOLDER = ROOT / "reproduction"
 DPFL = "DPFL (B_c = inf)"
