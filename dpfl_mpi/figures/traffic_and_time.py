@@ -17,7 +17,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 
 RUNS = [*cifar10(budget=("inf", 20, 10, 5)), *cifar10(method="local")]
-MOVED = ("received_mean", "mpi_rma_mib", "mpi_collective_mib")
+MOVED = ["received_mean", "mpi_rma_mib", "mpi_collective_mib"]
 
 
 def measure(result: Result, where: str, row: str) -> pd.DataFrame:
@@ -31,15 +31,6 @@ def measure(result: Result, where: str, row: str) -> pd.DataFrame:
     return pd.DataFrame(out | {f"seconds_{p}": result[f"seconds/{p}"][rounds, 2] for p in PHASES})
 
 
-def totals(rounds: pd.DataFrame) -> dict[str, float]:
-    """Return a Run's means over the rounds from 1 on, those of round 0 as `before_NAME`, the most that a client received, and its seconds."""
-    later = rounds[rounds["round"] > 0]
-    out = {name: later[name].mean() if len(later) else 0.0 for name in MOVED}
-    out |= {f"before_{name}": rounds[name].iloc[0] for name in MOVED}
-    out["most"] = later["received_most"].max() if len(later) else 0.0
-    return out | {phase: rounds[f"seconds_{phase}"].sum() for phase in PHASES}
-
-
 def draw(frames: Frames) -> Drawing:
     runs = frames.files.assign(ranks=[str(result.starts()[-1]["ranks"]) for result in frames.files["result"]])
     runs = runs.sort_values(["setting", "method", "order", "seed"], kind="stable")
@@ -49,10 +40,11 @@ def draw(frames: Frames) -> Drawing:
     for y, ((where, row, ranks), group) in enumerate(groups):
         each = [measure(result, where, row) for result in group["result"]]
         parts += each
-        seeds = pd.DataFrame(map(totals, each))
-        mean = seeds.mean()
+        rounds = pd.concat(each, keys=range(len(each)))
+        later = rounds[rounds["round"] > 0]
+        mean = later.groupby(level=0)[MOVED].mean().mean().fillna(0.0)
         left.barh(y, mean["received_mean"], 0.55, color=BLUE)
-        left.plot([seeds["most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
+        left.plot([later["received_most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
         limit = ""
         if group["topology"].iloc[0] == "graph":
             budget = int(each[0]["budget_others"].iloc[0])
@@ -61,14 +53,14 @@ def draw(frames: Frames) -> Drawing:
         rma, collective = mean["mpi_rma_mib"], mean["mpi_collective_mib"]
         middle.barh(y, rma, 0.55, color=BLUE)
         middle.barh(y, collective, 0.55, left=rma, color=GREY)
-        seconds = mean[list(PHASES)].to_numpy()
+        seconds = rounds.groupby(level=0)[[f"seconds_{phase}" for phase in PHASES]].sum().mean().to_numpy()
         right.barh([y] * len(PHASES), seconds, 0.55, left=np.cumsum(seconds) - seconds, color=COLOURS[: len(PHASES)])
         several = [where] * (runs["setting"].nunique() > 1) + [f"{ranks} ranks"] * (runs["ranks"].nunique() > 1)
         names.append(wrapped(", ".join([row, *several]), 30))
-        before = mean["before_mpi_rma_mib"] + mean["before_mpi_collective_mib"]
+        before = rounds[rounds["round"] == 0][MOVED].mean()
         text.append(
             f"{where}, {row}, seed {', '.join(map(str, group['seed']))}: {mean['received_mean']:.2f} models received per client and round"
-            f"{limit}, {mean['before_received_mean']:.1f} before round 1; MPI {rma + collective:.2f} MiB per round, {before:.2f} before; "
+            f"{limit}, {before['received_mean']:.1f} before round 1; MPI {rma + collective:.2f} MiB per round, {before[MOVED[1:]].sum():.2f} before; "
             + ", ".join(f"{p} {s:.1f} s" for p, s in zip(PHASES, seconds, strict=True))
             + f" on {ranks} ranks"
         )
