@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import comb
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
 from dpfl_mpi.figures.names import repetitions
@@ -124,6 +125,8 @@ def agreement_table(same: pd.DataFrame) -> str:
 
 
 def draw(frames: Frames, draws: int = 50) -> Drawing:
+    if draws < 1:
+        raise UserError(f"--draws is {draws}; allowed is a whole number of at least 1")
     figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 2.0), sharex=True)
     graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
     graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))

@@ -378,6 +378,7 @@ def test_what_there_is_nothing_to_draw_of(made):
         ("random_graph", ("dpfl", 42), "is of a random graph"),
     ):
         refused(f"none of these results {lacks}", draw, figure, [made[of]])
+    refused("--draws is 0; allowed is a whole number of at least 1", draw, "omega", [made["dpfl", 42]], draws=0)
 
 
 def test_tuning_longer_than_the_rounds_is_drawn_whole(tmp_path):
