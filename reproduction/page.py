@@ -166,9 +166,8 @@ def equal(lines: pd.DataFrame, cost: str) -> Lines:
         for most, values in zip(costs, reached, strict=True):
             parts = [np.array([mean]) for mean in values.loc[row].dropna()]
             mean, half = interval(parts) if parts else (np.nan, np.nan)
-            out[f"{most:.2f} {cost}"] = (
-                f"{mean:.2f} ± {half:.2f} ({len(parts)})".replace(" ± nan", "") if parts else "-"
-            )
+            text = f"{mean:.2f} ± {half:.2f} ({len(parts)})".replace(" ± nan", "")
+            out[f"{most:.2f} {cost}"] = text if parts else "-"
         ahead = [np.array([points]) for points in (reached[-1].loc["DPFL"] - reached[-1].loc[row]).dropna()]
         yield out | {"DPFL minus it": told(ahead) if row != "DPFL" else "-"}
 

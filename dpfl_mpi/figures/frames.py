@@ -4,6 +4,7 @@
     rows        the first line of `runs` of each setting and row, in the order of tables
     files       a line per result in the order they were named: of a Run that is there twice two
     [clients]   a line per Run and client: test_acc of its best model by validation, val_acc, its round, p, sizes train, val, test, classes
+    [scores]    a line per Run and client: its accuracy, balanced accuracy and macro F1 on its test images, of finished Runs
     [curves]    a line per Run and round: means over clients, epochs, and models_epochs, those of all of a client's models
     [graphs]    a line per Run and recorded graph: t, and graph, a function that reads it
     [costs]     a line per Run and point of its curve: accuracy of the best models so far, percent, and what they took
@@ -145,6 +146,7 @@ def line_of(result: Result) -> dict[str, Any]:
     """Return the line of `runs` of a result, but for its setting and its row."""
     run = result.run
     dealt = "" if run.partition_seed == run.seed else f" (partition {run.partition_seed})"
+    recorded = 1 if run.churn or (run.options or {}).get("redraw") else run.omega_period
     return {
         "run": str(result.path),
         "seed": run.seed,
@@ -156,9 +158,7 @@ def line_of(result: Result) -> dict[str, Any]:
         "budget": str(run.budget),
         "order": budget_order(run),
         # the first round whose Omega is not the recorded one, as it is mended or made anew; beyond the last where there is none
-        "omega_until": int(
-            min(1 if run.churn or (run.options or {}).get("redraw") else run.omega_period, result.last_round + 1)
-        ),
+        "omega_until": int(min(recorded, result.last_round + 1)),
         "tau_init": run.tau_init,
         "ggc_period": run.ggc_period,
         "epochs": epochs(result),

@@ -22,7 +22,7 @@ COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 
 # Okabe and Ito's palette: told apart with every common colour vision, and in this order also in grey print
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, RED, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
+SKY, RED = "#56B4E9", "#D55E00"
 COLOURS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, "#000000")
 DARK, GREY, PALE = "#333333", "#8A8A8A", "#D9D9D9"
 LINES = ("-", "--", "-.", ":")
