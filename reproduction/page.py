@@ -310,11 +310,11 @@ def lies(frames: Frames) -> Figure:
     return figure
 
 
-def over(frames: Frames, name: str, words: str, at: str, xlabel: str, ylabel: str) -> Figure:
+def over_epochs(frames: Frames, name: str, words: str, xlabel: str, ylabel: str) -> Figure:
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
     rows = frames.rows[frames.rows["row"].str.contains(words)]
-    lines = frames[name].groupby(["setting", "row", "run", at], as_index=False)["test_acc"].mean()  # of newcomers
-    curves(axes, rows, lines, "test_acc", at, 100)
+    lines = frames[name].groupby(["setting", "row", "run", "epochs"], as_index=False)["test_acc"].mean()  # of newcomers
+    curves(axes, rows, lines, "test_acc", "epochs", 100)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     figure.legend(loc="outside upper center", ncols=2)
     return figure
@@ -364,8 +364,8 @@ def pictures() -> Iterator[tuple[Path, Figure]]:
         "graphs": graph_figure(frames),
         "power": power_figure(frames),
         "attacks": lies(frames),
-        "newcomers": over(frames, "newcomers", "newcomers", "epochs", "epochs of their own", "newcomers' accuracy, %"),
-        "drift": over(frames, "curves", "drift", "epochs", "local epochs", "test accuracy, %"),
+        "newcomers": over_epochs(frames, "newcomers", "newcomers", "epochs of their own", "newcomers' accuracy, %"),
+        "drift": over_epochs(frames, "curves", "drift", "local epochs", "test accuracy, %"),
     }
     runs, _, against = arena_lines()
     yield HERE / "arena.png", standings.picture(runs, against)

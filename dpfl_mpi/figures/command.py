@@ -54,8 +54,8 @@ def cifar10(**fields: Any) -> list[Run]:
     return [Run(dataset="cifar10", **dict(zip(fields, each, strict=True))) for each in itertools.product(*values)]
 
 
-def command(run: Run, ranks: int = 8) -> str:
-    return shlex.join(["mpirun", "-n", str(ranks), "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
+def command(run: Run) -> str:
+    return shlex.join(["mpirun", "-n", "8", "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
 def elsewhere(folder: str | Path) -> str:

@@ -643,12 +643,9 @@ def test_pareto_shows_the_ten_points_below_the_best_with_bands_and_names_the_res
     assert axes.get_ylim()[0] == pytest.approx(62.5) and len(axes.collections) == 1
     assert drawing.data["std"].tolist() == pytest.approx([0] * 3 + [5 / 2**0.5] * 3)
     assert "Too low for the picture: Random graph (B_c = 3) (50.0 %)." in drawing.text
-    other = tiny(tmp_path, "other", partition="dirichlet")
-    panels = [draw("pareto", [made["dpfl", 42], other]).figure.axes[0]]
-    panels += [
-        draw("hours", [made["clocked"], tiny(tmp_path, "two", network="phones", partition="dirichlet")]).figure.axes[0]
-    ]
-    assert [len(set(axes.get_legend_handles_labels()[1])) for axes in panels] == [2, 2]
+    other = [tiny(tmp_path, str(network), network=network, partition="dirichlet") for network in (None, "phones")]
+    both = draw("pareto", [made["dpfl", 42], other[0]]), draw("hours", [made["clocked"], other[1]])
+    assert [len(set(drawn.figure.axes[0].get_legend_handles_labels()[1])) for drawn in both] == [2, 2]
 
 
 def test_seeds_share_a_bar_of_traffic(made, tmp_path):
