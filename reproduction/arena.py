@@ -197,9 +197,7 @@ def collect(folder: str) -> None:
 
 def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
     made = pd.DataFrame(sorted(lines, key=lambda line: place(*(line[key] for key in KEYS)))).round(4)
-    order = {run: i for i, run in enumerate(made["run"])}
-    clients = clients[clients["run"].isin(order)].astype({"client": int})  # an empty file's columns are floats
-    clients = clients.sort_values(["run", "client"], key=lambda c: c.map(order) if c.name == "run" else c)
+    clients = made[["run"]].merge(clients, on="run").astype({"client": int})  # an empty file's columns are floats
     made.to_csv(FILE, index=False)
     clients.to_csv(CLIENTS, index=False)
 
