@@ -96,12 +96,10 @@ class Recorder:
         """Write whole arrays by their path, over what is there."""
         for name, values in arrays.items():
             values = np.asarray(values)
-            if name in self.file:
-                self.file[name][...] = values
-            elif values.ndim == 0 or values.size == 0:
-                self.file[name] = values
-            else:
+            if values.size:
                 self.write_rows(name, values, len(values))
+            elif name not in self.file:
+                self.file[name] = values
 
     def write_rows(self, name: str, values: np.ndarray, n: int, first: int = 0) -> None:
         """Write rows of an array of n, from row `first` on; the first of them make it."""
