@@ -13,6 +13,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.plugins.code import execute, in_path
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import mean
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.command_line import Parser, add_flags
 from dpfl_mpi.settings.fields import fields, read
@@ -23,7 +24,10 @@ MINUTES = 720  # of a job on Slurm, unless told
 
 
 def words(text: str) -> list[Any]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} holds none; allowed are values, separated by commas")
+    return found
 
 
 def seeds(text: str) -> list[int]:
@@ -92,7 +96,7 @@ def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
     for field, values in axes(args).items():
         has = {value: [run for run in runs if same(run, field, value)] for value in values}
         for value in (value for value, found in has.items() if not found):
-            there = sorted({str(getattr(run, field) or run.resolve().budget) for run in runs})
+            there = sorted({str(run.resolve().budget if (v := getattr(run, field)) is None else v) for run in runs})
             raise UserError(f"--{flags[field]} has {value}; the Runs of {args.file} have {', '.join(there)}")
         runs = [run for run in runs if any(run in found for found in has.values())]
     return runs
@@ -109,7 +113,7 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`; NAME is an option of the method or a field of Run."""
     name, _, values = tune.partition("=")
     method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
-    if not (method and field and values):
+    if not (method and field and values.strip(", ")):
         raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
     admit("method", method)
     options = {f.name for f in dataclasses.fields(find("method", method).options)}
@@ -137,15 +141,17 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
             with Result(path) as result:
                 if not result.finished:
                     return "the tuning is not finished: run the same command again when it is"
-                scores.append(float(np.nanmean(result["best/val_acc"][result.benign])))
+                scores.append(mean(result["best/val_acc"][result.benign]))
         means[value] = float(np.mean(scores))
-    scored = {value: mean for value, mean in means.items() if mean == mean}  # nan: nobody was scored
-    best = max(scored, key=lambda value: scored[value], default="")
-    shown = {value: f"{100 * mean:.2f} %" for value, mean in means.items()}
+    shown = {value: f"{100 * accuracy:.2f} %" for value, accuracy in means.items()}
+    lines = [f"{name}  validation accuracy, mean over {len(scores)} runs"]
+    lines += [f"  {value:>10s}  {percent}" for value, percent in shown.items()]
+    scored = [value for value in means if np.isfinite(means[value])]
+    if not scored:
+        return "\n".join([*lines, "no value is best: no client was scored"])
+    best = max(scored, key=lambda value: means[value])
     equal = [value for value in scored if value != best and shown[value] == shown[best]]
     tie = f" (a tie to two digits with {', '.join(equal)}; of equal accuracies the first is taken)" if equal else ""
-    lines = [f"{name}  validation accuracy, mean over {len(next(iter(values.values())))} runs"]
-    lines += [f"  {value:>10s}  {percent}" for value, percent in shown.items()]
     return "\n".join([*lines, f"best by validation: {name}={best}{tie}"])
 
 

@@ -1,6 +1,7 @@
 """Which Runs a command line wants: of a grid, of a file, of values to be tuned; and what it refuses."""
 
 import itertools
+import math
 
 import pytest
 import starts
@@ -28,6 +29,7 @@ def test_time_limits():
     ("--clints 3", "clints"),
     ("--rounds ten", "--rounds is"),
     ("--seeds 1,x", "--seeds has x; allowed are whole numbers, separated by commas"),
+    ("--methods ,", "--methods: ',' holds none; allowed are values, separated by commas"),
     ("a.py b.py", "b.py"),
     ("--cluster", "--cluster"),
     ("--seed 1,2", "--seed is 1,2; allowed is a whole number from 0 to 4294967295; several are --seeds"),
@@ -90,17 +92,17 @@ def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capsys):
 
 def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
     """One of the values of each flag; a method that reads no budget has every budget, and a share is a number."""
-    points = itertools.product(("dpfl", "local"), (1, 2), ("0.25N", 4))
+    points = itertools.product(("dpfl", "local"), (0, 2), ("0.25N", 4))
     file = runs_file(tmp_path / "figure.py", *({"method": m, "seed": s, "budget": b} for m, s, b in points))
     name = "digits-pathological-{}-B{}-s{}".format
     local = "digits-pathological-local-s{}".format
     assert len(listed(file)) == 6
     assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), local(2)]
-    assert listed(file, "--seeds", "1,2", "--methods", "local") == [local(1), local(2)]
-    assert listed(file, "--budgets", "8", "--seeds", "1") == [name("dpfl", 8, 1), local(1)]
+    assert listed(file, "--seeds", "0,2", "--methods", "local") == [local(0), local(2)]
+    assert listed(file, "--budgets", "8", "--seeds", "0") == [name("dpfl", 8, 0), local(0)]
     said = listed(file, "--method", "dpfl", "--seed", "42")  # the defaults
     assert said == [name("dpfl", 4, 42), name("dpfl", 8, 42)]
-    assert "--seeds has 3; " in listed(file, "--seeds", "1,3", code=2)
+    assert f"--seeds has 3; the Runs of {file} have 0, 2\n" in listed(file, "--seeds", "2,3", code=2)
     assert "have dpfl, local" in listed(file, "--methods", "ditto", code=2)
     assert "have digits" in listed(file, "--datasets", "cifar10", code=2)
 
@@ -131,7 +133,7 @@ def test_values_are_read_as_on_the_command_line():
     assert found == [("1e-3", 0.001, "ditto", 7), ("0.5", 0.5, "ditto", 7)]
     assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
     assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
-    for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr"):
+    for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr", "dpfl.lr=,"):
         refused("--tune", wanted.trials, [Run()], wrong)
     assert refused("", wanted.trials, [Run()], "dpfl.lr=fast") == "--lr is fast; allowed is a number above 0"
 
@@ -151,3 +153,5 @@ def test_tuning_says_a_tie(tmp_path):
     assert chosen(a=0.5, b=0.75, c=0.75) == f"best by validation: ditto.lam=b {tie}"
     assert chosen(a=0.75, b=0.750001, c=0.25).startswith("best by validation: ditto.lam=b (a tie to two digits with a;")
     assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
+    assert chosen(a=0.5, b=math.nan, c=0.25) == "best by validation: ditto.lam=a"
+    assert chosen(a=math.nan, b=math.nan) == "no value is best: no client was scored"
