@@ -25,11 +25,10 @@ from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_
 def show_text(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]) -> None:
     """Print what would be submitted: the sbatch text, or the commands."""
     base_of = bases(known)
-    needed = {base.path for base in base_of.values()}
     if args.cluster == "slurm" and todo:  # those that wait for others are jobs of their own
         print(sbatch_text(args, max(1, sum(base_of.get(k.path.name) not in todo for k in todo))))
     for k in todo:
-        line = shlex.join(flags_of(k, job, k.path in needed))
+        line = shlex.join(flags_of(k, job, base_of))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
 
 

@@ -94,8 +94,7 @@ class Computing:
         self.at_once = 1 if self.foreground else room
         self.limit = 60.0 * minutes(args.time) if args.time else float("inf")
         self.base_of = bases(known)
-        self.needed = {base.path for base in self.base_of.values()}
-        self.left = sorted(todo, key=lambda k: k.path not in self.needed)
+        self.left = sorted(todo, key=lambda k: k not in self.base_of.values())
         self.before = {k.path: (k.folder, k.job_id) for k in todo}
         self.folder = new_folder(job)
         self.begun: list[Begun] = []
@@ -116,7 +115,6 @@ class Computing:
                 if self.may_begin(k):
                     self.begin(k)
             self.follow(lambda: bool(self.going()))
-            self.note()
         except BaseException:  # also where nobody reads the table any more
             self.leave()
             raise
@@ -154,7 +152,7 @@ class Computing:
         log = None if self.foreground else self.folder / f"{k.path.stem}.log"
         taken = [run.gpus for run in self.going()]
         gpus = min(self.groups, key=taken.count, default="")  # the first of those with the fewest Runs
-        run = Begun(k, flags_of(k, self.job, k.path in self.needed), gpus, self.args, log, self.limit)
+        run = Begun(k, flags_of(k, self.job, self.base_of), gpus, self.args, log, self.limit)
         self.begun.append(run)
         self.note()
         while self.foreground and run.goes_on():
@@ -181,5 +179,3 @@ class Computing:
         end = time.monotonic() + LEAVING_S
         while any(Lock(run.known.path).taken() or run.goes_on() for run in self.begun) and time.monotonic() < end:
             time.sleep(LOOK_S / 5)
-        with contextlib.suppress(UserError):
-            self.note()

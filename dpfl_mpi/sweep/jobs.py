@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,10 @@ def new_folder(job: Job) -> Path:
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
 
 
-def flags_of(k: Known, job: Job, keep_models: bool) -> list[str]:
+def flags_of(k: Known, job: Job, base_of: Mapping[str, Known]) -> list[str]:
     """Return the command line of a Run; the models of one that others go on from are kept."""
-    how = dataclasses.replace(job, quiet=False, out=str(k.path.resolve()), save_models=keep_models or job.save_models)
+    kept = k in base_of.values() or job.save_models
+    how = dataclasses.replace(job, quiet=False, out=str(k.path.resolve()), save_models=kept)
     return to_flags(changed(k.run) | changed(how))
 
 
@@ -176,12 +177,11 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Seq
     if "%" in str(Path(job.results).resolve()):
         raise UserError(f"--results is {job.results}; Slurm replaces % in the names of logs: its path must have none")
     base_of = bases(known)
-    needed = {base.path for base in base_of.values()}
     awaited = {name for name, base in base_of.items() if base in todo or (base.on_slurm and base.alive(queue))}
     first = [k for k in todo if k.path.name not in awaited]
     after = [k for k in todo if k.path.name in awaited]
     folder = new_folder(job)
-    lines = [flags_of(k, job, k.path in needed) for k in first]
+    lines = [flags_of(k, job, base_of) for k in first]
     with taken_by_slurm():
         array = executor(args, folder).map_array(compute, lines) if first else []
     jobs = {k.path.name: j.job_id for k, j in zip(first, array, strict=True)}
@@ -190,7 +190,7 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Known], known: Seq
         base = base_of[k.path.name]
         wait = {"dependency": f"afterok:{jobs.get(base.path.name, base.job_id)}", "kill_on_invalid_dep": "yes"}
         with taken_by_slurm(len(jobs)):
-            jobs[k.path.name] = executor(args, folder, **wait).submit(compute, flags_of(k, job, False)).job_id
+            jobs[k.path.name] = executor(args, folder, **wait).submit(compute, flags_of(k, job, base_of)).job_id
         Submission("slurm", jobs).remember(folder)
     recall(known, folder.parent)
     numbers = list(dict.fromkeys(number.split("_")[0] for number in jobs.values()))
