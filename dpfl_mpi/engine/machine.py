@@ -2,7 +2,6 @@
 
 import contextlib
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from dpfl_mpi import __version__
 from dpfl_mpi.federation import Parts
+from dpfl_mpi.mpi.launcher import output
 
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
@@ -76,8 +76,4 @@ def cpuinfo() -> dict[str, str]:
 
 def commit() -> str:
     """Return the commit of the source this runs from, or "" where it is no checkout."""
-    words = ["git", "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-        return done.stdout.strip()
-    return ""
+    return output(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"], 10).partition("\n")[0]

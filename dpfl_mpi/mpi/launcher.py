@@ -39,10 +39,12 @@ def works(line: list[str], tasks: int) -> bool:
     return output(few).count(f"world of {tasks}") == tasks
 
 
-def output(command: list[str]) -> str:
-    """Return what a command prints, nothing where it fails or hangs."""
+def output(command: list[str], seconds: float = 0) -> str:
+    """Return what a command prints, to stdout first; nothing where it fails, or takes more than so many seconds (`SECONDS`)."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds or SECONDS, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr if done.returncode == 0 else ""

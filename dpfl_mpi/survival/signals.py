@@ -10,7 +10,6 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from dpfl_mpi.mpi.launcher import output
 from dpfl_mpi.settings import Job
 
 if TYPE_CHECKING:
@@ -199,12 +199,8 @@ def seconds_left() -> float | None:
         return int(end) - time.time()
     if not (job := slurm_job()):
         return None
-    try:
-        ask = ["squeue", "-h", "-j", job, "-o", "%L"]  # [days-][[hours:]minutes:]seconds, or UNLIMITED and the like
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", done.stdout.strip())
+    said = output(["squeue", "-h", "-j", job, "-o", "%L"], ASK_S).partition("\n")[0].strip()
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", said)  # else UNLIMITED and the like
     if not found:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
