@@ -46,9 +46,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     world.each_rank(lambda: check_spill(job, device))
     if job.spill and no_disk(job.spill):
         warn(f"--spill is {job.spill}, whose files lie in memory themselves (tmpfs), so nothing is gained", job, world)
-    opened: list[Source] = []
-    world.each_rank(lambda: opened.append(open_source(run, lambda load: on_root(load, world), deals=world.root)))
-    source = opened[0]
+    source = world.each_rank(lambda: open_source(run, lambda load: on_root(load, world), deals=world.root))
     warn(source.unread, job, world)
     world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
     mine = functools.partial(clients_of, world)
@@ -111,10 +109,8 @@ def foretell(run: Resolved, job: Job, source: Source, partition: Partition, ense
     """Say on root how long the Run takes from its start to its end, by what `describe` measures, in a fifth of its time; of a GPU it knows nothing."""
     if world.root and not job.quiet and ensemble.device.type == "cpu":
         needs = needs_of(run, job, source, partition, ensemble, world.size, -(-world.size // world.node.size))
-        print(
-            f"computing takes {length_of(run, needs, measure(run, job, source, ensemble, 0.2, needs.sizes))}",
-            flush=True,
-        )
+        length = length_of(run, needs, measure(run, job, source, ensemble, 0.2, needs.sizes))
+        print(f"computing takes {length}", flush=True)
 
 
 def budget_of_one(run: Resolved) -> str:

@@ -20,15 +20,14 @@ KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of
 
 def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
     """Return the resolved Run and the path of its result; errors on every rank. Collective."""
-    found: list[Resolved] = []  # once: the files that a Run names are read here
 
-    def look() -> None:
-        found.append(run.resolve())
-        check(found[0])  # a resolved Run may have been made by hand
+    def look() -> Resolved:  # once: the files that a Run names are read here
+        resolved = run.resolve()
+        check(resolved)  # it may have been made by hand
         check(job)
+        return resolved
 
-    world.each_rank(look)
-    resolved = found[0]
+    resolved = world.each_rank(look)
     if codes(resolved.contents):
         world.each_rank(lambda: load_code(resolved))
     path = Path(job.out) if job.out else resolved.path(job.results)
@@ -65,9 +64,8 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
     try:
         result = Result(path)
     except UserError as error:
-        if (
-            isinstance(error, Unreadable) and folder.is_dir() and torn(path)
-        ):  # ours, torn: a checkpoint has a copy of what was recorded
+        # ours, torn: a checkpoint has a copy of what was recorded
+        if isinstance(error, Unreadable) and folder.is_dir() and torn(path):
             return ""
         raise UserError(f"{error}; move it away, and the same command computes it anew") from None
     with result:

@@ -15,7 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -23,6 +23,7 @@ from mpi4py import MPI
 from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.mpi.placement import node_memory
 
+T = TypeVar("T")
 PATIENCE = 5.0  # seconds until a rank that failed gives up the others
 PIECE = 2**30  # bytes of one broadcast: before MPI 4 a count is an int of 32 bits
 STEP_BEHIND = 0.25  # seconds by which each rank lets the one before it speak
@@ -68,15 +69,17 @@ class World:
             raise UserError(answer["mistake"])
         return answer["value"]
 
-    def each_rank(self, check: Callable[[], object]) -> None:
-        """Call `check` on every rank. Where it raises `UserError` on any, every rank has the sentence of the first. Collective."""
+    def each_rank(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns on this rank. Where it raises `UserError` on any, every rank has the sentence of the first. Collective."""
+        made: Any = None
         mistake = ""
         try:
-            check()
+            made = make()
         except UserError as error:
             mistake = str(error) if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: {error}"
         if said := self.first(mistake):
             raise UserError(said)
+        return made
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""
