@@ -111,8 +111,7 @@ def left(parts: Parts) -> dict[str, np.ndarray]:
 
 def best_mean(parts: Parts, everyone: Mapping[str, np.ndarray]) -> float:
     """Return the benign clients' mean best test accuracy, NaN where there is none. On root."""
-    benign = everyone["best/test_acc"][parts.members.benign]
-    return float(np.nanmean(benign)) if np.isfinite(benign).any() else float("nan")
+    return float(mean(everyone["best/test_acc"][parts.members.benign]))
 
 
 def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
@@ -134,32 +133,29 @@ def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
         to.append_graph(parts.members.among_active(state["shared"].get("chosen", omega)))
         cases, evaluations, received = (everyone[name].astype(np.int32) for name in COUNTS)
         mixed = ("val_acc", "test_acc") if parts.scoring.mixed else ()
-        to.append(
-            {
-                "round/number": np.int64(parts.round),
-                "round/epochs": everyone["client/epochs"].max(),
-                "round/gradient_steps": totals[0],
-                **{f"round/{name}": everyone[name] for name in SCORES},
-                "round/best_test_acc": everyone["best/test_acc"],
-                **{f"mixed/{name}": everyone[f"mixed_{name}"] for name in mixed},
-                "graph/cases": cases,
-                "graph/evaluations": evaluations,
-                "traffic/models_received": received,
-                "traffic/bytes_rma": totals[1],
-                "traffic/bytes_collective": totals[2],
-            }
-        )
+        row = {
+            "round/number": np.int64(parts.round),
+            "round/epochs": everyone["client/epochs"].max(),
+            "round/gradient_steps": totals[0],
+            **{f"round/{name}": everyone[name] for name in SCORES},
+            "round/best_test_acc": everyone["best/test_acc"],
+            **{f"mixed/{name}": everyone[f"mixed_{name}"] for name in mixed},
+            "graph/cases": cases,
+            "graph/evaluations": evaluations,
+            "traffic/models_received": received,
+            "traffic/bytes_rma": totals[1],
+            "traffic/bytes_collective": totals[2],
+        }
         if parts.run.churn:
-            repairs = {f"graph/{name}": everyone[name].astype(np.int32) for name in REPAIR}
-            to.append({"round/there": parts.members.there} | repairs)
+            row["round/there"] = parts.members.there
+            row |= {f"graph/{name}": everyone[name].astype(np.int32) for name in REPAIR}
         if clock:
-            times = clock.spent | {"end": clock.now}
-            to.append({f"network/{name}": values / NS for name, values in times.items()})
-            to.append(
-                {"network/waited_for": clock.waited_for.astype(np.int32), "network/age": wire.age.astype(np.int32)}
-            )
+            row |= {f"network/{name}": values / NS for name, values in (clock.spent | {"end": clock.now}).items()}
+            row["network/waited_for"] = clock.waited_for.astype(np.int32)
+            row["network/age"] = wire.age.astype(np.int32)
         if wire.counts:
-            to.append({"traffic/bytes_sent": wire.bytes})
+            row["traffic/bytes_sent"] = wire.bytes
+        to.append(row)
         seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
         to.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
         to.write({name: everyone[name] for name in best} | ended)
