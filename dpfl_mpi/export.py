@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS, mean
 from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, replacing, write_csv
-
-SETS = ("train", "val", "test")
 
 
 def text(number: Any) -> str:
@@ -39,10 +38,10 @@ def of_rounds(result: Result) -> Iterator[tuple[Any, ...]]:
     """Yield client, round, set, loss and accuracy of everything recorded."""
     rounds = result["round/number"][: result.last_round + 1].tolist()
     none = np.full((len(rounds), result.run.clients), np.nan)
-    names = {f"round/{part}_{what}" for part in SETS for what in ("loss", "acc")} & set(result.names())
+    names = {f"round/{part}_{what}" for part in PARTS for what in ("loss", "acc")} & set(result.names())
     arrays = {name: result[name] for name in names}
     for i, t in enumerate(rounds):
-        for part in SETS:
+        for part in PARTS:
             loss, accuracy = (arrays.get(f"round/{part}_{what}", none) for what in ("loss", "acc"))
             for k in range(result.run.clients):
                 yield k, t, part, text(loss[i, k]), text(accuracy[i, k])
@@ -50,7 +49,7 @@ def of_rounds(result: Result) -> Iterator[tuple[Any, ...]]:
 
 def of_clients(result: Result) -> Iterator[tuple[Any, ...]]:
     """Yield client, training, validation and test samples, best round, validation accuracy and scores on its test images."""
-    counts = [result[f"client/n_{part}"].tolist() for part in SETS] + [result["best/round"].tolist()]
+    counts = [result[f"client/n_{part}"].tolist() for part in PARTS] + [result["best/round"].tolist()]
     none = np.full(result.run.clients, np.nan)
     done = "best/confusion" in result
     scores = [result["best/val_acc"], *(result.score(m) if done or m == "accuracy" else none for m in METRICS)]

@@ -12,6 +12,7 @@ from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.plugins import short
+from dpfl_mpi.survival.checkpoint import numpy_of
 
 HELD = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")  # by HDF5, NumPy and torch
 
@@ -99,6 +100,4 @@ def as_text(value: Any) -> str:
     """Return what tells two values of `state["shared"]` apart, bit by bit."""
     if isinstance(value, CollaborationGraph):
         return as_text(value.indptr) + as_text(value.senders)
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    return value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value)
+    return numpy_of(value).tobytes().hex() if isinstance(value, torch.Tensor | np.ndarray) else repr(value)

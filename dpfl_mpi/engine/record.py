@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.greedy import REPAIR
@@ -50,7 +51,7 @@ def of_clients(parts: Parts) -> dict[str, np.ndarray]:
         "client/budget": parts.members.most_senders + run.budget_counts_self,
         "client/flipped": limits.flipped,
         "client/class_counts": dealt.class_counts,
-        **{f"client/n_{part}": dealt.sizes(part) for part in ("train", "val", "test")},
+        **{f"client/n_{part}": dealt.sizes(part) for part in PARTS},
     }
     if dealt.of_data is not None:
         out["client/of_data"] = dealt.of_data
