@@ -111,14 +111,8 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path, monkeypatch):
     fields, marked = SEVEN | {"method": "fedavg", "newcomers": 0.3, "rounds": 2}, []
     monkeypatch.setattr(signals.Watch, "begin", lambda watch, t: marked.append(t))
     path = run_here(tmp_path / "a.h5", fields)
-    assert marked == [
-        0,
-        1,
-        2,
-        3,
-        3,
-        3,
-    ]  # each score of newcomers too, or the watchdog takes them for a round that hangs
+    # each score of newcomers too, or the watchdog takes them for a round that hangs
+    assert marked == [0, 1, 2, 3, 3, 3]
     with Result(path) as result, federation(fields) as fed:
         new = fed.members.limits.newcomers
         assert new.sum() == 2

@@ -75,12 +75,10 @@ def test_a_cut_run_goes_on_to_the_same_numbers(cut, undisturbed):
 
 def test_ranks_may_change(tmp_path):
     """Also to more than there are clients; each client is a shard, and what rests is in files (--spill)."""
-    fields, each = (
-        starts.small(rounds=5, clients=3, budget=2),
-        "from dpfl_mpi.survival import checkpoint as c; c.SHARD = 1",
-    )
+    fields = starts.small(rounds=5, clients=3, budget=2)
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
-    how = {"before": each, "fields": fields, "checkpoint_every": 1, "spill": tmp_path}
+    how = {"before": "from dpfl_mpi.survival import checkpoint as c; c.SHARD = 1"}
+    how |= {"fields": fields, "checkpoint_every": 1, "spill": tmp_path}
     for ranks, t in ((2, 1), (4, 3)):
         process = starts.start(ranks, starts.held(starts.UNHEARD, out, t + 1, **how))
         starts.wait_for(lambda t=t: t in starts.checkpoint_rounds(out), process)

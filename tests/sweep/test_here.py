@@ -59,9 +59,8 @@ def test_a_tuned_run_is_not_begun_where_its_base_failed(tmp_path, swept, fakes):
     script(fakes / "mpirun", 'echo "error: client 2 diverged in round 1" >&2; exit 2')
     done = swept(base_and_tuned(tmp_path / "table.py"))
     assert done.code == 1
-    assert (
-        re.search(r"is not begun: it goes on from \S+, failed\n", done.out) and "1 failed, 1 missing of 2" in done.out
-    )
+    assert re.search(r"is not begun: it goes on from \S+, failed\n", done.out)
+    assert "1 failed, 1 missing of 2" in done.out
     assert "error: client 2 diverged in round 1\n" in done.out  # of the log
 
 
