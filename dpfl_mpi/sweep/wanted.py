@@ -144,7 +144,7 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
                 scores.append(mean(result["best/val_acc"][result.benign]))
         means[value] = float(np.mean(scores))
     shown = {value: f"{100 * accuracy:.2f} %" for value, accuracy in means.items()}
-    lines = [f"{name}  validation accuracy, mean over {len(scores)} runs"]
+    lines = [f"{name}  validation accuracy, mean over {len(next(iter(values.values()), ()))} runs"]
     lines += [f"  {value:>10s}  {percent}" for value, percent in shown.items()]
     scored = [value for value in means if np.isfinite(means[value])]
     if not scored:

@@ -154,4 +154,4 @@ def test_tuning_says_a_tie(tmp_path):
     assert chosen(a=0.75, b=0.750001, c=0.25).startswith("best by validation: ditto.lam=b (a tie to two digits with a;")
     assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
     assert chosen(a=0.5, b=math.nan, c=0.25) == "best by validation: ditto.lam=a"
-    assert chosen(a=math.nan, b=math.nan) == "no value is best: no client was scored"
+    assert chosen(a=math.nan, b=math.nan) == chosen() == "no value is best: no client was scored"
