@@ -255,21 +255,20 @@ def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
     assert os.environ["OMP_NUM_THREADS"] == used
 
 
-@pytest.mark.parametrize("words", ["-m dpfl_mpi.show RESULT", "-m dpfl_mpi --out=RESULT --clients=4 --rounds=1"])
-def test_a_full_disk_below_the_output_and_a_damaged_result_are_one_sentence(words, tmp_path):
+def test_a_damaged_result_that_is_found_is_one_sentence(tmp_path, said):
     path = run_here(tmp_path / "a.h5", {"clients": 4, "rounds": 1})
-    command = [sys.executable, *words.replace("RESULT", str(path)).split()]
-    how = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "stderr": -1, "text": True}
-    if "show" in words:
-        said, sentence = "/dev/full", "error: [Errno 28] No space left on device\n"
-    else:
-        said, sentence = os.devnull, f"error: {path} is damaged: "
-        with Result(path) as result:
-            held = result["round/test_acc"][-1].tobytes()
-        path.write_bytes(path.read_bytes().replace(held, bytes(len(held)), 1))
-    with open(said, "w") as out:
-        done = subprocess.run(command, stdout=out, **how)
-    assert done.returncode == 2 and done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+    with Result(path) as result:
+        held = result["round/test_acc"][-1].tobytes()
+    path.write_bytes(path.read_bytes().replace(held, bytes(len(held)), 1))
+    err = one_sentence(said(main, f"--out={path}", "--clients=4", "--rounds=1", code=2))
+    assert err.startswith(f"error: {path} is damaged: ")
+
+
+def test_a_full_disk_below_the_output_is_one_sentence(tmp_path):
+    words = [sys.executable, "-m", "dpfl_mpi.show", tiny_result.make(tmp_path / "a.h5")]
+    with open("/dev/full", "w") as out:
+        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, stderr=-1, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
 
 
 READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]
