@@ -1,9 +1,9 @@
 """From a Run to the parts of a `Federation`: source, partition, model and the rest, in the order in which they need each other."""
 
-import functools
 import json
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,9 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     source = world.each_rank(lambda: open_source(run, lambda load: on_root(load, world), deals=world.root))
     warn(source.unread, job, world)
     world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
-    mine = functools.partial(clients_of, world)
-    partition = sharded(functools.partial(deal, run, source), world.share, mine)
+    partition = sharded(  # each rank keeps its own clients, as `Members` places them
+        partial(deal, run, source), world.share, lambda n: ids_of(place(n, world.size), n, world.rank)
+    )
     ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
@@ -79,11 +80,6 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     foretell(run, job, source, partition, ensemble, world)
     made = members, log, backend, training, scoring, mail, sums, greedy
     return Parts(run, about, model.head, partition, *made, graphs, drift)
-
-
-def clients_of(world: World, n_train: np.ndarray) -> np.ndarray:
-    """Return this rank's clients by the training sizes of all `[N]`, as `Members` places them."""
-    return ids_of(place(n_train, world.size), n_train, world.rank)
 
 
 def warn_of_device(job: Job, world: World, device: torch.device) -> None:
@@ -128,7 +124,7 @@ def warn(text: str, job: Job, world: World) -> None:
 
 def on_root(load: Callable[[], Arrays], world: World) -> Arrays:
     """Return on every rank the data that `load` returns on root, which alone imports the library that has them. Collective."""
-    load = functools.cache(load)
+    load = cache(load)
     arrays = world.share(lambda: {n: v for n, v in vars(load()).items() if isinstance(v, np.ndarray)})
     facts: dict[str, Any] = world.decide(lambda: {n: v for n, v in vars(load()).items() if n not in arrays})
     fields: dict[str, Any] = {**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()}}
