@@ -2,7 +2,7 @@
 
 `pytest` tries 32 cases per reader, or as many as the environment variable DPFL_FUZZ_CASES says.
 A case is (reader, number): the number seeds all of its draws, so that it can be repeated. Cases run in a forked process, which tells the
-number before it begins: a crash or an endless loop in a library is a case, too, and the next process goes on behind it.
+number before it begins: a crash or an endless loop in a library is a case, too, the last one of its reader.
 """
 
 import contextlib
@@ -334,7 +334,7 @@ def outcome(name: str, reader, folder: Path, number: int) -> str:
     return ""
 
 
-def process(name: str, reader, folder: Path, numbers: list[int]) -> None:
+def process(name: str, reader, folder: Path, numbers: range) -> None:
     """Run the cases one after the other; tell a number before, and "number what" after one that went wrong."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
@@ -354,28 +354,19 @@ def process(name: str, reader, folder: Path, numbers: list[int]) -> None:
 
 
 def fuzz(name: str, folder: Path, numbers: range) -> dict[int, str]:
-    """Return what went wrong of a reader, whose files are made in `folder`, by the number of the case: of a hang "SIGALRM"."""
-    reader, left = READERS[name](folder), list(numbers)
-    wrong: dict[int, str] = {}
-    while left:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                process(name, reader, folder, left)
-                os._exit(0)
-            finally:
-                os.abort()
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        last = left[0]
-        for line in (folder / "told").read_text().splitlines():
-            number, _, what = line.partition(" ")
-            last = int(number)
-            if what:
-                wrong[last] = what
-        if code:
-            wrong[last] = signal.Signals(-code).name
-        left = left[left.index(last) + 1 :] if code else []
-    return wrong
+    """Return what went wrong of a reader, whose files are made in `folder`, by the number of the case: of a hang "SIGALRM", and none behind it."""
+    reader = READERS[name](folder)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            process(name, reader, folder, numbers)
+            os._exit(0)
+        finally:
+            os.abort()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    told = [line.partition(" ") for line in (folder / "told").read_text().splitlines()]
+    wrong = {int(number): what for number, _, what in told if what}
+    return wrong | ({int(told[-1][0]): signal.Signals(-code).name} if code else {})
 
 
 @pytest.mark.parametrize("name", READERS)
