@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 import starts
 from launch import ended
+from mpi4py import MPI
 
+from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 from dpfl_mpi.survival import signals
 
-
-class World:
-    """A world of one, without MPI."""
-
-    root, rank, size = True, 0, 1
-    decide = staticmethod(lambda choose: choose())
-    abort = staticmethod(lambda code, text: None)
+ALONE = World(MPI.COMM_SELF)
 
 
 @pytest.fixture
@@ -84,9 +80,9 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
 
 def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, monkeypatch):
     end, ended = int(time.time()) + 4, []  # (exit code of all ranks, why)
-    monkeypatch.setattr(World, "abort", staticmethod(lambda *said: ended.append(said)))
+    monkeypatch.setattr(ALONE, "abort", lambda *said: ended.append(said))
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
-    with signals.Watch(Job(grace=1, fresh=True), World) as watch:
+    with signals.Watch(Job(grace=1, fresh=True), ALONE) as watch:
         watch.begin(3)
         starts.wait_for(lambda: ended, timeout=10)
     ((code, said),) = ended
@@ -113,7 +109,7 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch,
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")  # of an array the last task has the number of all
     assert signals.seconds_left() is None and signals.slurm_job() == "17_3"
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
-    watch = signals.Watch(Job(grace=100), World)
+    watch = signals.Watch(Job(grace=100), ALONE)
     usable = left - min(5, left / 10) if left else float("inf")  # what is left is the script's
     assert watch.ends - watch.started == pytest.approx(usable)
     assert watch.grace == min(100, usable / 2)
@@ -136,7 +132,7 @@ def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
 def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(heard_nothing, monkeypatch, rounds):
     """Five hours of reading data, and of preprocessing as round 0, four left: the next is begun. A round of five hours is the last one."""
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 4 * 3600))
-    watch = signals.Watch(Job(), World)
+    watch = signals.Watch(Job(), ALONE)
     for t in rounds:
         watch.started -= 5 * 3600
         assert not watch.stop(more=True, spare=5) and not signals.Heard.at
