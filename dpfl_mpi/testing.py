@@ -158,10 +158,10 @@ class Check:
     """A Run of somebody's code, computed in several ways; called, it is an AssertionError where these or their numbers are wrong."""
 
     stops: tuple[int, ...] = (3, 2)  # ranks of the starts that are told to leave after a round
+    suite: "Suite"
 
     def __init__(self, kind: str, code: str, name: str, settings: dict[str, Any], ways: tuple[str, ...]):
         self.kind, self.code, self.name, self.ways, self.settings = kind, code, name, ways, settings | {kind: code}
-        self.suite = Suite([self])
 
     def __str__(self) -> str:
         return f"{short(self.code)}, {self.name}"

@@ -31,7 +31,7 @@ UNREADABLE = (
     OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
     MemoryError, struct.error, zlib.error,
 )  # fmt: skip
-SMALL = 2**20  # bytes of a lock or a note
+SMALL = 2**20  # bytes of a lock, a note or the end of a log
 TEXT = 2**28  # bytes of a text or JSON file; a partition of a million samples has 8 MB
 DEFLATE = 1032  # the most times that deflate shrinks anything
 CHUNK = 2**30  # bytes of one chunk of an HDF5 array
@@ -96,11 +96,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_end(path: Path, most: int = SMALL) -> bytes:
-    """Return the last bytes of a file, at most so many: of a log, which may be long."""
+def read_end(path: Path) -> bytes:
+    """Return the last bytes of a file, at most `SMALL`: of a log, which may be long."""
     with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
-        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-        return file.read(most)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - SMALL))
+        return file.read(SMALL)
 
 
 def read_text(path: Path, largest: int = TEXT, follow: bool = True) -> str:
@@ -110,8 +110,8 @@ def read_text(path: Path, largest: int = TEXT, follow: bool = True) -> str:
         return data.decode()
 
 
-def read_json(path: Path, largest: int = TEXT, follow: bool = True) -> Any:
-    data = read_bytes(path, largest, follow)
+def read_json(path: Path, follow: bool = True) -> Any:
+    data = read_bytes(path, follow=follow)
     with refused_as(f"{path} is not a JSON file, or it is damaged"):
         return json.loads(data)
 
