@@ -76,10 +76,15 @@ def said(capfd):
 
 @pytest.fixture
 def at_most():
-    """A function that lets this process write no file of more bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    """A function that lets this process have no more of a resource, such as RLIMIT_FSIZE, the bytes of a file, until the test ends."""
+    with contextlib.ExitStack() as after:
+
+        def limit(kind, most):
+            before = resource.getrlimit(kind)
+            after.callback(resource.setrlimit, kind, before)
+            resource.setrlimit(kind, (most, before[1]))
+
+        yield limit
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Figures and tables on their numbers, worked out by hand for `tiny_result`; every file of analysis/ runs without torch and MPI."""
 
 import itertools
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -511,7 +512,7 @@ def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, at_most):
         drawing = draw("learning_curves", [result])
     kept = {path: path.read_bytes() for path in command.save(drawing, "c", tmp_path)}
     said = f"--out is {tmp_path}, where nothing can be written: File too large"
-    at_most(8000)
+    at_most(resource.RLIMIT_FSIZE, 8000)
     refused(said, command.save, drawing, "c", tmp_path)
     assert kept == {path: path.read_bytes() for path in kept} and not list(tmp_path.glob(".*"))
 

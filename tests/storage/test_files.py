@@ -70,7 +70,7 @@ def test_what_is_spilled_has_room_and_no_name(tmp_path, at_most):
     assert held.dtype == np.int64 and not held.any() and held.ctypes.data % 64 == 0
     held += 7
     assert held.sum() == 105 and not list(tmp_path.iterdir()) and spill.mapped("nowhere", (0, 5)).shape == (0, 5)
-    at_most(2**20)
+    at_most(resource.RLIMIT_FSIZE, 2**20)
     said = f"--spill is {tmp_path}; 2.0 MiB of models cannot be kept there: File too"
     refused(said, spill.mapped, str(tmp_path), (2**19,))
 
@@ -120,7 +120,7 @@ def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     path = tmp_path / "run.h5"
     writing = begin(path)
     record(writing, 0)
-    at_most(path.stat().st_size)
+    at_most(resource.RLIMIT_FSIZE, path.stat().st_size)
     refused(f"the results file {path} cannot be written: File too large", record, writing, 1)
     for _ in range(2):  # the run ends for this reason, whatever else fails
         writing.abandon()

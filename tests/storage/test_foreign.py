@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import struct
 import tarfile
@@ -118,8 +119,10 @@ def test_a_source_without_an_end(tmp_path, dataset, said):
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_tar_header_of_gigabytes(tmp_path, kind, mode, limited):
-    """It claims 3 GB, and is followed by zeros, packed in the second case, so that they are there."""
+def test_a_tar_header_of_gigabytes(tmp_path, kind, mode, at_most):
+    """It claims 3 GB, and is followed by zeros, packed in the second case, so that they are there; another gigabyte is all there is."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    at_most(resource.RLIMIT_AS, used + 2**30)
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = kind, 3 * 2**30
     with tarfile.open(tmp_path / "a.tar", mode) as archive:
@@ -129,26 +132,9 @@ def test_a_tar_header_of_gigabytes(tmp_path, kind, mode, limited):
     refused("truncated or not a tar", image_folder.read, tmp_path / "a.tar")
 
 
-@pytest.fixture
-def limited():
-    """Allow this process no more than another gigabyte, so that what takes more fails."""
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    """Return a copy of the small data, to damage."""
-    return Path(shutil.copy(starts.data(), tmp_path / "d.h5"))
-
-
 # content is verified ----------------------------------------------------------------------------------------------------
-def test_a_flipped_byte_of_the_data_is_noticed(path):
+def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
+    path = Path(shutil.copy(starts.data(), tmp_path / "d.h5"))
     run = Run(**starts.small(data=str(path))).resolve()
     verify(open_source(run))
     with h5py.File(path) as file:
