@@ -24,6 +24,7 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result, recorder, result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings.files import file_sha256
 from dpfl_mpi.settings.values import Every
 from dpfl_mpi.survival import checkpoint
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -314,9 +315,9 @@ def test_a_checkpoint_is_not_mixed_with_data_made_anew(shipped, monkeypatch):
 
 def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
     out = starts.here(Path("run.h5"), shipped)
-    before, then = out.read_bytes(), stated_sha256()
+    before, then = out.read_bytes(), file_sha256(Path("data/cifar10.h5"))
     stage(2)
-    now = stated_sha256()
+    now = file_sha256(Path("data/cifar10.h5"))
     said = f"other data: data/cifar10.h5 has the sha256 {now[:12]} now, and had {then[:12]} then; bring back those data"
     refused(said, starts.here, out, shipped)
     assert then != now and out.read_bytes() == before
@@ -329,12 +330,6 @@ def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
         assert result.fact("data_sha256") == now and len(result.starts()) == 1
     starts.here(out, shipped, quiet=False)
     assert "found, not computed" in capsys.readouterr().out
-
-
-def stated_sha256() -> str:
-    """Return the SHA-256 that the prepared file says it has."""
-    with h5py.File("data/cifar10.h5", "r") as file:
-        return str(file.attrs["sha256"])
 
 
 def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):

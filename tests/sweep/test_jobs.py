@@ -1,6 +1,5 @@
 """Sweeps on Slurm, which is faked: what sbatch gets, what becomes of the jobs, and what a rank does at its end."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -123,8 +122,8 @@ def test_a_refusal_of_a_later_job_says_what_was_submitted(tmp_path, swept, fakes
     done = swept(base_and_tuned(tmp_path / "t.py", **starts.small()), *ON_SLURM)
     assert done.code == 2
     assert done.err.endswith("submission failed: Invalid name; the 1 before stay submitted\n")
-    (noted,) = tmp_path.glob("sweeps/*/jobs.json")
-    assert list(json.loads(noted.read_text())["jobs"].values()) == ["41"]
+    (file,) = tmp_path.glob("sweeps/*/jobs.json")
+    assert list(known.submission_in(file).jobs.values()) == ["41"]
 
 
 # what becomes of the jobs ------------------------------------------------------------------------------------------------
