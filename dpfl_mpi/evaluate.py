@@ -22,11 +22,10 @@ OfClients = list[np.ndarray]  # of each client its samples, or what each of them
 def samples(result: Result, source: Source, part: str) -> OfClients:
     """Return each client's samples of one part, dealt anew as the run dealt them."""
     partition = dealt(result, source, "; score on all with --on all")
-    rows = [partition.of(part, k) for k in range(partition.n)]
+    searched = np.zeros(partition.n, np.int64)
     if part == "val" and result.run.search_share < 1:  # scored were those that the search did not see
         partition, searched = search_first(result.run, source.labels["train"], partition)
-        rows = [partition.of("val", k)[searched[k] :] for k in range(partition.n)]
-    return rows
+    return [partition.of(part, k)[searched[k] :] for k in range(partition.n)]
 
 
 def of_classes(result: Result, source: Source, groups: np.ndarray | None = None) -> tuple[OfClients, OfClients]:
