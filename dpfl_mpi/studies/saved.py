@@ -28,7 +28,7 @@ def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
     named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
     for kind, name in named.items():
         held = run.contents.get(kind, "")
-        if admit(kind, name) != held:
+        if admit(kind, name) != held or (not held and name != getattr(run, kind)):
             of = "other code than the run's" if held else f"the run has the shipped {getattr(run, kind)}"
             raise UserError(f"--{kind} is {name}; {of}")
     lacking = [kind for kind in given if kind not in named and run.contents.get(kind)]
