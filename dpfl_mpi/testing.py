@@ -201,7 +201,7 @@ class Check:
             results: list[Result] = []
             for way in self.ways:
                 if said := self.said(way):
-                    return f"{self} ({way}): {said}" + (f"; {MEND[way]}" if way == AT_ONCE else "")
+                    return f"{self} ({way}): {said}"
                 results.append(opened.enter_context(Result(self.file(way))))
                 if said := self.unlike(way, results[0], results[-1]):
                     return f"{self}: its numbers by {way} are not those of {self.ways[0]} ({said}"

@@ -2,11 +2,14 @@
 
 from functools import partial
 
+import torch
+
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.fitness import told
 from dpfl_mpi.numerics.native_backend import native_here
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.settings import Job
@@ -22,6 +25,8 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
         if job.kernels not in ("auto", "torch"):
             only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
             raise UserError(f"--kernels is {job.kernels}; {only}")
+        if job.block > 1 or (gpu and job.block != 1):
+            check_several(ensemble, clients.shape)
         return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch(), ""
     native, why = native_here(job, ensemble, clients, sgd)
     missing = world.agree(native is None)
@@ -30,3 +35,17 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     if job.kernels != "auto":
         raise UserError(why or "--kernels: another rank's node has no native kernels")
     return pytorch(), f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}"
+
+
+def check_several(ensemble: Ensemble, shape: tuple[int, ...]) -> None:
+    """Raise `UserError` where a module does not train and score several clients at once: PyTorch's vmap lacks some layers, and takes no `if` on values."""
+    block, zeros = Block(ensemble, ensemble.zeros(2)), partial(torch.zeros, device=ensemble.device)
+    x, y, key = ensemble.normalise(zeros(2, 1, *shape)), zeros(2, 1, dtype=torch.int64), zeros(2, dtype=torch.int64)
+    try:
+        with torch.no_grad():
+            ensemble.gradient(block, x, y, zeros(2, 1), key)
+            ensemble.logits(ensemble.ready(block.w), ensemble.prepare(x))
+    except Exception as error:
+        fails = f"forward does not run for several clients at once ({told(error)})"
+        lacks = "torch.func.vmap allows no `if` on values of x, no nn.LSTM and no nn.GRU; --block 1 does"
+        raise UserError(f"--model: {fails}; {lacks}") from error

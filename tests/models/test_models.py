@@ -19,6 +19,7 @@ from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.fitness import check_module
+from dpfl_mpi.numerics.pick import check_several
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -244,6 +245,19 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
     assert refused(sentence, check_module, "mine", module, *IMAGE, 10, "").startswith("--model")
 
 
+class Last(nn.GRU):
+    def forward(self, x):
+        return super().forward(x)[0][:, -1]
+
+
+def test_what_cannot_run_for_several_clients_at_once_is_refused_before_it_does():
+    module = nn.Sequential(nn.Flatten(1, 2), Last(8, 4, batch_first=True), nn.Linear(4, 10))
+    check_module("mine", module, *IMAGE, 10, "")
+    ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
+    said = refused("--model: forward does not run for several clients at once (", check_several, ensemble, IMAGE[0])
+    assert "no nn.GRU; --block 1 does" in said
+
+
 TWICE = nn.PReLU()
 
 
@@ -260,6 +274,7 @@ TWICE = nn.PReLU()
 def test_modules_that_are_right_pass_and_train_in_blocks(module):
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
+    check_several(ensemble, IMAGE[0])
     rng = np.random.default_rng(0)
     x = ensemble.normalise(torch.from_numpy(rng.integers(0, 256, (2, 5, 8, 8, 1)).astype(np.uint8)))
     y, weight, key = torch.from_numpy(rng.integers(0, 10, (2, 5))), torch.full((2, 5), 0.2), torch.tensor([7, 8])
