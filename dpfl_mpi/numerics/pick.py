@@ -26,7 +26,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
             only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
             raise UserError(f"--kernels is {job.kernels}; {only}")
         if job.block > 1 or (gpu and job.block != 1):
-            check_several(ensemble, clients.shape)
+            check_several(ensemble, clients)
         return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch(), ""
     native, why = native_here(job, ensemble, clients, sgd)
     missing = world.agree(native is None)
@@ -37,10 +37,14 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     return pytorch(), f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}"
 
 
-def check_several(ensemble: Ensemble, shape: tuple[int, ...]) -> None:
+def check_several(ensemble: Ensemble, clients: Clients) -> None:
     """Raise `UserError` where a module does not train and score several clients at once: PyTorch's vmap lacks some layers, and takes no `if` on values."""
     block, zeros = Block(ensemble, ensemble.zeros(2)), partial(torch.zeros, device=ensemble.device)
-    x, y, key = ensemble.normalise(zeros(2, 1, *shape)), zeros(2, 1, dtype=torch.int64), zeros(2, dtype=torch.int64)
+    x, y, key = (
+        ensemble.normalise(zeros(2, 1, *clients.shape)),
+        zeros(2, 1, dtype=torch.int64),
+        zeros(2, dtype=torch.int64),
+    )
     try:
         with torch.no_grad():
             ensemble.gradient(block, x, y, zeros(2, 1), key)

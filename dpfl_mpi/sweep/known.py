@@ -92,7 +92,7 @@ class Row:
         return self.name, self.state, done, "-" if math.isnan(self.accuracy) else f"{100 * self.accuracy:.2f}"
 
 
-@dataclass
+@dataclass(eq=False)  # each is one of its Run
 class Known:
     """A Run, its result file, and the newest submission of it with the folder of the logs."""
 

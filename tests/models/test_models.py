@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -245,6 +246,9 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
     assert refused(sentence, check_module, "mine", module, *IMAGE, 10, "").startswith("--model")
 
 
+TWO = SimpleNamespace(shape=IMAGE[0])  # clients with images
+
+
 class Last(nn.GRU):
     def forward(self, x):
         return super().forward(x)[0][:, -1]
@@ -254,7 +258,7 @@ def test_what_cannot_run_for_several_clients_at_once_is_refused_before_it_does()
     module = nn.Sequential(nn.Flatten(1, 2), Last(8, 4, batch_first=True), nn.Linear(4, 10))
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
-    said = refused("--model: forward does not run for several clients at once (", check_several, ensemble, IMAGE[0])
+    said = refused("--model: forward does not run for several clients at once (", check_several, ensemble, TWO)
     assert "no nn.GRU; --block 1 does" in said
 
 
@@ -274,7 +278,7 @@ TWICE = nn.PReLU()
 def test_modules_that_are_right_pass_and_train_in_blocks(module):
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
-    check_several(ensemble, IMAGE[0])
+    check_several(ensemble, TWO)
     rng = np.random.default_rng(0)
     x = ensemble.normalise(torch.from_numpy(rng.integers(0, 256, (2, 5, 8, 8, 1)).astype(np.uint8)))
     y, weight, key = torch.from_numpy(rng.integers(0, 10, (2, 5))), torch.full((2, 5), 0.2), torch.tensor([7, 8])

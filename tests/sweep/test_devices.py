@@ -12,6 +12,7 @@ from starts import script
 from dpfl_mpi.engine import build
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
+from dpfl_mpi.numerics import pick
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.device import pick_device, why_hidden
 from dpfl_mpi.numerics.pick import pick_backend
@@ -75,13 +76,17 @@ def test_ranks_of_a_node_have_different_gpus(four, wanted):
     assert pick_device("cpu", "float32", 1).type == "cpu"
 
 
-def test_a_gpu_computes_with_recorded_steps():
+def test_a_gpu_computes_with_recorded_steps(monkeypatch):
     """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
     ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
+    tried = []
+    monkeypatch.setattr(pick, "check_several", lambda *of: tried.append(of))
     for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
         backend, _ = pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
+    assert tried == [(ensemble, range(3))] * 3
+    assert len(pick_backend(Job(block=1), ALONE, ensemble, range(3), sgd)[0].blocks) == 3 == len(tried)
     why = "--kernels is native; the native kernels compute in float32 on a CPU"
     refused(why, pick_backend, Job(kernels="native"), ALONE, ensemble, range(3), sgd)
 
