@@ -76,6 +76,7 @@ def suite(tmp_path_factory):
     return {str(check): check for check in Suite(made).checks}
 
 
+@pytest.mark.timeout(900)  # the first one computes the checks of all
 @pytest.mark.parametrize("code", [*METHODS, *PAGES])
 def test_what_is_shipped_passes(suite, code):
     mine = [check for check in suite.values() if str(check).startswith(f"{code}, ")]
