@@ -43,7 +43,10 @@ def route(graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: i
 
 
 class Inbox:
-    """One RMA window of `slots` rows that other ranks Put models into, and the staging rows that this rank Puts from."""
+    """One RMA window of `slots` rows that other ranks Put models into, and the staging rows that this rank Puts from.
+
+    A graph that needs more slots than the window has cannot be sent.
+    """
 
     def __init__(self, world: World, staging: np.ndarray, slots: int):
         """Allocate collectively. `staging` is this rank's persistent float32 `[K, W]` rows, page-locked where it can be."""
@@ -59,7 +62,8 @@ class Inbox:
 
         Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash between nodes.
         """
-        assert route.need[self.world.rank] <= self.slots, "a graph that needs more slots than the window has"
+        if route.need[self.world.rank] > self.slots:
+            raise ValueError(f"the graph needs {route.need[self.world.rank]} slots, the window has {self.slots}")
         start = time.perf_counter()
         self.window.Fence()
         waited = time.perf_counter() - start

@@ -143,6 +143,23 @@ def windows_one_after_the_other(world):
         inbox.close()  # twice is once
 
 
+def a_graph_wider_than_the_window_is_refused(world):
+    """The window is the budget: what does not fit cannot be sent. On one rank nothing is sent, so all fits."""
+    n = 6
+    graph, owner, row, work = cast(n, world.size, 1.0, 0)
+    step = route(graph, owner, row, world.rank, world.size)
+    staging = rows(n, 0)[ids_of(owner, work, world.rank)]
+    need = int(step.need[world.rank])
+    assert need == n - len(staging)
+    inbox = Inbox(world, staging, max(need - 1, 0))
+    if world.size == 1:
+        inbox.exchange(step)
+    else:
+        with pytest.raises(ValueError, match=f"needs {need} slots, the window has {need - 1}"):
+            inbox.exchange(step)
+    inbox.close()
+
+
 def too_much_memory_is_refused_on_every_rank(world):
     """One rank asks for more than the node has, and all of them hear of it, with the need, the limit and the flag."""
     last = world.rank == world.size - 1
@@ -232,6 +249,7 @@ def test_ranks_exchange_and_agree(monkeypatch):
     world = World(MPI.COMM_WORLD)
     exchanges(world)
     windows_one_after_the_other(world)
+    a_graph_wider_than_the_window_is_refused(world)
     too_much_memory_is_refused_on_every_rank(world)
     collectives(world)
     what_root_raises_reaches_everyone(world)
