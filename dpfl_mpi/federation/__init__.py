@@ -14,6 +14,7 @@ Axes: N clients in all, K on this rank, k in a block, W row width, S images, C c
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -164,13 +165,14 @@ def verb(
 ) -> Callable[Concatenate[Federation, P], T]:
     """Return the verb that a part does, by the same name, of which the first so many arguments are `rows`; a collective one begins when all ranks are at it."""
     name = done.__name__
+    of_rows = [*inspect.signature(done).parameters][1 : rows + 1]
 
     @functools.wraps(done)
     def called(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
         parts = fed._parts
         if collective:
             parts.meet(f"fed.{name}")
-        for w_KW in args[:rows]:
+        for w_KW in (*args[:rows], *(kwargs[given] for given in of_rows if given in kwargs)):
             parts.members.check_rows(w_KW, parts.backend.ensemble.width, f"fed.{name}")
         return getattr(getattr(parts, part), name)(*args, **kwargs)
 

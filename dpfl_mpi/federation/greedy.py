@@ -143,8 +143,9 @@ class Greedy:
         members = self.members
         ids = np.concatenate([np.zeros(0, np.int64), *(search.ids for search in searches)])
         first, none = int(searches[0].block.start) if searches else 0, np.zeros(0, np.int64)
-        lost, able = [None] * len(ids) if losses is None else losses[first:], members.able
-        orders = [Order(self, int(k), repeat, loss, able) for k, loss in zip(ids, lost, strict=False)]  # line 9
+        lost = [None] * len(ids) if losses is None else losses[first : first + len(ids)]
+        able = members.able
+        orders = [Order(self, int(k), repeat, loss, able) for k, loss in zip(ids, lost, strict=True)]  # line 9
         widths = members.most_senders[ids]  # of a client's batch; 0 once its budget is full
         while True:  # line 10
             batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
