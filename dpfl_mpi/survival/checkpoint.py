@@ -320,7 +320,7 @@ def row_layout(value: Any) -> dict[str, Any]:
 
 
 def store(file: h5py.File, name: str, value: Any) -> None:
-    """Write a tensor, array, graph or scalar, one row as one checksummed chunk; anything else is a `TypeError` of JSON's."""
+    """Write a tensor, array, graph or scalar, one row as one checksummed chunk; raise `TypeError` for any other value."""
     if isinstance(value, CollaborationGraph):
         file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
         file[name].attrs["kind"] = "graph"
@@ -330,10 +330,13 @@ def store(file: h5py.File, name: str, value: Any) -> None:
         checked = {"chunks": rows, "fletcher32": True} if rows and array.size else {}  # a number alone is no chunk
         file.create_dataset(name, data=array, **checked)
         file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else "array"
-    else:
+    elif value is None or isinstance(value, bool | int | float | str | np.generic):
         group = file.create_group(name)
         group.attrs["kind"] = "scalar"
         group.attrs["json"] = json.dumps(value.item() if isinstance(value, np.generic) else value)
+    else:
+        kind = type(value).__name__
+        raise TypeError(f"a checkpoint cannot hold {name}: it is a {kind}, not a tensor, array, graph or scalar")
 
 
 def stored(item: Any, device: torch.device) -> Any:

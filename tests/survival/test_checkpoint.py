@@ -360,7 +360,7 @@ def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_p
 def test_a_bug_is_no_error_of_the_disk(tmp_path):
     with begun(tmp_path / "run.h5") as (fed, state, recorder, store):
         state["shared"]["odd"] = {1}
-        with pytest.raises(TypeError, match="set is not JSON serializable"):
+        with pytest.raises(TypeError, match="a checkpoint cannot hold state/odd: it is a set"):
             store.save(fed, state, recorder)
 
 
