@@ -62,6 +62,8 @@ class Inbox:
 
         Every Put's origin is a staging row, unchanged until the closing Fence: a temporary would pass in shared memory and crash between nodes.
         """
+        if self.window is None:
+            raise ValueError("this Inbox is closed")
         if route.need[self.world.rank] > self.slots:
             raise ValueError(f"the graph needs {route.need[self.world.rank]} slots, the window has {self.slots}")
         start = time.perf_counter()

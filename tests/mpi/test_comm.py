@@ -141,6 +141,8 @@ def windows_one_after_the_other(world):
         inbox = Inbox(world, np.zeros((1, WIDTH), np.float32), slots if world.rank else 0)
         inbox.close()
         inbox.close()  # twice is once
+        with pytest.raises(ValueError, match="closed"):
+            inbox.exchange(route(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
 
 
 def a_graph_wider_than_the_window_is_refused(world):
