@@ -74,10 +74,10 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def state(self) -> str:
-        """ "finished", "running, round t" while a run holds the lock, else "stopped after round t"."""
+        """ "finished", "running, round t" while a run holds the lock or has written on since this was opened, else "stopped after round t"."""
         with self.hdf5.reading("its state"):
             state, t = self.file.attrs["state"], self.file.attrs["rounds_done"]
-            killed = state == "running" and not Lock(self.path).taken()
+            killed = state == "running" and not Lock(self.path).taken() and not self.hdf5.replaced()
             return STATES["stopped" if killed else state].format(t)
 
     @property

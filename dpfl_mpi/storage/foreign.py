@@ -13,7 +13,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,12 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
+
+    def replaced(self) -> bool:
+        """Return whether another file has the path by now."""
+        with suppress(OSError):
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.file.id.get_vfd_handle()))
+        return False
 
     def damaged(self, name: str, why: str = "cannot be read") -> UserError:
         """Return the error for an array or attribute that is not what it should be, or that is asked for after `close`."""

@@ -194,6 +194,7 @@ def test_a_running_file(tmp_path, monkeypatch):
         refused("no models; run with --save_models", done.state_dict, 0)
         refused("has no round/nothing; it has graph/chosen/indptr", done.__getitem__, "round/nothing")
     assert early.last_round == 0 and early["round/val_acc"].shape == (1, 3)  # who has an old file open reads on
+    assert early.state == "running, round 0"  # as it was then: the run went on, nobody killed it
     Recorder(tmp_path / "run.h5", run, {}, {}).close("stopped")
     with Result(tmp_path / "run.h5") as result:
         assert result.state == "stopped after round -1" and not result.finished
