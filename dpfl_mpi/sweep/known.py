@@ -117,12 +117,13 @@ class Known:
 
         Who holds the lock computes it, whatever became of a job of ours: another sweep may have been quicker.
         """
+        # asked before the file is read: of a process that is gone it is the last word
+        taken, alive = Lock(self.path).taken(), self.alive(queue)
         row = self._read()
         if row.state == "finished":
             return row
         begun = not self.on_slurm or row.state in ("running", "unreadable")  # here nothing queues
-        alive = self.alive(queue)
-        if Lock(self.path).taken() or (alive and begun):
+        if taken or (alive and begun):
             return replace(row, state="running")
         if alive:
             return replace(row, state="waiting")
