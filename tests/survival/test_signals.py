@@ -56,7 +56,7 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
 def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
     early = "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None"
     code = f"import os, runpy, sys\n{early}\nsys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
-    flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--quiet"]
+    flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--grace=200", "--quiet"]
     done = ended(sys.executable, "-c", code, *flags, cwd=tmp_path)
     said = "stopped after round 0 of 2 (SIGINT); the same command goes on from there\n"
     assert (done.returncode, done.stdout, done.stderr) == (signals.REQUEUE, "", said)
@@ -84,7 +84,7 @@ def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, monkeypatch
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
     with signals.Watch(Job(grace=1, fresh=True), ALONE) as watch:
         watch.begin(3)
-        starts.wait_for(lambda: ended, timeout=10)
+        starts.wait_for(lambda: ended)
     ((code, said),) = ended
     assert code == signals.REQUEUE and time.time() < end + 1
     why = "round 3 would outlast --grace 1, stopped at once; the same command without --fresh replays it"
