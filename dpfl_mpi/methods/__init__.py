@@ -91,9 +91,12 @@ def load(name: str, module: ModuleType) -> Method:
     declared = getattr(module, "METHOD", Method())
     if not isinstance(declared, Method):
         raise UserError(f"METHOD of the method {name} is {declared!r}; it must be a Method(...) of dpfl_mpi.methods")
-    rules = {
+    kinds = {str: "texts", bool: "True and False"}
+    plain = [f for f in dataclasses.fields(Method) if type(f.default) in kinds]
+    rules = {f.name: (type(getattr(declared, f.name)) is type(f.default), kinds[type(f.default)]) for f in plain}
+    rules |= {
         "topology": (declared.topology in get_args(Topology), ", ".join(get_args(Topology))),
-        "colour": (re.fullmatch("(#[0-9A-Fa-f]{6})?", str(declared.colour)), "#RRGGBB"),
+        "colour": (bool(re.fullmatch("(#[0-9A-Fa-f]{6})?", str(declared.colour))), "#RRGGBB"),
     }
     for field, low in (("models", 1), ("sent", 0), ("every_row", 0)):
         value = getattr(declared, field)
