@@ -12,11 +12,11 @@ INLINE void product_tile(const int count, const int some, int32_t k, const F *a,
   UNROLL for (int i = 0; i < count; i++)
     UNROLL for (int j = 0; j < some; j++) sum[i][j] = adds ? y[i * y_i + j * y_j] : ZERO;
   for (int32_t at = 0; at < k; at++) {
-    F v[8];
-    UNROLL for (int j = 0; j < some; j++) v[j] = b[at * b_k + j * b_j];
-    UNROLL for (int i = 0; i < count; i++) {
-      const F u = a[i * a_i + at * a_k];
-      UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(u, v[j], sum[i][j]);
+    F u[8];
+    UNROLL for (int i = 0; i < count; i++) u[i] = held(a[i * a_i + at * a_k]);
+    UNROLL for (int j = 0; j < some; j++) {
+      const F v = count > 1 ? held(b[at * b_k + j * b_j]) : b[at * b_k + j * b_j];
+      UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(u[i], v, sum[i][j]);
     }
   }
   UNROLL for (int i = 0; i < count; i++)
@@ -25,7 +25,7 @@ INLINE void product_tile(const int count, const int some, int32_t k, const F *a,
 
 INLINE void product_rows(const int rows, int32_t j, int32_t k, const F *a, int32_t a_i, int32_t a_k, const F *b,
                          int32_t b_k, int32_t b_j, F *y, int32_t y_i, int32_t y_j, int adds) {
-  BLOCKS(4, j, product_tile(rows, count, k, a, a_i, a_k, b + at * b_j, b_k, b_j, y + at * y_j, y_i, y_j, adds))
+  BLOCKS(COLUMNS, j, product_tile(rows, count, k, a, a_i, a_k, b + at * b_j, b_k, b_j, y + at * y_j, y_i, y_j, adds))
 }
 
 static void product_of(int32_t i, int32_t j, int32_t k, const F *a, int32_t a_i, int32_t a_k, const F *b, int32_t b_k,

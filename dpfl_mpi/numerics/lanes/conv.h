@@ -39,11 +39,11 @@ INLINE void tile(const int count, const int some, const int64_t step, const Corr
   for (int32_t n = 0; n < s->n; n++, x += s->x_n)
     for (const int32_t *tap = first; tap < last; tap++, packed += count) {
       const F *from = x + *tap;
-      F v[8];
-      UNROLL for (int j = 0; j < some; j++) v[j] = from[j * step];
-      UNROLL for (int i = 0; i < count; i++) {
-        const F weight = FILL(packed[i]);
-        UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(weight, v[j], sum[i][j]);
+      F weight[8];
+      UNROLL for (int i = 0; i < count; i++) weight[i] = FILL(packed[i]);
+      UNROLL for (int j = 0; j < some; j++) {
+        const F v = count > 1 ? held(from[j * step]) : from[j * step];
+        UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(weight[i], v, sum[i][j]);
       }
     }
   UNROLL for (int i = 0; i < count; i++)
@@ -103,11 +103,11 @@ INLINE void places(const int count, const int some, const int64_t x_step, const 
     UNROLL for (int j = 0; j < some; j++) inputs[j] = x + row * c->x_row + from[j];
     UNROLL for (int i = 0; i < count; i++) slopes[i] = d + row * c->y_row + i * s->y_m;
     for (int64_t column = 0; column < c->columns; column++) {
-      F v[9];
-      UNROLL for (int j = 0; j < some; j++) v[j] = inputs[j][column * x_step];
-      UNROLL for (int i = 0; i < count; i++) {
-        const F f = slopes[i][column * d_step];
-        UNROLL for (int j = 0; j < some; j++) sum[i][j] = FMA(f, v[j], sum[i][j]);
+      F f[8];
+      UNROLL for (int i = 0; i < count; i++) f[i] = held(slopes[i][column * d_step]);
+      UNROLL for (int j = 0; j < some; j++) {
+        const F v = count > 1 ? held(inputs[j][column * x_step]) : inputs[j][column * x_step];
+        UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(f[i], v, sum[i][j]);
       }
     }
   }

@@ -75,7 +75,7 @@ INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, c
         const F *from = x + (2 * p + line) * s->W + 2 * q;
         F here = from[0];
         UNROLL for (int kx = 0; kx < 5; kx++) {
-          const F next = from[kx + 1], v = PICK(r, next, here);
+          const F next = held(from[kx + 1]), v = PICK(r, next, here);
           if (line < count) sum[line * 5 + kx] = FMA(up, v, sum[line * 5 + kx]);
           if (line > 0) sum[line * 5 - 5 + kx] = FMA(down, v, sum[line * 5 - 5 + kx]);
           here = next;

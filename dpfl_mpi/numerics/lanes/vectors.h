@@ -27,7 +27,7 @@ enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, ROWS = 4, COLUMNS = 4, SL
 #elif FORM == 256
 #include <immintrin.h>
 typedef U M; /* all bits of a lane */
-enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2, ROWS = 2, COLUMNS = 4, SLOPES = 2, TAPS_AT_ONCE = 4 };
+enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2, ROWS = 2, COLUMNS = 6, SLOPES = 2, TAPS_AT_ONCE = 6 };
 /* 16 registers */
 #define FILL(x) ((F)_mm256_set1_ps(x))
 #define FMA(a, b, c) ((F)_mm256_fmadd_ps(a, b, c))
@@ -53,6 +53,13 @@ INLINE F FMA(F a, F b, F c) {
 #define ZERO ((F){0})
 #define EITHER(m, a, b) ((M)(((m) & (a)) | (~(m) & (b)))) /* of masks: a where m, else b */
 
+/* In a register: GCC would read it from memory again for every use. */
+INLINE F held(F v) {
+#if FORM >= 256
+  __asm__("" : "+v"(v));
+#endif
+  return v;
+}
 INLINE F load(const float *p) { F v; memcpy(&v, p, sizeof v); return v; } /* a layer starts anywhere in its row */
 INLINE void store(float *p, F v) { memcpy(p, &v, sizeof v); }
 /* A small whole number as a float: in the low bits of 2^23 it is that much more. */
