@@ -60,29 +60,29 @@ static void stage(const Pass *p, const Layer *layer) {
          stage_block(count, &s, w + at * each, b + at, y + at * s.out_plane, s.right + at * area, s.lower + at * area))
 }
 
-/* sum [count, 5] = the gradient of `count` lines of a filter's taps, for one channel x. In each pooled position one of
+/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each pooled position one of
  * four places has a gradient: x is moved to the right where it is there, and the gradient up or down is 0. */
 INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, const M *right, const M *lower, F *out) {
-  F sum[25];
-  UNROLL for (int i = 0; i < 5 * count; i++) sum[i] = ZERO;
+  F sum[5][5];
+  UNROLL for (int line = 0; line < 5; line++) UNROLL for (int i = 0; i < count; i++) sum[line][i] = ZERO;
   for (int32_t p = 0; p < s->P; p++)
     for (int32_t q = 0; q < s->Q; q++) {
       const int32_t at = p * s->Q + q;
       const M r = right[at];
       const F slope = d[p * s->out_line + q];
       const F up = PICK(lower[at], ZERO, slope), down = PICK(lower[at], slope, ZERO);
-      UNROLL for (int line = 0; line <= count; line++) {
+      UNROLL for (int line = 0; line < 6; line++) {
         const F *from = x + (2 * p + line) * s->W + 2 * q;
         F here = from[0];
-        UNROLL for (int kx = 0; kx < 5; kx++) {
-          const F next = held(from[kx + 1]), v = PICK(r, next, here);
-          if (line < count) sum[line * 5 + kx] = FMA(up, v, sum[line * 5 + kx]);
-          if (line > 0) sum[line * 5 - 5 + kx] = FMA(down, v, sum[line * 5 - 5 + kx]);
+        UNROLL for (int i = 0; i < count; i++) {
+          const F next = held(from[i + 1]), v = PICK(r, next, here);
+          if (line < 5) sum[line][i] = FMA(up, v, sum[line][i]);
+          if (line > 0) sum[line - 1][i] = FMA(down, v, sum[line - 1][i]);
           here = next;
         }
       }
     }
-  UNROLL for (int i = 0; i < 5 * count; i++) out[i] = sum[i];
+  UNROLL for (int line = 0; line < 5; line++) UNROLL for (int i = 0; i < count; i++) out[5 * line + i] = sum[line][i];
 }
 
 /* d += what comes from one pooled position, for `count` channels of a stage's input: a window of 6 x 6. */
@@ -118,7 +118,7 @@ static void stage_back(const Pass *p, const Layer *layer) {
     const M *right = s.right + o * area, *lower = s.lower + o * area;
     F total = ZERO, sum[25];
     for (int32_t c = 0; c < s.C; c++) {
-      BLOCKS(TAPS, 5, correlate(count, &s, s.x + c * s.plane + at * s.W, slope, right, lower, sum + 5 * at))
+      BLOCKS(TAPS, 5, correlate(count, &s, s.x + c * s.plane + at, slope, right, lower, sum + at))
       add_up(p->g + layer->weight + (o * s.C + c) * 25, sum, 25, p->n);
     }
     for (int32_t y = 0; y < s.P; y++)
