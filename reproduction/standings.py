@@ -73,7 +73,7 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
                 text = told(parts) + (f", clients ± {over_clients(parts):.2f}" if to in BOTH else "")
                 out[name] = f"**{text}**" if decided else text
         costs = {name: number(mine[cost].mean(), ",.0f") for cost, name in COSTS.items()}
-        yield out | costs | {"core hours": number(mine["core_hours"].mean())}
+        yield out | costs | {"core hours": number(mine["core_hours"].min())}
 
 
 def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
