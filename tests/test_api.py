@@ -149,7 +149,7 @@ def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), errors
     *_, t = starts.checkpoint_rounds(out)
     assert f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
-    starts.wait_for(lambda: not any(map(starts.alive, below)))
+    starts.wait_for(lambda: not any(map(starts.alive, below)), timeout=10)
 
 
 # a result -------------------------------------------------------------------------------------------------------------

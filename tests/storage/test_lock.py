@@ -134,9 +134,9 @@ def test_a_lock_that_cannot_be_read_for_a_moment_is_touched_afterwards(held, mon
     with monkeypatch.context() as patch:
         reads: list[Path] = []
         patch.setattr(lock, "content", lambda path: reads.append(path) or "")  # an error of a network's file system
-        starts.wait_for(lambda: len(reads) > 3)
+        starts.wait_for(lambda: len(reads) > 3, timeout=10)
         os.utime(mine.path, (1, 1))
-    starts.wait_for(lambda: mine.path.stat().st_mtime > 1)
+    starts.wait_for(lambda: mine.path.stat().st_mtime > 1, timeout=10)
     assert told == []
 
 
@@ -149,7 +149,7 @@ def test_a_run_is_told_once_that_another_has_its_lock(held):
     mine.path.unlink()
     assert mine.check() and told == []
     owned_by(mine.path.with_suffix(""), **OTHER)
-    starts.wait_for(lambda: told)
+    starts.wait_for(lambda: told, timeout=10)
     time.sleep(0.2)
     (sentence,) = told
     assert f"by another run (process 5 on elsewhere, Slurm job 17), which took {mine.path} while" in sentence
