@@ -13,9 +13,9 @@ INLINE void product_tile(const int count, const int some, int32_t k, const F *a,
     UNROLL for (int j = 0; j < some; j++) sum[i][j] = adds ? y[i * y_i + j * y_j] : ZERO;
   for (int32_t at = 0; at < k; at++) {
     F u[8];
-    UNROLL for (int i = 0; i < count; i++) u[i] = held(a[i * a_i + at * a_k]);
+    UNROLL for (int i = 0; i < count; i++) u[i] = held(a[i * a_i + at * a_k], some);
     UNROLL for (int j = 0; j < some; j++) {
-      const F v = count > 1 ? held(b[at * b_k + j * b_j]) : b[at * b_k + j * b_j];
+      const F v = held(b[at * b_k + j * b_j], count);
       UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(u[i], v, sum[i][j]);
     }
   }

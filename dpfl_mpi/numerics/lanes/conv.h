@@ -42,7 +42,7 @@ INLINE void tile(const int count, const int some, const int64_t step, const Corr
       F weight[8];
       UNROLL for (int i = 0; i < count; i++) weight[i] = FILL(packed[i]);
       UNROLL for (int j = 0; j < some; j++) {
-        const F v = count > 1 ? held(from[j * step]) : from[j * step];
+        const F v = held(from[j * step], count);
         UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(weight[i], v, sum[i][j]);
       }
     }
@@ -104,9 +104,9 @@ INLINE void places(const int count, const int some, const int64_t x_step, const 
     UNROLL for (int i = 0; i < count; i++) slopes[i] = d + row * c->y_row + i * s->y_m;
     for (int64_t column = 0; column < c->columns; column++) {
       F f[8];
-      UNROLL for (int i = 0; i < count; i++) f[i] = held(slopes[i][column * d_step]);
+      UNROLL for (int i = 0; i < count; i++) f[i] = held(slopes[i][column * d_step], some);
       UNROLL for (int j = 0; j < some; j++) {
-        const F v = count > 1 ? held(inputs[j][column * x_step]) : inputs[j][column * x_step];
+        const F v = held(inputs[j][column * x_step], count);
         UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(f[i], v, sum[i][j]);
       }
     }

@@ -75,7 +75,7 @@ INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, c
         const F *from = x + (2 * p + line) * s->W + 2 * q;
         F here = from[0];
         UNROLL for (int i = 0; i < count; i++) {
-          const F next = held(from[i + 1]), v = PICK(r, next, here);
+          const F next = held(from[i + 1], 2), v = PICK(r, next, here);
           if (line < 5) sum[line][i] = FMA(up, v, sum[line][i]);
           if (line > 0) sum[line - 1][i] = FMA(down, v, sum[line - 1][i]);
           here = next;

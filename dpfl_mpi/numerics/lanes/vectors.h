@@ -53,11 +53,12 @@ INLINE F FMA(F a, F b, F c) {
 #define ZERO ((F){0})
 #define EITHER(m, a, b) ((M)(((m) & (a)) | (~(m) & (b)))) /* of masks: a where m, else b */
 
-/* In a register: GCC would read it from memory again for every use. */
-INLINE F held(F v) {
+/* In a register where it is used more than once: GCC would read it from memory again for every use. */
+INLINE F held(F v, const int uses) {
 #if FORM >= 256
-  __asm__("" : "+v"(v));
+  if (uses > 1) __asm__("" : "+v"(v));
 #endif
+  (void)uses;
   return v;
 }
 INLINE F load(const float *p) { F v; memcpy(&v, p, sizeof v); return v; } /* a layer starts anywhere in its row */
