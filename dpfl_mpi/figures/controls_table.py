@@ -12,7 +12,7 @@ import pandas as pd
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, costs
-from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means
+from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means, number
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import share
 from dpfl_mpi.settings.values import ATTACKS
@@ -32,7 +32,8 @@ def gaps(lines: pd.DataFrame) -> Parts:
     points = lines.assign(gap=100 * (lines["val_acc"] - lines["test_acc"]))
     parts = (part for _, part in points.groupby("partition", sort=False))
     each = (part.pivot(index="client", columns="run", values="gap") for part in parts)
-    return [part.mean(axis=1, skipna=False).dropna().to_numpy() for part in each]
+    means = [part.mean(axis=1, skipna=False).dropna().to_numpy() for part in each]
+    return [part for part in means if len(part)]
 
 
 def liar_shares(result: Result) -> tuple[float, float]:
@@ -80,7 +81,7 @@ def draw(frames: Frames) -> Drawing:
     for line in frames.files.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"]).itertuples():
         group = list(frames.of("runs", line.setting, line.row)["result"])
         clients = frames.of("clients", line.setting, line.row)
-        mean, half = interval(gaps(clients))
+        mean, half = interval(parts) if (parts := gaps(clients)) else NOWHERE
         all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
         done = [r for r in group if "best/confusion" in r] or group  # what comes at the end
         opened, unmarked = np.mean([backdoor(r) for r in done], 0)
@@ -105,8 +106,8 @@ def draw(frames: Frames) -> Drawing:
             "models": float(spent["models"]),
         }
         text = {
-            "accuracy": f"{row['accuracy']:.2f} ({len(group)})",
-            "validation - test": f"{mean:+.2f} ± {half:.2f}",
+            "accuracy": f"{number(row['accuracy'])} ({len(group)})",
+            "validation - test": f"{number(mean, '+.2f')} ± {number(half)}",
             "liars, % chosen of all": "-" if np.isnan(all_liars) else f"{percent(chosen)} of {percent(all_liars)}",
             "backdoor, %": "-" if np.isnan(opened) else f"{percent(opened)} ({percent(unmarked)})",
             "newcomers, %": " / ".join(map(percent, came)) or "-",

@@ -28,9 +28,8 @@ from dpfl_mpi.figures.style import look
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import METRICS, Declared
-from dpfl_mpi.results.schema import PHASES
-from dpfl_mpi.results.summary import epochs
+from dpfl_mpi.results.result import METRICS, Declared, mean
+from dpfl_mpi.results.summary import epochs, seconds
 
 WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins
 
@@ -116,16 +115,16 @@ def costs(result: Result) -> pd.DataFrame:
     rounds, benign = slice(0, result.last_round + 1), result.benign
     train = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
     out = {
-        "accuracy": 100 * np.nanmean(result["round/best_test_acc"][rounds, benign], 1),
+        "accuracy": 100 * mean(result["round/best_test_acc"][rounds, benign]),
         "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
         "evaluations": np.cumsum(result["graph/evaluations"][rounds][:, benign].mean(1)),
         "steps": result["round/gradient_steps"][rounds] / train,
-        "seconds": np.cumsum(sum(result[f"seconds/{phase}"][rounds, 2] for phase in PHASES)),
+        "seconds": np.cumsum(sum(seconds(result).values())),
     }
     frame = pd.DataFrame(out)
     if "finetune/val_acc" in result:
         val, test = (result[f"finetune/{part}_acc"][1:, benign] for part in ("val", "test"))
-        accuracies = 100 * np.nanmean(best_so_far(val, test, result.run.tie == "latest"), 1)
+        accuracies = 100 * mean(best_so_far(val, test, result.run.tie == "latest"))
         more = pd.DataFrame({"accuracy": accuracies, "steps": result["finetune/gradient_steps"][1:] / train})
         same = {name: out[name][-1] for name in ("models", "evaluations")}
         frame = pd.concat([frame, more.assign(**same)], ignore_index=True)

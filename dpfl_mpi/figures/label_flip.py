@@ -24,10 +24,6 @@ RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
 OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}}
 
 
-def flipped(result: Result) -> np.ndarray:
-    return result["client/flipped"].astype(bool)
-
-
 def shares(adjacency: np.ndarray, flip: np.ndarray) -> np.ndarray:
     """Return for each benign client with senders the share of them that is flipped."""
     rows = adjacency[~flip]
@@ -48,7 +44,7 @@ def chance(flip: np.ndarray) -> float:
 
 def matrix(axes: Axes, result: Result, t: int) -> None:
     """Draw a round's graph, benign clients first, each group ordered by class; an edge has the colour of its sender's group."""
-    flip, (order, _) = flipped(result), client_order(ranked_classes(result))
+    flip, (order, _) = result["client/flipped"], client_order(ranked_classes(result))
     order = np.concatenate([order[~flip[order]], order[flip[order]]])
     cells = np.where(result.graph(t), np.where(flip, 2, 1)[None, :], 0)[np.ix_(order, order)]
     n, benign = len(flip), int((~flip).sum())
@@ -60,9 +56,8 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
 
 def draw(frames: Frames, rounds: str | None = None) -> Drawing:
     with_graphs(frames)
-    held = [r.method.topology == "graph" and "client/flipped" in r for r in frames.files["result"]]
-    some = [has and 0 < flipped(r).sum() < r.run.clients for has, r in zip(held, frames.files["result"], strict=True)]
-    runs = frames.files[some]
+    files = frames.files[[r.method.topology == "graph" and "client/flipped" in r for r in frames.files["result"]]]
+    runs = files[[0 < r["client/flipped"].sum() < r.run.clients for r in files["result"]]]
     if not len(runs):
         raise UserError("none of these results has clients with flipped labels (--flip_share)")
     searching = runs["result"].map(lambda r: r.run.flipped_run_ggc)
@@ -72,7 +67,7 @@ def draw(frames: Frames, rounds: str | None = None) -> Drawing:
     figure, grid = plt.subplots(len(results), 4, figsize=(TEXT, 1.95 * len(results) + 0.25), squeeze=False)
     rows = []
     for (first, end, over, histogram), result, name in zip(grid, results, names, strict=True):
-        flip, last = flipped(result), result.last_round
+        flip, last = result["client/flipped"], result.last_round
         matrix(first, result, 0)
         matrix(end, result, last)
         first.set_ylabel(name, fontsize=7)

@@ -13,6 +13,7 @@ from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
+from dpfl_mpi.figures.tables import number
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
@@ -63,7 +64,8 @@ def draw(frames: Frames) -> Drawing:
         if tuned := [r for r in group if "finetune/test_acc" in r]:
             parts.append(drawn(panels[0], tuning(tuned, curves), "finetune/test_acc", **look))
         rows += [part.assign(setting=line.setting, method=line.row) for part in parts]
-        handles[text_label(line.row)] = panels[0].lines[-1]
+        if tuned or not based:
+            handles[text_label(line.row)] = panels[0].lines[-1]
     for panels, where in zip(grid, settings, strict=True):
         for axes, (name, _) in zip(panels, MEASURES.values(), strict=True):
             axes.set(xlabel="local epochs", ylabel=name, title=where)
@@ -71,5 +73,6 @@ def draw(frames: Frames) -> Drawing:
     legend(figure, handles, "outside lower center")
     data = pd.concat(rows, ignore_index=True)
     last = data[data["measure"] != "round/val_loss"].groupby(["setting", "method"], sort=False).tail(1)
-    text = "{setting}, {method}: {mean:.2f} % after {epochs} epochs (round {round})"
-    return Drawing(data, figure, "\n".join(text.format(**line) for line in last.to_dict("records")))
+    text = "{setting}, {method}: {accuracy} % after {epochs} epochs (round {round})"
+    lines = (text.format(**line, accuracy=number(line["mean"])) for line in last.to_dict("records"))
+    return Drawing(data, figure, "\n".join(lines))

@@ -14,7 +14,7 @@ from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
-from dpfl_mpi.figures.tables import markdown
+from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
 
 METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
@@ -43,7 +43,7 @@ def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> 
         # of each repetition its own, the seconds of +FT those before
         end = lines.groupby("run")[["accuracy", *COSTS]].last().mean()
         cells = {"setting": line.setting, "method": line.row}
-        cells["accuracy"] = f"{end['accuracy']:.2f} ({len(each)})"
+        cells["accuracy"] = f"{number(end['accuracy'])} ({len(each)})"
         cells |= {COSTS[name]: shown(end[name]) for name in costs}
         out.append(cells | {f"{name} to {reach:g} %": shown(first[name]) for name in costs})
     return markdown(pd.DataFrame(out))

@@ -45,8 +45,8 @@ def table(data: pd.DataFrame, published: str = "") -> str:
         "setting": data["setting"],
         "method": [f"{row} ({n})" for row, n in zip(data["method"], data["n"], strict=True)],
         "accuracy, %": data["accuracy"].map(number),
-        "variance, squared points": data["variance"].map("{:.0f}".format),
-        "of which by the size of the test sets": data["sampling_variance"].map("{:.0f}".format),
+        "variance, squared points": data["variance"].map(lambda v: number(v, ".0f")),
+        "of which by the size of the test sets": data["sampling_variance"].map(lambda v: number(v, ".0f")),
     }
     if published:
         theirs = dict(zip(paper.TABLE_1, published.split(), strict=True))

@@ -1,5 +1,6 @@
 """The arena's tables against numbers by hand and SciPy, and its cells against one another."""
 
+import arena as cells
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,9 +28,8 @@ def test_a_chance_is_the_larger_of_two_t_tests():
     assert standings.chance([part - mean for part in parts]) > 0.9
 
 
-@pytest.fixture
-def lines():
-    """Two partitions of 50 clients: DPFL is two points above the random graph and ten above Local, each by client with a little noise."""
+def test_a_table_says_what_is_decided():
+    """Three partitions of 50 clients: DPFL is two points above the random graph and ten above Local, each by client with a little noise."""
     rng = np.random.default_rng(2)
     above = {"DPFL": 0.10, standings.RANDOM: 0.08, "Local": 0.0}
     runs, clients = [], []
@@ -42,11 +42,7 @@ def lines():
             name = {"setting": "Digits", "epochs": 10, "row": row, "seed": seed, "run": run, "partition": f"p{seed}"}
             runs.append(name | costs)
             clients.append(pd.DataFrame({"run": run, "client": range(50), "accuracy": test}))
-    return pd.DataFrame(runs), pd.concat(clients)
-
-
-def test_a_table_says_what_is_decided(lines):
-    runs, clients = lines
+    runs, clients = pd.DataFrame(runs), pd.concat(clients)
     found = standings.differences(runs, clients)
     assert set(zip(found["row"], found["to"], strict=True)) == {
         ("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local"),
@@ -71,7 +67,6 @@ def test_a_table_says_what_is_decided(lines):
 
 
 def test_rows_of_a_setting_train_as_long_with_the_same_budget():
-    cells = script(ROOT / "reproduction" / "arena.py")
     before = ("dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "nearest")  # train 10 epochs before round 1
     for setting, row, epochs, run in cells.CELLS:
         asked = 5 * run.rounds + run.finetune_epochs + (10 if run.method in before else 0)
@@ -82,7 +77,6 @@ def test_rows_of_a_setting_train_as_long_with_the_same_budget():
 
 
 def test_a_cells_line(tmp_path):
-    cells = script(ROOT / "reproduction" / "arena.py")
     result = tiny_result.tiny(tmp_path, "one", "dpfl", 42)
     line = cells.line_of(Run(method="dpfl"), result)
     assert line["models"] == pytest.approx(result["traffic/models_received"].sum(0).mean())
@@ -90,7 +84,6 @@ def test_a_cells_line(tmp_path):
 
 
 def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
-    cells = script(ROOT / "reproduction" / "arena.py")
     result = result_of({"clients": 4, "rounds": 1, "method": "local", "tau_train": 1})
     alone, alike = (cells.clients_of(setting, result) for setting in ("HAR, 30 people", "CIFAR-10 Patho(3)"))
     assert alone["accuracy"].tolist() == alone["own"].tolist() == result["best/test_acc"].round(6).tolist()

@@ -2,7 +2,6 @@
 
 import itertools
 import resource
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny_result
-from launch import ROOT, refused, run_here
+from launch import ROOT, ended, refused, run_here
 from sklearn.metrics import adjusted_rand_score
 from tiny_result import draw, module, tiny
 
@@ -70,8 +69,7 @@ for sys.argv in eval(sys.argv[1]):
 
 
 def run_without(calls, cwd, *libraries):
-    words = [sys.executable, "-W", "error", "-c", WITHOUT, repr(calls), *libraries]
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, timeout=240)
+    return ended(sys.executable, "-W", "error", "-c", WITHOUT, repr(calls), *libraries, cwd=cwd, timeout=240)
 
 
 def test_every_file_runs_with_neither_torch_nor_mpi(made, tmp_path):
@@ -257,7 +255,9 @@ def test_what_nobody_was_scored_for_is_not_the_best(made, tmp_path):
     assert tables.unbeaten(lines, ROWS) == [False, True] and tables.unbeaten(lines, ROWS[:1]) == [False]
     assert tables.cell(tables.means(lines, ROWS[0])) == "- (1)"
     text = draw("accuracy_table", [gone, local]).text
-    assert "nan" not in text and "**65.00 (1)**" in text
+    assert "**65.00 (1)**" in text
+    others = [draw(name, [gone, local]).text for name in ("variance", "pareto", "controls_table", "learning_curves")]
+    assert not [each for each in (text, *others) if "nan" in each]
 
 
 def test_repetitions_of_a_run_count_once_and_values_have_short_names(made):
@@ -508,8 +508,7 @@ def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
 
 
 def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, at_most):
-    with Result(tiny_result.make(tmp_path / "d.h5")) as result:
-        drawing = draw("learning_curves", [result])
+    drawing = draw("learning_curves", [tiny(tmp_path)])
     kept = {path: path.read_bytes() for path in command.save(drawing, "c", tmp_path)}
     said = f"--out is {tmp_path}, where nothing can be written: File too large"
     at_most(resource.RLIMIT_FSIZE, 8000)

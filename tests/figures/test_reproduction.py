@@ -4,6 +4,7 @@ import itertools
 import re
 
 import numpy as np
+import page
 import pandas as pd
 import pytest
 import recomputed
@@ -100,17 +101,6 @@ def test_verdict_by_hand():
     assert recomputed.verdict(np.array([82.0]), 78.0, 1.0) == "within (+4.00, noise ± 4.97)"
 
 
-def written(folder, accuracies):
-    """Return the frames of the CSV files of one Run per row and seed, each with these clients' accuracies."""
-    runs, clients = [], []
-    for i, ((row, seed), values) in enumerate(accuracies.items()):
-        runs.append({"run": i, "row": row, "seed": seed, "partition_sha256": seed, "flags": ""})
-        clients += [{"run": i, "client": k, "test_acc": a} for k, a in enumerate(values)]
-    pd.DataFrame(runs).to_csv(folder / "runs.csv", index=False)
-    pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
-    return of_folder(folder)
-
-
 def cells(lines):
     return pd.DataFrame(lines).values.tolist()
 
@@ -118,8 +108,14 @@ def cells(lines):
 def test_what_decides_by_hand(tmp_path):
     """One partition decides nothing; several do where 0 is outside both intervals, over partitions and over clients."""
 
-    def claim(rows):
-        lines = cells(recomputed.order(written(tmp_path, rows)))
+    def claim(accuracies):  # by row and seed, of the clients of its Run
+        runs, clients = [], []
+        for i, ((row, seed), values) in enumerate(accuracies.items()):
+            runs.append({"run": i, "row": row, "seed": seed, "partition_sha256": seed, "flags": ""})
+            clients += [{"run": i, "client": k, "test_acc": a} for k, a in enumerate(values)]
+        pd.DataFrame(runs).to_csv(tmp_path / "runs.csv", index=False)
+        pd.DataFrame(clients).to_csv(tmp_path / "clients.csv", index=False)
+        lines = cells(recomputed.order(of_folder(tmp_path)))
         return next(line[1:] for line in lines if line[0].startswith("DPFL"))
 
     one = {(DPFL, 1): [0.5, 0.504], ("FedAvg+FT", 1): [0.3, 0.3], ("Local", 1): [0.1, 0.1]}
@@ -133,7 +129,7 @@ def test_what_decides_by_hand(tmp_path):
     assert claim(apart) == ["+20.00 ± 0.00 (2)", "± 64.54", "-", "not decided"]
 
 
-def test_accuracies_at_equal_hours_by_hand(page):
+def test_accuracies_at_equal_hours_by_hand():
     """DPFL takes 4 and 8 hours on two partitions: columns at 1.5, 3 and 6 hours. The other has ended after 2, on one partition."""
     each = {("DPFL", 1): [(1, 50), (2, 60), (4, 70)], ("DPFL", 2): [(2, 40), (8, 90)], ("Local", 1): [(2, 65)]}
     lines = pd.DataFrame(
@@ -163,12 +159,7 @@ def test_runs_made_anew_replace_the_old_ones_and_other_data_is_refused(tmp_path)
     assert len(pd.read_csv(tmp_path / "runs.csv")) == 2
 
 
-@pytest.fixture(scope="module")
-def page():
-    return script(FOLDER / "page.py")
-
-
-def test_the_pages_are_what_the_files_say(page):
+def test_the_pages_are_what_the_files_say():
     """Their tables hold the numbers of the CSV files, and every row's mean is that of its clients. A table without a place is a mistake."""
     for path, its in page.tables().items():
         assert page.filled(path.read_text(), its) == path.read_text()
@@ -180,7 +171,7 @@ def test_the_pages_are_what_the_files_say(page):
         page.filled("nothing", {"x": ""})
 
 
-def test_every_picture_is_drawn(page):
+def test_every_picture_is_drawn():
     """As many as lie beside the CSV files and in docs/pictures."""
     drawn = set()
     for path, figure in page.pictures():
@@ -189,7 +180,7 @@ def test_every_picture_is_drawn(page):
     assert drawn == {*FOLDER.rglob("*.png"), *(ROOT / "docs" / "pictures").glob("findings-*.png")}
 
 
-def test_what_a_seed_alone_changes_is_what_the_files_say(page):
+def test_what_a_seed_alone_changes_is_what_the_files_say():
     """DPFL under two seeds on the same 100 clients, t(99) = 1.98422; both pages and the distance of the oracle quote it."""
     runs, clients = (pd.read_csv(FOLDER / "controls" / f"{name}.csv") for name in ("runs", "clients"))
     lines = clients.merge(runs.query("rounds >= 20")[["run", "row", "seed"]], on="run")
@@ -203,7 +194,7 @@ def test_what_a_seed_alone_changes_is_what_the_files_say(page):
         assert text in page.PAGE.read_text() or other is again
 
 
-def test_the_findings_on_the_greedy_search_are_what_the_file_says(page):
+def test_the_findings_on_the_greedy_search_are_what_the_file_says():
     text, rows = page.FINDINGS.read_text(), pd.read_csv(FOLDER / "controls" / "optimality.csv")
     best, greedy = rows[rows["order"] == -1].set_index("client_id"), rows[rows["order"] >= 0]
     size = greedy["collaborators"].fillna("").str.split().str.len().mean()
@@ -216,7 +207,7 @@ def test_the_findings_on_the_greedy_search_are_what_the_file_says(page):
     assert f"by {100 * better.mean():.1f} ± {100 * half:.1f} points" in text
 
 
-def test_what_the_pages_say_of_two_rows_is_what_the_files_say(page):
+def test_what_the_pages_say_of_two_rows_is_what_the_files_say():
     """Every "x ± y" outside the tables is in a table, or a difference of two rows: over partitions, or over the clients within them.
 
     Which, and its sign, the words around it say; these are the reader's to check. A sentence that the latest Runs made wrong fails here.
@@ -225,14 +216,14 @@ def test_what_the_pages_say_of_two_rows_is_what_the_files_say(page):
     table = re.compile(r"<!-- (\S.*?) -->.*?<!-- /\1 -->", re.DOTALL)
     pair = re.compile(r"(\d+\.\d+)(?:, noise)?\s±\s(\d+\.\d+)")
     inside = {both for text in texts.values() for part in table.finditer(text) for both in pair.findall(part[0])}
-    known = {(float(x), float(y)) for x, y in inside} | set(differences(page))
+    known = {(float(x), float(y)) for x, y in inside} | set(differences())
     rounded = {f"{x:.{digits}f} ± {y:.{digits}f}" for x, y in known for digits in (1, 2)}
     held_above = {"1.41 ± 0.98", "0.54 ± 1.08", "15.1 ± 4.5"}  # what a seed alone changes, and the greedy search
     for name, text in texts.items():
         assert {f"{x} ± {y}" for x, y in pair.findall(table.sub("", text))} - rounded <= held_above, name
 
 
-def differences(page):
+def differences():
     """Yield (size, half width of the 95 % interval) of the difference of any two rows, and of the example's first client."""
     each = {name: frames["clients"] for name, frames in page.folders().items()}
     each["controls"] = page.long(page.folders()["controls"])["clients"]
