@@ -263,8 +263,10 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else "one CPU thread"
     print(f"{name}, torch {torch.__version__}, {bench.k} clients, batch {S}, float32")
 
+    start, used = time.perf_counter(), torch.cuda.memory_reserved()
     recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), (32, 32, 3), STEP)
-    print(f"recorded {len(recorded.sizes)} block sizes in {recorded.seconds:.2f} s, {recorded.bytes / 2**20:.0f} MiB")
+    took, held = time.perf_counter() - start, torch.cuda.memory_reserved() - used
+    print(f"recorded {len(recorded.sizes)} block sizes in {took:.2f} s, {held / 2**20:.0f} MiB")
     rates = {
         "plain loop": bench.rate(plain_loop(bench)),
         "ours, step by step": bench.rate(ours(bench, None)),

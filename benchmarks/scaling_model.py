@@ -204,10 +204,9 @@ def constants(folder: Path, data: Path, model: str, k: int) -> Costs:
 
 def paper_costs(measured: Costs) -> Costs:
     """Return the constants of the paper's CNN on 400 + 100 + 100 CIFAR-10 images, measured on random ones; the rest as measured."""
-    from types import SimpleNamespace
-
     import torch
 
+    from dpfl_mpi.data.source import Source
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
@@ -215,7 +214,7 @@ def paper_costs(measured: Costs) -> Costs:
     from dpfl_mpi.settings import Job
 
     shape = (32, 32, 3)
-    source = SimpleNamespace(shape=shape, classes=10, dtype="uint8", vocabulary=0)
+    source = Source(shape, 10, MEAN, STD, labels={}, sha256="", images=lambda part, rows: rows)
     cost = measure(
         Run(batch_size=16, weight_decay=1e-3), Job(), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu"))
     )

@@ -25,7 +25,7 @@ from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import choices, chosen, fields, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, sha256
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, refused_as, sha256
 
 
 @in_a_sentence
@@ -125,14 +125,12 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
 def already(out: Path, dataset: str, made: Mapping[str, str]) -> str:
     """Return a sentence that says the file is there, made from this very source; `UserError` where it is another one."""
     other = "choose another --out, or overwrite it with --force"
-    try:
-        with Hdf5(out, "a readable file of dpfl_mpi") as file:
-            if file.attribute("format", str, default="") != FORMAT:
-                raise UserError(f"--out is {out}, which is not a file of dpfl_mpi; {other}")
-            held = {name: file.attribute(name, str, default="") for name in made}
-            train, test = (len(file.dataset(f"{part}/labels", "iu", (None,))) for part in ("train", "test"))
-    except Unreadable:
-        raise UserError(f"--out is {out}, which is not a readable file of dpfl_mpi; {other}") from None
+    unreadable = refused_as(f"--out is {out}, which is not a readable file of dpfl_mpi; {other}", (Unreadable,))
+    with unreadable, Hdf5(out, "a readable file of dpfl_mpi") as file:
+        if file.attribute("format", str, default="") != FORMAT:
+            raise UserError(f"--out is {out}, which is not a file of dpfl_mpi; {other}")
+        held = {name: file.attribute(name, str, default="") for name in made}
+        train, test = (len(file.dataset(f"{part}/labels", "iu", (None,))) for part in ("train", "test"))
     sentences = {"dataset": f"holds {held['dataset']}", "options": f"was made with the options {held['options']}"}
     sentences |= {"code": f"was made by {dataset} before it was edited", "source": "was made from another source"}
     for name, sentence in sentences.items():

@@ -33,8 +33,7 @@ from dpfl_mpi.mpi.launcher import find_line
 from dpfl_mpi.plugins import ADMITTED, KINDS, admit, find, forget, is_path, names, short
 from dpfl_mpi.plugins.code import execute, failure, in_module, in_path
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import SCHEMA, given, parser, run_and_job
+from dpfl_mpi.settings.command_line import SCHEMA, given, parser
 from dpfl_mpi.studies.saved import source_of
 from dpfl_mpi.survival.signals import Heard, Leave
 
@@ -109,16 +108,11 @@ def attempt(task: dict[str, Any], world: "World") -> None:
     """Compute a task, with `stop` its next round alone; write into a file what went wrong, nothing where all went well. Collective."""
     from dpfl_mpi.engine.train import train
 
-    def settings() -> tuple[Resolved, Job]:
-        run, job = run_and_job(task["settings"])
-        return run.resolve(), job
-
     forget()  # as in a process of its own: nothing of a run before stays in a module
     Heard.at, Heard.name, said = time.monotonic() * task["stop"], "a check", ""
     try:
-        train(*shared(world, settings), world)
-    except Leave:
-        pass
+        with contextlib.suppress(Leave):
+            train(*shared(world, lambda: api.checked(task["settings"])), world)
     except Exception as error:
         own = [code for (kind, name), code in ADMITTED.items() if name == task["settings"].get(kind)]
         words = failure(error, own[0]) if own else f"{type(error).__name__}: {' '.join(str(error).split())}"

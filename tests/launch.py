@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -104,14 +105,11 @@ def federation(fields: dict[str, object], **job: object):
     from dpfl_mpi.mpi.world import World
     from dpfl_mpi.settings import Job, Run
 
-    class Open(Federation):
+    class Open(Federation, contextlib.AbstractContextManager):
         def __getattr__(self, name: str):
             parts = self._parts
             held = next((part for part in (parts, parts.members, parts.backend) if hasattr(part, name)), object())
             return getattr(held, name)
-
-        def __enter__(self):
-            return self
 
         def __exit__(self, *error: object) -> None:
             self.close()

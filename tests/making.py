@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SHARED = Path(os.environ.get("DPFL_SHARED", Path(__file__).parents[2] / "shared"))
-
 
 def real(name):
     """Return a real data file, or skip: the project ships none."""
-    path = SHARED / "data" / name
+    path = Path(os.environ.get("DPFL_SHARED", Path(__file__).parents[2] / "shared")) / "data" / name
     if not path.exists():
         pytest.skip(f"needs the real data file {path} (DPFL_SHARED names its folder)")
     return path

@@ -56,13 +56,6 @@ def ggc(
     return X
 
 
-def ggc_repeated(k, S_orders, w, p, R, B_c, coins) -> set[int]:
-    """Return the X with the largest reward of m independent repeats."""
-    # Paper: m is an input of Algorithm 1 that no line uses; m repeats of which the best counts, the first of equally good ones
-    found = [ggc(k, S, w, p, R, B_c, c) for S, c in zip(S_orders, coins, strict=True)]
-    return max(found, key=lambda X: R(average(p, w, X)))
-
-
 def bggc(
     k: int, S: Sequence[int], w: Sequence[Model], p: np.ndarray, R: Reward, B_c: float, coins: Sequence[float]
 ) -> set[int]:

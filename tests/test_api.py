@@ -131,8 +131,7 @@ def test_under_mpirun_every_rank_calls(computed, tmp_path):
 
 
 SCRIPT = """
-import signal, sys, dpfl_mpi
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background of a shell, it is ignored
+import sys, dpfl_mpi
 dpfl_mpi.run(ranks=2, out=sys.argv[1], **eval(sys.argv[2]))
 """
 
@@ -329,7 +328,6 @@ def test_a_sweep_is_every_combination(monkeypatch):
 
 
 def test_a_result_is_drawn_and_shown(computed):
-    pytest.importorskip("matplotlib")
     result, _ = computed
     (axes, _), texts = result.plot().axes, result._repr_html_()
     assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(100 * result.mean("round/test_acc")[-1])

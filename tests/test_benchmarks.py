@@ -1,43 +1,35 @@
 """Each benchmark and each figure can be asked what it does, that of a GPU runs on a CPU, and says its ceilings of the embedded digits."""
 
-import importlib
 import re
 import runpy
 import sys
 
+import gpu
 import pytest
 from launch import ROOT
 
-FOLDER = ROOT / "benchmarks"
-SCRIPTS = sorted([*FOLDER.glob("[a-z]*.py"), *(ROOT / "analysis").glob("*.py")])  # _ starts the name of a helper
-
-
-@pytest.fixture(scope="module")
-def benchmarks():
-    """The scripts' modules by name: imported as when one of them is the main program."""
-    sys.path.insert(0, str(FOLDER))
-    yield importlib.import_module
-    sys.path.remove(str(FOLDER))
+# _ starts the name of a helper
+SCRIPTS = sorted([*(ROOT / "benchmarks").glob("[a-z]*.py"), *(ROOT / "analysis").glob("*.py")])
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_every_script_has_help(benchmarks, script, monkeypatch, capsys):
+def test_every_script_has_help(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script.name, "--help"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(script), run_name="__main__")
     assert not end.value.code and f"usage: {script.name}" in capsys.readouterr().out
 
 
-def test_the_benchmark_of_a_gpu_runs_on_a_cpu(benchmarks, monkeypatch, capsys):
+def test_the_benchmark_of_a_gpu_runs_on_a_cpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--device=cpu", "--gpu=h200", "--clients=2", "--seconds=0.01"])
-    benchmarks("gpu").main()
+    gpu.main()
     assert "ratio plain: " in capsys.readouterr().out
 
 
-def test_ceilings_of_the_embedded_digits(benchmarks, monkeypatch, capsys):
+def test_ceilings_of_the_embedded_digits(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--ceilings", "--gpu", "h200", "--launch_us", "1"])
     with pytest.raises(SystemExit) as end:
-        benchmarks("gpu").main()
+        gpu.main()
     said = capsys.readouterr().out
     assert not end.value.code
     # 10 + 20 x 5 epochs, the largest of 32 clients takes 6 mini-batches in each

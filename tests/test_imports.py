@@ -2,13 +2,12 @@
 
 import ast
 import graphlib
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from launch import ROOT, mpirun
+from launch import ROOT, ended, mpirun
 
 PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
@@ -62,20 +61,16 @@ FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 @cache
 def imported(path: Path, types: bool = True) -> frozenset[str]:
     """Return what a file imports; without `types`, not what it imports for types alone."""
-    found = set()
-
-    def visit(node: ast.AST) -> None:
+    found, nodes = set(), [ast.parse(path.read_text())]
+    for node in nodes:  # to which it adds those inside
         if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
+            continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: the package's own modules are imported by their whole name"
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(path.read_text()))
+        nodes += ast.iter_child_nodes(node)
     return frozenset(found)
 
 
@@ -99,10 +94,7 @@ def test_every_room_has_a_floor_and_no_arrow_runs_up():
 
 def test_no_modules_use_each_other():
     uses = {module: own(path) - {module} for module, path in FILES.items()}
-    try:
-        graphlib.TopologicalSorter(uses).prepare()
-    except graphlib.CycleError as circle:
-        pytest.fail(f"a circle of imports: {' <- '.join(circle.args[1])}")
+    graphlib.TopologicalSorter(uses).prepare()  # else a CycleError, which lists a circle
 
 
 @pytest.mark.parametrize("library", NEVER)
@@ -135,7 +127,7 @@ for module in {light}: importlib.import_module(module)
 from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names
 all(Run(dataset=d, method=m).resolve() for d in names('dataset') for m in names('method')) and Run().slug()
 print(sorted(set({HEAVY}) & set(sys.modules)))"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = ended(sys.executable, "-c", code, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 

@@ -11,10 +11,11 @@ import pickletools
 import re
 import sys
 import tarfile
+import tokenize
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.foreign import UNREADABLE, memory, open_regular, read_bytes
+from dpfl_mpi.storage.foreign import UNREADABLE, memory, open_regular, read_bytes, refused_as
 
 LARGEST = 16 * 2**20  # bytes of one image
 MEMBERS = 4_000_000  # files in one archive; NIST's special database 19 has 1.7 million
@@ -78,13 +79,9 @@ def bounded(source: Path, name: str, size: int, largest: int, read: Callable[[],
         return read()
 
 
-@contextmanager
-def whole(source: Path) -> Iterator[None]:
+def whole(source: Path) -> AbstractContextManager[None]:
     """Raise `UserError` where an archive that is read inside ends too early, or is none."""
-    try:
-        yield
-    except BROKEN:
-        raise UserError(f"{source} is truncated or not a tar or zip archive; download or make it again") from None
+    return refused_as(f"{source} is truncated or not a tar or zip archive; download or make it again", BROKEN)
 
 
 class Header(tarfile.TarInfo):
@@ -127,15 +124,13 @@ def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
 def npy(where: str, data: bytes, objects: bool = False) -> Any:
     """Return the array of an npy file; with `objects` also what `np.save` pickled, without executing anything."""
     file = BytesIO(data)
-    try:
+    with refused_as(f"{where} is truncated, or no array of NumPy's", (*UNREADABLE, SyntaxError, tokenize.TokenError)):
         version = np.lib.format.read_magic(file)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         pickled = header(file)[2].hasobject
         if not pickled:
             file.seek(0)
             return np.lib.format.read_array(file, allow_pickle=False)
-    except BROKEN:
-        raise UserError(f"{where} is truncated, or no array of NumPy's") from None
     if not objects:
         raise UserError(f"{where} holds pickled objects, which are never read; save plain numbers and strings")
     return unpickled(file.read(), where)
@@ -287,17 +282,14 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
     from PIL import Image
 
     bad = (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
-    try:
-        with Image.open(BytesIO(data)) as image:
-            if image.width * image.height > PIXELS:
-                raise UserError(f"{where} has {image.width}x{image.height} pixels; allowed are {PIXELS}")
-            if getattr(image, "is_animated", False):
-                raise UserError(f"{where} has {getattr(image, 'n_frames', 'several')} frames; a sample is one image")
-            image = exact(image, where)
-            grey = image.mode in ("1", "L") if colour is None else not colour
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    except bad:
-        raise UserError(f"{where} is not a readable image") from None
+    with refused_as(f"{where} is not a readable image", bad), Image.open(BytesIO(data)) as image:
+        if image.width * image.height > PIXELS:
+            raise UserError(f"{where} has {image.width}x{image.height} pixels; allowed are {PIXELS}")
+        if getattr(image, "is_animated", False):
+            raise UserError(f"{where} has {getattr(image, 'n_frames', 'several')} frames; a sample is one image")
+        image = exact(image, where)
+        grey = image.mode in ("1", "L") if colour is None else not colour
+        pixels = np.asarray(image.convert("L" if grey else "RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 

@@ -25,7 +25,7 @@ def read(source: Path) -> Arrays:
     for path, get in entries(source, memory()):
         if path.stem not in KNOWN:
             raise UserError(f"{source} holds {path.stem}, which is not read; allowed are {', '.join(KNOWN)}")
-        found[path.stem] = npy(f"{source}: {path.stem}", get())
+        found[path.stem] = np.atleast_1d(npy(f"{source}: {path.stem}", get()))
     if not {"x", "y"} <= set(found):
         raise UserError(f"{source} holds {', '.join(sorted(found)) or 'nothing'}; x and y are needed")
     if ("x_test" in found) != ("y_test" in found) or ("x_test" in found and "test" in found):

@@ -9,6 +9,7 @@ from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._files import entries, npy, unpickled
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.storage.foreign import refused_as
 
 PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
@@ -30,7 +31,7 @@ def read(source: Path) -> Arrays:
         raise UserError(f"{source}: data.npy is {x.shape}, targets.npy {y.shape}; one label per sample is needed")
     dealt = unpickled(found["partition.pkl"], f"{source}: partition.pkl")
     clients = dealt.get("data_indices") if isinstance(dealt, dict) else None
-    if not (clients and isinstance(clients, list)):
+    if not (isinstance(clients, list) and clients):
         raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list of clients")
     rows, owners, test = [], [], []
     for k, sets in enumerate(clients):
@@ -48,7 +49,8 @@ def read(source: Path) -> Arrays:
 
 
 def whole(source: Path, k: int, indices: Any, samples: int) -> np.ndarray:
-    out = np.asarray(indices)
+    with refused_as(f"{source}: partition.pkl gives client {k} no list of indices"):
+        out = np.asarray(indices)
     if out.size == 0:
         return np.empty(0, np.int64)
     if out.ndim != 1 or out.dtype.kind not in "iu" or out.min() < 0 or out.max() >= samples:

@@ -58,7 +58,9 @@ def client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     held = held.item() if isinstance(held, np.ndarray) and held.size == 1 else held
     if not (isinstance(held, dict) and {"x", "y"} <= set(held)):
         raise UserError(f"{where} holds no dictionary with x and y")
-    x, y = samples(where, held["x"]), np.asarray(held["y"])
+    x = samples(where, held["x"])
+    with refused_as(f"{where} holds labels that are no list of numbers"):
+        y = np.asarray(held["y"])
     if len(x) != y.size or y.ndim != 1:
         raise UserError(f"{where} holds {len(x)} samples and labels of {y.shape}")
     return np.moveaxis(x, 1, -1) if x.ndim == 4 else x, y

@@ -92,18 +92,21 @@ def copy_base(path: Path, blocks: list[slice], job: Job, parts: Parts, to: Recor
 
 def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[int]:
     """Train every client on from its best row and record it; yield after each epoch the round's number, which counts on. Collective."""
-    start = parts.begin_tuning()
+    members, start = parts.members, parts.scoring.best.clone()
+    members.begin_after()  # everyone takes part but newcomers
+    parts.training.momentum.clear()  # it starts anew
     w = start.clone()
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None
     # local epochs that the client with most has trained: not told from the end, where it may have diverged and not be tuned
     most = parts.world.spread(np.array([parts.training.epochs.max(initial=0)], np.float64))[0, 2]
     notes, steps = [], []
     for epoch in range(parts.run.finetune_epochs + 1):
-        parts.begin_epoch(parts.run.rounds + epoch)
+        members.round = parts.run.rounds + epoch  # counts on from the rounds
+        parts.log.begin()  # no score of the epoch before stays for a client that diverges in this one
         if epoch:
             parts.fed.local_opt(w, 1, gradient, momentum="finetune")
         # before the best is forgotten: a client that has diverged keeps its last finite one
-        parts.members.exclude_diverged(w)
+        members.exclude_diverged(w)
         if epoch < 2:  # that of the rounds, then that of the start, which epoch 0 scores
             parts.scoring.forget_best()
         parts.fed.evaluate(w)

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
@@ -16,7 +14,7 @@ from dpfl_mpi.settings import Job
 LAST_S, LEAVING_S = 60.0, 5.0  # for what is still to be told, at the end of a run and where it must leave
 
 
-class Beside:
+class Beside(contextlib.AbstractContextManager["Beside"]):
     """A context with that process, where the Job asks for one; collective at its start, where its mistakes are a `UserError`."""
 
     def __init__(self, path: Path, job: Job, world: World):
@@ -44,10 +42,7 @@ class Beside:
             with contextlib.suppress(OSError):  # it has ended, and said why
                 self.line.send(b"%d\n" % t)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self.process:
             self.tell(sys.maxsize)  # the rest, of which no round is new to a callback
             self.line.close()

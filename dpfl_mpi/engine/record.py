@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,8 @@ def write_series(
 ) -> None:
     """Write what came after the rounds, in a group of the file: `notes` `[K]` by name after each of so many local `epochs`. Collective."""
     everyone = gather(parts, {name: np.stack([note[name] for note in notes], 1) for name in notes[0]})
-
-    def write(to: Recorder) -> None:
-        kept = {name: values.astype(np.int32) if name in COUNTS else values for name, values in everyone.items()}
-        to.write({f"{group}/epochs": epochs} | {f"{group}/{name}": values.T for name, values in kept.items()})
-
-    on_root(recorder, parts, write)
+    kept = {f"{group}/{name}": (v.astype(np.int32) if name in COUNTS else v).T for name, v in everyone.items()}
+    on_root(recorder, parts, lambda to: to.write({f"{group}/epochs": epochs} | kept))
 
 
 def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> None:
@@ -193,13 +190,8 @@ def write_clients(recorder: Recorder | None, parts: Parts, name: str, rows: np.n
     """Write all ranks' `[K, ...]` as one array `[N, ...]`, of which root holds, beside the file, no more than `AT_ONCE` bytes twice. Collective."""
     at_once = max(1, AT_ONCE // max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
     for first in range(0, parts.n, at_once):
-        some = parts.members.to_root(rows, slice(first, min(first + at_once, parts.n)))
-
-        def write(to: Recorder, some: np.ndarray | None = some, first: int = first) -> None:
-            assert some is not None
-            to.write_rows(name, some, parts.n, first)
-
-        on_root(recorder, parts, write)
+        some: Any = parts.members.to_root(rows, slice(first, min(first + at_once, parts.n)))  # None but on root
+        on_root(recorder, parts, partial(Recorder.write_rows, name=name, values=some, n=parts.n, first=first))
 
 
 def finish(recorder: Recorder | None, parts: Parts, job: Job) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -91,18 +91,6 @@ class Parts:
         self.mail.begin()
         self.world.bytes_collective = 0
 
-    def begin_tuning(self) -> Tensor:
-        """Return a copy of every client's best row, to train on from; everyone takes part but newcomers, and momentum starts anew."""
-        self._drift(self.run.rounds)
-        self.members.begin_after()
-        self.training.momentum.clear()
-        return self.scoring.best.clone()
-
-    def begin_epoch(self, number: int) -> None:
-        """Start an epoch of tuning; its number counts on from the rounds."""
-        self.members.round = number
-        self.log.begin()  # no score of the epoch before stays for a client that diverges in this one
-
     def _drift(self, number: int) -> None:
         """From the round of --drift on: exchange two classes of the clients that drift, once, and forget the best model of every client."""
         if 0 < self.drift.round <= number:
@@ -150,6 +138,7 @@ class Parts:
 
     def adopt(self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int) -> None:
         """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`."""
+        self._drift(self.run.rounds)  # as in the rounds of that run
         mine, _ = self.state()
         ensemble = self.backend.ensemble
         self.scoring.best[:, : ensemble.size] = torch.from_numpy(best_KD).to(ensemble.device)
@@ -282,15 +271,7 @@ class Federation:
     narrow = verb("mail", MailRoom.narrow, collective=True)
     average = verb("sums", Sums.average, collective=True, rows=1)
     mean = verb("sums", Sums.mean, collective=True, rows=1)
-
-    def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield `(j, copy of its row [W])` of every client that takes part, in client order, on every rank with clients; send nothing meanwhile. Collective."""
-        parts = self._parts
-        parts.meet("fed.every_row")
-        parts.members.check_rows(w_KW, parts.backend.ensemble.width, "fed.every_row")
-        parts.log.every_row = True
-        return parts.mail.every_row(w_KW)
-
+    every_row = verb("mail", MailRoom.every_row, collective=True, rows=1)
     bggc = verb("greedy", Greedy.bggc, collective=True, rows=1)
     ggc = verb("greedy", Greedy.ggc, collective=True, rows=1)
     losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True, rows=1)

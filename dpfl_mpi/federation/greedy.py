@@ -127,10 +127,6 @@ class Greedy:
         finally:
             members.near = None
 
-    def _again(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        self.members.exclude_diverged(w_KW)
-        return self.mail.send(w_KW, graph)  # the rows are staged
-
     def _in_phases(
         self,
         searches: list[Search],
@@ -157,7 +153,7 @@ class Greedy:
             self.mail.wire.ask()
             for here, now in send(w_KW, graph).passes(batch):
                 consider(searches, here, now[first:])  # lines 12-25
-            send = self._again
+            send = self.mail.send  # the rows are staged
             full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
             widths = np.where(full, 0, members.most_senders[ids])
 
@@ -175,7 +171,6 @@ class Greedy:
         for i, k in enumerate(members.ids):
             if members.most_senders[k] > 0:  # who may receive nothing asks nobody
                 asks[i, members.reachable(k)] = True
-        self.log.every_row = True
         for j, row in self.mail.every_row(w_KW):
             with self.log.clock("graph"):
                 loss[:, j] = self.scoring.losses(row, asks[:, j])

@@ -89,8 +89,13 @@ class MailRoom:
         whole, width = self._whole_route(graph)
         return Received(self, w_KW, graph, self.put(graph, whole) if width is None else None, width or 0)
 
-    def every_row(self, w_KW: Tensor, parts: bool = False) -> Iterator[tuple[int, Tensor]]:
-        """Do `fed.every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once.
+    def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield `(j, copy of its row [W])` of every client that takes part, in client order, on every rank with clients; send nothing meanwhile. Collective."""
+        self.log.every_row = True
+        return self.rows(w_KW)
+
+    def rows(self, w_KW: Tensor, parts: bool = False) -> Iterator[tuple[int, Tensor]]:
+        """Do `every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once.
 
         No receiver completes a row of which not all is sent: it is a `UserError`, but where `parts` will do.
         """

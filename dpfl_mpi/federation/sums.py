@@ -112,7 +112,7 @@ class Sums:
         if not given or self.topology != "server":
             raise UserError("fed.average needs a graph; weights alone are for a method of topology='server'")
         members, total = self.members, self.ensemble.zeros(len(w_KW), torch.float64)
-        for j, row_W in self.mail.every_row(w_KW):
+        for j, row_W in self.mail.rows(w_KW):
             for i in np.flatnonzero(a[:, j]):
                 total[i] += row_W.double() * a[i, j]
         a, out = a * members.active, w_KW.clone()
@@ -258,7 +258,7 @@ class Sums:
         for i, senders in enumerate(sets):
             for j in senders.tolist():
                 wanted[j].append(i)
-        for j, row_W in self.mail.every_row(w_KW, parts=True):
+        for j, row_W in self.mail.rows(w_KW, parts=True):
             term = self._term(j, row_W)
             for i in wanted[j]:  # a liar sums its own true row
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term

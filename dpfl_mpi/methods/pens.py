@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import Senders
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor, local
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, local
 from dpfl_mpi.settings import option
 from dpfl_mpi.settings.values import nearest
 
@@ -61,7 +61,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> list[np.ndarray]:
     """Return the loss of every model that a client has sampled on its training images, in the order of the sample. Collective."""
-    found: list[list[Tensor]] = [[] for _ in sampled]
+    found: list[list[float]] = [[] for _ in sampled]
     for here, now in received.passes(sampled):
         for i, senders in enumerate(now):
             if len(senders):

@@ -220,13 +220,11 @@ def tell_script(text: str) -> None:
 
 def until_read(stream: IO[str], seconds: float = PATIENCE) -> None:
     """Wait until the other end of a pipe has taken what was written: a launcher that is told to end its ranks reads no further."""
-    try:
+    with contextlib.suppress(OSError):  # no descriptor, or the reader has gone
         pipe = stream.fileno() if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) else None
         end = time.monotonic() + seconds
         while pipe is not None and time.monotonic() < end and any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
             time.sleep(0.01)
-    except OSError:
-        pass  # no descriptor, or the reader has gone
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -39,9 +39,7 @@ class Clock:
         if present.any():  # else the next one follows on the one before
             self.here[:] = present
         if self.came:
-            for older, newer in zip(self.came[:0:-1], self.came[-2::-1], strict=True):
-                older.table = newer.table
-            self.came[0] = Links()
+            self.came = [Links(), *self.came[:-1]]
         if self.now.max(initial=0) > LATEST:
             raise UserError(
                 f"the clock of client {self.now.argmax()} has passed 73 years; --network has too slow a client or link"

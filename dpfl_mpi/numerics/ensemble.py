@@ -87,11 +87,6 @@ class Block:
         return self._scratch
 
 
-def twin(module: nn.Module) -> nn.Module:
-    """Return a copy of a module with its own layers and parameters, and the same buffers: a frozen backbone may be large."""
-    return copy.deepcopy(module, {id(held): held for held in module.buffers()})
-
-
 def called(module: nn.Module, layers: dict[str, Tensor], x: Tensor) -> Tensor:
     """Return what a module makes of x with these in place of its parameters, by their first names.
 
@@ -138,14 +133,14 @@ class Ensemble:
         """
         self.module = safe(module).to(device).eval()  # scores
         self.device, self.draws = device, Draws()
-        self.learner = keyed(twin(self.module).train(), self.draws)  # the same layers, as they train
+        shared = {id(held): held for held in module.buffers()}  # a frozen backbone may be large
+        self.learner = keyed(copy.deepcopy(self.module, shared).train(), self.draws)  # the same layers, as they train
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
         self.width = -(-self.size // 16) * 16  # D rounded up to 64 bytes
         self.dtype, self.spill = dtype, spill
         self.scale, self.shift = (values.to(device) for values in scaling(mean, std, dtype))
-        self._trunks: dict[str, tuple[nn.Module, list[Tensor]]] = {}
         self.bf16 = precision == "bf16"
         own = "stacked" in vars(type(module))  # a class that inherits them may compute something else
         self.kernels: Any = module.stacked(self.bf16) if own else None  # type: ignore[operator]
@@ -239,19 +234,16 @@ class Ensemble:
 
     def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
         """Return what the layer named `head` would read, `[k, S, F]`: the representation of each row's images."""
-        if head not in self._trunks:
-            trunk, held = twin(self.module), []
-            trunk.get_submodule(head).register_forward_pre_hook(lambda _, inputs: held.append(inputs[0]))
-            self._trunks[head] = trunk, held
-        (trunk, held), x, layers = self._trunks[head], self.module_input(x_kSHWC), self.layers(w_kW)
+        x, layers, held = self.module_input(x_kSHWC), self.layers(w_kW), list[Tensor]()
 
         def read(p: dict[str, Tensor], images: Tensor) -> Tensor:
-            called(trunk, p, images)
+            called(self.module, p, images)
             return held.pop()
 
-        if len(x) == 1:
-            return read({n: v[0] for n, v in layers.items()}, x[0])[None]
-        return vmap(read)(layers, x)
+        with self.module.get_submodule(head).register_forward_pre_hook(lambda _, inputs: held.append(inputs[0])):
+            if len(x) == 1:
+                return read({n: v[0] for n, v in layers.items()}, x[0])[None]
+            return vmap(read)(layers, x)
 
     def gradient(
         self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Tensor | None = None

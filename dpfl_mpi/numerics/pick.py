@@ -40,11 +40,8 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
 def check_several(ensemble: Ensemble, clients: Clients) -> None:
     """Raise `UserError` where a module does not train and score several clients at once: PyTorch's vmap lacks some layers, and takes no `if` on values."""
     block, zeros = Block(ensemble, ensemble.zeros(2)), partial(torch.zeros, device=ensemble.device)
-    x, y, key = (
-        ensemble.normalise(zeros(2, 1, *clients.shape)),
-        zeros(2, 1, dtype=torch.int64),
-        zeros(2, dtype=torch.int64),
-    )
+    x = ensemble.normalise(zeros(2, 1, *clients.shape))
+    y, key = zeros(2, 1, dtype=torch.int64), zeros(2, dtype=torch.int64)
     try:
         with torch.no_grad():
             ensemble.gradient(block, x, y, zeros(2, 1), key)

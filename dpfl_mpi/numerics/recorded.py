@@ -4,7 +4,6 @@ A recording has fixed shapes and addresses. So rows, momentum and mini-batches p
 the smallest recorded size that holds them; the rows behind are masked. On a CPU nothing is recorded and the same calls are made.
 """
 
-import time
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
 
 
 class RecordedSteps:
-    """Buffers for a block of up to k clients, and the recorded step of each size; `seconds` and `bytes` say what recording took."""
+    """Buffers for a block of up to k clients, and the recorded step of each size."""
 
     def __init__(self, ensemble: Ensemble, steps: np.ndarray, shape: tuple[int, ...], sgd: SGD):
         """Record every size, on rows of zeros. `steps` `[k]` is what each client of the block takes in an epoch, descending."""
@@ -55,10 +54,7 @@ class RecordedSteps:
         self.key = torch.zeros(k, dtype=torch.int64, device=device) if ensemble.draws.layers else None
         self.sizes = block_sizes(steps)
         self.ensemble = ensemble
-        start, used = time.perf_counter(), torch.cuda.memory_reserved() if device.type == "cuda" else 0
         self.graphs: dict[int, Any] = {n: self._record(n) for n in self.sizes}
-        self.seconds = time.perf_counter() - start
-        self.bytes = torch.cuda.memory_reserved() - used if device.type == "cuda" else 0
 
     def _record(self, n: int) -> Any:
         block = self.block.first(n)

@@ -3,8 +3,7 @@
 import os
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from dpfl_mpi.numerics.sketches import ENTRIES, held
 from dpfl_mpi.settings import Job, Resolved
 
 AT_REST = ("momentum", "best")  # rows that lie in files with --spill
-ROW = 64  # bytes that a row is padded to
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
@@ -96,7 +94,7 @@ def needs_of(
     train, val, test = (dealt.sizes(part) for part in PARTS)
     owner = place(train, ranks)
     k_r = np.bincount(owner, minlength=ranks)
-    row = -(-ensemble.size * 4 // ROW) * ROW
+    row = 4 * ensemble.width
 
     def per_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, ranks).astype(np.int64)
@@ -340,12 +338,7 @@ def one_client(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: i
     labels = rng.integers(0, source.classes, n + scored)
     parts = {"train": [np.arange(n)], "val": [np.arange(n, n + scored)], "test": [np.arange(0)]}
     partition = assemble(parts, np.zeros((1, source.classes), np.int64), np.ones(1), False)
-    made: Any = SimpleNamespace(
-        shape=source.shape,
-        classes=source.classes,
-        labels={"train": labels, "test": labels},
-        images=lambda part, rows: images[rows],
-    )
+    made = replace(source, labels={"train": labels, "test": labels}, images=lambda part, rows: images[rows])
     clients, sgd = Clients(made, partition, np.zeros(1, np.int64), run.seed, run.augment, ensemble), optimiser(run)
     by_torch = ensemble.bf16 or job.block > 1 or job.kernels == "torch"
     native = None if by_torch else native_here(job, ensemble, clients, sgd)[0]

@@ -14,7 +14,7 @@ from dpfl_mpi.plugins import KINDS, admit, find, names, short
 from dpfl_mpi.settings.fields import allowed, check, choices, fields, read, types
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
-from dpfl_mpi.storage.foreign import SMALL, read_text
+from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
 
 # what the help shows for a value, by type or by name
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
@@ -73,7 +73,7 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
             raise UserError("it has anchors (& or *); write the settings out")
         held = yaml.safe_load(text) or {}
-    except (UserError, yaml.YAMLError, ValueError, RecursionError) as error:
+    except (UserError, yaml.YAMLError, *UNREADABLE) as error:
         what = str(error) if isinstance(error, UserError) else f"it is not YAML ({' '.join(str(error).split())[:200]})"
         raise UserError(f"--config is {path}: {what}") from None
     if not isinstance(held, Mapping):

@@ -10,7 +10,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.values import is_file
-from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, sha256
+from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, refused_as, sha256
 
 FILES = ("data", "partition", "budget", "reach", "available", "network", "churn", "graphs")  # fields that may name one
 GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
@@ -43,17 +43,14 @@ def file_sha256(path: Path) -> str:
     """
     if path.suffix not in (".h5", ".hdf5"):
         return sha256(path)
-    try:
-        with Hdf5(path, "an HDF5 file") as file:
-            if stored := file.attribute("sha256", str, default=""):
-                return str(stored)
-            if GRAPHS[0] not in file:
-                return sha256(path)
-            held = [file.array(name, "iu").astype("<i8").tobytes() for name in GRAPHS]
-            return hashlib.sha256(b"".join(held)).hexdigest()
-    except UserError:
-        what = "is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
-        raise UserError(f"{path} {what}") from None
+    what = "is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
+    with refused_as(f"{path} {what}", (UserError,)), Hdf5(path, "an HDF5 file") as file:
+        if stored := file.attribute("sha256", str, default=""):
+            return str(stored)
+        if GRAPHS[0] not in file:
+            return sha256(path)
+        held = [file.array(name, "iu").astype("<i8").tobytes() for name in GRAPHS]
+        return hashlib.sha256(b"".join(held)).hexdigest()
 
 
 def prepare_command(dataset: str = "", out: str | Path = "") -> str:
@@ -79,14 +76,11 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
     `clients` are then all that have at least `least` samples. A file that is none is a `UserError`.
     """
     parts = ("train/clients", "test/clients")
-    try:
-        with Hdf5(Path(path), "an HDF5 file") as file:
-            images = file.dataset("train/images", "iuf")
-            kind, shape = str(images.dtype), images.shape[1:]
-            owners = [file.array(name, "iu", (None,), 0) for name in parts if name in file]
-    except UserError:
-        what = f"which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
-        raise UserError(f"--data is {path}, {what}") from None
+    what = f"which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
+    with refused_as(f"--data is {path}, {what}", (UserError,)), Hdf5(Path(path), "an HDF5 file") as file:
+        images = file.dataset("train/images", "iuf")
+        kind, shape = str(images.dtype), images.shape[1:]
+        owners = [file.array(name, "iu", (None,), 0) for name in parts if name in file]
     model = "text" if kind == "int32" else "mlp" if len(shape) <= 1 or min(shape[:2]) < 16 else "cnn"
     if len(owners) < 2:
         return {"model": model}
@@ -103,11 +97,9 @@ def partition_file(path: str) -> dict[str, Any]:
     if not is_file(path):
         how = f"`python -m dpfl_mpi.describe --save {path}` makes one"
         raise UserError(f"--partition is file:{path}; there is no such file ({how})")
-    try:
+    with refused_as(NO_PARTITION.format(path), (UserError, *UNREADABLE)):
         held = dict(read_json(Path(path)))
         clients = len(held["clients"])
-    except (UserError, *UNREADABLE):
-        raise UserError(NO_PARTITION.format(path)) from None
     if clients == 0:
         raise UserError(f"--partition is file:{path}, which holds no client")
     return held

@@ -7,6 +7,7 @@ is false. Both raise `UserError` with what is allowed. A text names a file only 
 
 import hashlib
 import math
+import os
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -17,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text
+from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text, refused_as
 
 NEVER = ("inf", ".inf", "Infinity")  # as Python, YAML and JSON write it
 SHARE = r"(\d{0,9}\.?\d{1,18})"
@@ -40,20 +41,15 @@ def file_of(text: str) -> str:
 
 def is_file(path: Any) -> bool:
     """Return whether there is a file of this name; a text that can be no name, such as a long one, names none."""
-    try:
-        return isinstance(path, str) and Path(path).is_file()
-    except (OSError, ValueError):  # longer than a name may be; with a NUL
-        return False
+    return isinstance(path, str) and os.path.isfile(Path(path))
 
 
 def lines_of(flag: str, path: str, what: str = "") -> tuple[list[list[str]], str]:
     """Return the words of each line of a text file that is not empty, and its SHA-256; `what` it must hold is said where there is none."""
     if not is_file(path):
         raise UserError(f"--{flag} is {path}; there is no such file{what and f' ({what})'}")
-    try:
+    with refused_as(f"--{flag} is {path}, which is not a readable text file", (Unreadable,)):
         text = read_text(Path(path), TEXT).removeprefix("\ufeff")
-    except Unreadable:
-        raise UserError(f"--{flag} is {path}, which is not a readable text file") from None
     words = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
     return words, hashlib.sha256(text.encode()).hexdigest()
 

@@ -44,11 +44,11 @@ class Unreadable(UserError):
 
 
 @contextmanager
-def refused_as(sentence: str) -> Iterator[None]:
-    """Raise `Unreadable` with this sentence where what is read inside is damaged."""
+def refused_as(sentence: str, errors: tuple[type[Exception], ...] = UNREADABLE) -> Iterator[None]:
+    """Raise `Unreadable` with this sentence where what is read inside is damaged, as `errors` tell."""
     try:
         yield
-    except UNREADABLE:
+    except errors:
         raise Unreadable(sentence) from None
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import reason
+from dpfl_mpi.storage.files import explained
 
 
 def mapped(folder: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -20,13 +19,10 @@ def mapped(folder: str, shape: tuple[int, ...], dtype: str = "float32") -> np.nd
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size == 0:  # nothing can be mapped
         return np.zeros(shape, dtype)
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
-    except OSError as error:
-        room = f"{size / 2**20:.1f} MiB of models cannot be kept there: {reason(error)}"
-        raise UserError(f"--spill is {folder}; {room}") from None
+    room = f"{size / 2**20:.1f} MiB of models cannot be kept there"
+    with explained(f"--spill is {folder}; {room}"), tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
 
 def no_disk(folder: str) -> bool:

@@ -32,7 +32,7 @@ def own_file(path, paper=None, body="", load="load()"):
     return str(path)
 
 
-def test_what_own_samples_are(tmp_path):
+def test_what_own_samples_are():
     """Images, vectors and tokens by type and axes; labels by name; the constant column of a vector is not divided by a rounding error."""
     y = np.arange(40) % 4
     levels = np.arange(40 * 30).reshape(40, 6, 5) % 256
@@ -431,6 +431,7 @@ def test_pfllib_refusals(tmp_path):
         ({"train/1.npz": npz(np.array({"x": Hostile(path)}, object))}, "holds a pickle with the name posix.system"),
         ({"train/1.npz": b"PK"}, "train/1.npz is truncated"),
         ({"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}, "holds 3 samples and labels of (4,)"),
+        ({"train/1.npz": npz({"x": image(1, 2), "y": [[0], [0, 1]]})}, "holds labels that are no list of numbers"),
         ({"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}, "test/3.npz has samples of"),
         ({"train/1.npz": npz(np.zeros(3))}, "train/1.npz holds no dictionary with x and y"),
         ({"train/1.npz": outside.read_bytes()}, "leads out of the archive"),
@@ -466,15 +467,19 @@ def test_flbench(tmp_path):
         ([{"train": [0, 1], "test": [1]}], "deals a sample twice"),
         ([{"train": [0, 1]}], "has no train and test of client 0"),
         ([[1, 2]], "has no train and test of client 0"),
+        ([{"train": [[0], [0, 1]], "test": [2]}], "gives client 0 no list of indices"),
         ([], "is no dictionary with data_indices, a list of clients"),
+        (np.arange(4), "is no dictionary with data_indices, a list of clients"),
     ):
         unstaged(tmp_path, "flbench", flbench_files(bad), text)
     files = flbench_files(indices)
     hostile = files | {"partition.pkl": pickle.dumps(Hostile(tmp_path / "touched"))}
     unstaged(tmp_path, "flbench", hostile, "nothing was executed")
-    unstaged(
-        tmp_path, "flbench", files | {"targets.npy": files["data.npy"]}, "targets.npy (20, 3); one label per sample"
-    )
+    for damaged, text in (
+        (files["data.npy"], "targets.npy (20, 3); one label per sample"),
+        (files["targets.npy"].replace(b"}", b"{"), "targets.npy is truncated, or no array of NumPy's"),
+    ):
+        unstaged(tmp_path, "flbench", files | {"targets.npy": damaged}, text)
     del files["data.npy"]
     unstaged(tmp_path, "flbench", files, "holds no data.npy, which FL-bench makes")
     assert not (tmp_path / "touched").exists()

@@ -368,6 +368,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
     ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
     ({"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])}, "the test labels hold 5, which no training label is"),
     ({"x": np.zeros((10, 4), np.uint8), "x_test": np.zeros((2, 4), np.uint16), "y_test": np.arange(2)}, "x is uint8 and x_test uint16; save both as one type"),
+    ({"x": 1.0, "x_test": 2.0, "y": [1], "y_test": [1]}, "allowed are [M, H, W, C]"),
     ({"client": np.arange(3)}, "client is int64 of (3,)"),
     ({"clients": np.arange(10)}, "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_"),
 ])  # fmt: skip
@@ -425,7 +426,7 @@ def test_command_line_prints_one_sentence(tmp_path, said):
 
 # the real files ---------------------------------------------------------------------------------------------------------
 @pytest.mark.data
-def test_real_cinic_sample(tmp_path):
+def test_real_cinic_sample():
     out = cinic10.read(real("cinic10-sample.tar"))
     assert np.bincount(out.train_labels).tolist() == [150] * 10 and np.bincount(out.test_labels).tolist() == [50] * 10
     assert np.abs(out.train_images.mean((0, 1, 2)) / 255 - out.mean).max() < 0.03  # its publisher's mean

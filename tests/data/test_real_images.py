@@ -60,11 +60,10 @@ def test_a_client_holds_one_superclass(monkeypatch):
     assert {s: np.flatnonzero(s == groups.SUPERCLASS).tolist() for s in members} == members
 
 
-def test_prepare_takes_it(monkeypatch, tmp_path, capsys):
+def test_prepare_takes_it(monkeypatch, tmp_path, said):
     monkeypatch.setattr(groups.cifar10, "read", lambda _: whole(10))
     words = f"{ROOT}/reproduction/groups.py --source {tmp_path} --by rotation --clients 8 --out {tmp_path}/a.h5"
-    assert prepare.main(words.split()) == 0
-    assert "200 training and 100 test images of 32x32x3, 10 classes, 8 clients" in capsys.readouterr().out
+    assert "200 training and 100 test images of 32x32x3, 10 classes, 8 clients" in said(prepare.main, *words.split())
 
 
 # real_images.py ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import inspect
 import re
-import subprocess
 import sys
 import traceback
 import warnings
@@ -13,7 +12,7 @@ import numpy as np
 import own
 import pytest
 import torch
-from launch import ROOT, mpirun, refused, run_here, run_many
+from launch import ROOT, ended, mpirun, refused, run_here, run_many
 
 from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
@@ -240,14 +239,13 @@ def test_rows_that_nobody_counts_are_told(tmp_path, result_of, capsys, counted):
 
 def test_the_figure_of_the_page_draws(tmp_path):
     """From a folder of its own; its numbers are checked by hand; one sentence for a wrong `draw`."""
-    pytest.importorskip("matplotlib")
     for method in ("local", "fedavg"):
         run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
     file = tmp_path / "nine_in_ten.py"
     file.write_text(own.example("own-figure.md"))
 
     def drawn(*words):
-        done = subprocess.run([sys.executable, file, *words], cwd=tmp_path, capture_output=True, text=True)
+        done = ended(sys.executable, file, *words, cwd=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     assert drawn("local.h5", "fedavg.h5")[0] == 0

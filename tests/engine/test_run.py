@@ -14,7 +14,6 @@ from dpfl_mpi.testing import ONE, STOPPED, THREE, TWO, Check, Suite
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
 BASE = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": 10, "rounds": 3, "tau_init": 2}
 BASE |= {"tau_train": 1, "budget": 4, "seed": 5}
-KEPT = {"save_models": True, "mixed": True}
 NARROW = 4.5 * ROW / 2**30  # four rows: with ten clients on three ranks one at a time for each client of a rank
 CNN = {"model": "cnn", "augment": True, "clients": 5, "classes_per_client": 2, "rounds": 1, "tau_init": 1}
 KINDS = {
@@ -54,8 +53,7 @@ MORE = {
     "near": SMALL | {"clients": 9, "candidates": 4, "budget": 6, "omega_period": 2, "window_gb": NARROW},
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, and in a block with all
 }
-WAYS = dict.fromkeys(KINDS, (ONE, THREE)) | dict.fromkeys(("base", "cnn"), (ONE, TWO, THREE))
-WAYS |= dict.fromkeys(MORE, (ONE, THREE))
+WAYS = dict.fromkeys(KINDS | MORE, (ONE, THREE)) | dict.fromkeys(("base", "cnn"), (ONE, TWO, THREE))
 WAYS |= dict.fromkeys(
     ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near"), (ONE, THREE, STOPPED)
 )
@@ -145,7 +143,7 @@ def test_blocks_of_clients(tmp_path, fields, suite):
 
 
 def test_seeds_differ(tmp_path, fields, suite):
-    again = run_here(tmp_path / "again.h5", fields["base"], **KEPT)
+    again = run_here(tmp_path / "again.h5", fields["base"], save_models=True, mixed=True)
     other = run_here(tmp_path / "other.h5", fields["base"] | {"seed": 6, "partition_seed": 5, "rounds": 1})
     with Result(suite["base"].file(ONE)) as a, Result(again) as b, Result(other) as c:
         assert Result.same_numbers(a, b) and not Result.same_numbers(a, c)

@@ -236,21 +236,18 @@ def test_flipped_labels():
             assert torch.equal(fed.clients.score_y[test], honest.clients.score_y[test])
 
 
-def test_flipped_clients_that_do_not_choose_still_serve(tmp_path, monkeypatch):
+def test_flipped_clients_that_do_not_choose_still_serve(result_of, monkeypatch):
     monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
-    fields = SMALL | {"flip_share": 0.4, "flipped_run_ggc": False, "budget": "inf"}
-    with (
-        Result(run_here(tmp_path / "run.h5", fields, kernels="torch")) as result,
-        Result(run_here(tmp_path / "all.h5", fields | {"flipped_run_ggc": True}, kernels="torch")) as everyone,
-    ):
-        flipped = result["client/flipped"]
-        assert flipped.sum() == 3 and np.array_equal(result.benign, ~flipped)
-        for t in range(3):
-            assert not result.graph(t)[flipped].any()  # they take none
-            assert result.graph(t)[np.ix_(~flipped, flipped)].all()  # and are taken
-        assert (result["traffic/models_received"][:, flipped] == 0).all()
-        assert everyone.graph(1)[flipped].any()
-        assert result.file.attrs["test_acc"] == result["best/test_acc"][~flipped].mean()
+    fields = SMALL | {"flip_share": 0.4, "budget": "inf"}
+    result, everyone = (result_of(fields | {"flipped_run_ggc": chooses}, kernels="torch") for chooses in (False, True))
+    flipped = result["client/flipped"]
+    assert flipped.sum() == 3 and np.array_equal(result.benign, ~flipped)
+    for t in range(3):
+        assert not result.graph(t)[flipped].any()  # they take none
+        assert result.graph(t)[np.ix_(~flipped, flipped)].all()  # and are taken
+    assert (result["traffic/models_received"][:, flipped] == 0).all()
+    assert everyone.graph(1)[flipped].any()
+    assert result.file.attrs["test_acc"] == result["best/test_acc"][~flipped].mean()
 
 
 def test_motivation_has_the_papers_counts(tmp_path):
@@ -286,37 +283,22 @@ def test_motivation_sets_are_runs(tmp_path):
     assert len({r["round/test_loss"][-1, 0] for r in results.values()}) == 4
 
 
-@pytest.mark.parametrize(
-    ("rule", "share", "clients", "count"),
-    [  # in floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996
-        *((nearest, *case) for case in ((0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2))),
-        *(
-            (limits.of_clients, *case)
-            for case in ((0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7))
-        ),
-    ],
-)
-def test_a_share_is_that_of_the_decimal(rule, share, clients, count):
-    assert rule(share, clients) == count
-    fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
-    if rule is nearest:
+def test_a_share_is_that_of_the_decimal():
+    """In floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996."""
+    for share, clients, count in ((0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2)):
+        assert nearest(share, clients) == count
         some = dataclasses.replace(limits_of(run(participation=share)), most_senders=np.zeros(clients))
         assert some.present(1, np.ones(clients, bool)).sum() == count
-    else:
-        assert limits.flipped(fields).sum() == limits.Drift(fields, 10).drifted.sum() == count
+    for share, clients, count in ((0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7)):
+        fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
+        assert limits.of_clients(share, clients) == limits.flipped(fields).sum() == count
+        assert limits.Drift(fields, 10).drifted.sum() == count
 
 
 def test_one_after_the_other_sends_each_model_once(tmp_path):
     for averaging in ("synchronous", "serial"):
         path = run_here(tmp_path / f"{averaging}.h5", SMALL | {"method": "random_graph", "averaging": averaging})
         assert (Result(path)["traffic/models_received"][1:] == 3).all()
-
-
-def test_what_a_method_does_not_read_gives_its_run_no_other_name():
-    assert Run(method="pens", omega_period=5).slug() == Run(method="pens").slug()
-    for method in ("fedavg", "local"):
-        assert Run(method=method, averaging="serial").slug() == Run(method=method).slug()
-    assert Run(method="random_graph", averaging="serial").slug() != Run(method="random_graph").slug()
 
 
 def test_serial_average_is_one_client_after_the_other():

@@ -117,6 +117,12 @@ def test_what_is_broken_is_found(suite, mistake):
     assert "\n" not in str(found.value)
 
 
+def test_a_setting_that_does_not_exist_fails():
+    (check,) = Suite(made_of("method", "local", {"cleints": 7})[:1]).checks
+    with pytest.raises(AssertionError, match="there is no setting cleints; did you mean clients"):
+        check()
+
+
 def test_the_command_and_the_call_say_what_fails(monkeypatch, capsys):
     def found(kind, code, settings):
         assert settings == {"clients": 3}

@@ -17,8 +17,6 @@ from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Run, option
 
-FIELDS = {"clients": 4, "rounds": 3, "tau_train": 2}
-
 
 def test_init_and_round_are_a_method(tmp_path, monkeypatch):
     """A file in the folder, found by its name. Without a declaration it reads every field of a Run but tau_init; here it does what Local does."""
@@ -28,7 +26,7 @@ def test_init_and_round_are_a_method(tmp_path, monkeypatch):
     assert (mine.title, mine.topology, mine.searches, mine.preprocesses) == ("mine", "graph", True, False)
     assert mine.unread == {"tau_init"}
     assert Run(method="mine", budget=3, ggc_period=2).resolve().most_senders == 2
-    fields = FIELDS | {"finetune_epochs": 1}
+    fields = {"clients": 4, "rounds": 3, "tau_train": 2, "finetune_epochs": 1}
     paths = [run_here(tmp_path / f"{name}.h5", fields | {"method": name}) for name in ("mine", "local")]
     assert differences(*paths) == ["client/budget"]
 

@@ -64,13 +64,10 @@ class Twin:
         self.data, self.val = [], []
         for k in range(N):
             rows = training_rows(fed, k)
-            self.data.append((self.image(fed.clients.x[rows]), fed.clients.y[rows]))
+            x = ((fed.clients.x[rows].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
+            self.data.append((x, fed.clients.y[rows]))
             self.val.append(validation(fed, k))
         assert len({len(y) for _, y in self.data}) > 1, "ragged"
-
-    @staticmethod
-    def image(x):
-        return ((x.float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
 
     def batches(self, k, first_epoch, epochs):
         x, y = self.data[k]

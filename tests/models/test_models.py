@@ -17,7 +17,7 @@ from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import in_memory
 from dpfl_mpi.models import make, mlp, resnet, text
 from dpfl_mpi.numerics.backend import Backend
-from dpfl_mpi.numerics.dropout import Draws, KeyedDropout
+from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.fitness import check_module
 from dpfl_mpi.numerics.pick import check_several
@@ -66,10 +66,10 @@ def test_what_kaiming_does_not_speak_of_starts_as_it_was_built(init):
     assert torch.equal(w["conv.weight"], own["conv.weight"]) is (init == "own")
 
 
-def source(kind, classes=10, samples=40):
+def source(kind):
     (shape, dtype), rng = kind, np.random.default_rng(0)
-    x = rng.integers(0, 9, (samples, *shape)).astype(dtype)
-    return in_memory(arrays_of(x + 0.5 if dtype == "float32" else x, np.arange(samples) % classes))
+    x = rng.integers(0, 9, (40, *shape)).astype(dtype)
+    return in_memory(arrays_of(x + 0.5 if dtype == "float32" else x, np.arange(40) % 10))
 
 
 def test_a_model_is_the_same_on_every_rank_and_depends_on_the_seed():
@@ -114,7 +114,7 @@ def test_draws_are_those_of_splitmix64():
 )
 def test_dropout_drops_a_share_and_keeps_the_mean(layer, trailing):
     draws = Draws()
-    dropout = KeyedDropout(0.3, trailing, draws)
+    dropout = keyed(nn.Sequential(layer(0.3)), draws)[0]
     x = torch.ones(400, 50, *(2,) * trailing)
     draws.begin(torch.tensor(3))
     y = dropout(x)
@@ -131,9 +131,9 @@ def test_dropout_drops_a_share_and_keeps_the_mean(layer, trailing):
 
 
 class Dropping(nn.Module):
-    def __init__(self, inputs=64, classes=10, p=0.5):
+    def __init__(self):
         super().__init__()
-        self.fc, self.drop, self.head = nn.Linear(inputs, 32), nn.Dropout(p), nn.Linear(32, classes)
+        self.fc, self.drop, self.head = nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10)
 
     def forward(self, x):
         return self.head(self.drop(self.fc(x.flatten(1)).relu()))
@@ -213,9 +213,8 @@ class Odd(nn.Module):
             return checkpoint(self.fc, x, use_reentrant=False)
         if self.wrong == "kept beside":
             return x @ self.kept[0].T + self.fc(x)
-        return {"none": None, "one axis": self.fc(x)[:, 0], "squeezed": self.fc(x).squeeze()}.get(
-            self.wrong, self.fc(x)
-        )
+        out = self.fc(x)
+        return {"none": None, "one axis": out[:, 0], "squeezed": out.squeeze()}.get(self.wrong, out)
 
 
 DRAWS = "forward draws random numbers from PyTorch's generator"

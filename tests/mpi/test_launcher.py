@@ -8,20 +8,17 @@ import sys
 
 import pytest
 import starts
-from launch import ROOT, ended, environment, refused
+from launch import ROOT, ended, refused
 
 from dpfl_mpi.mpi import launcher
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, terminal, monkeypatch):
     """Return a function that puts fake launchers first, and alone, in the path."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = launcher.shutil.which
     monkeypatch.setattr(launcher.shutil, "which", lambda name: found(name, path=tmp_path))
-    for name in [n for n in os.environ if n.startswith("SLURM_")]:
-        monkeypatch.delenv(name)
-
     return lambda name, text: starts.script(tmp_path / name, text)
 
 
@@ -66,9 +63,7 @@ def test_no_launcher_is_a_sentence(place, monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_real_mpirun_makes_a_world(monkeypatch):
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
+def test_the_real_mpirun_makes_a_world(terminal):
     assert launcher.works(["mpirun"], 2)
 
 

@@ -82,7 +82,6 @@ def test_who_came_chooses_and_who_lost_a_neighbour_replaces_it(method, tmp_path)
 
 def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
     with federation(SMALL | {"churn": events(tmp_path), "budget": 4}) as fed:
-        w = fed.local_opt(fed.common_row(), 1)
         omega = fed.collect([np.array([[1, 2, 3], [0, 2], [0], [1], [], []][k]) for k in fed.ids])
         fed._parts.begin_round(1)  # 0 has left, 4 has come
         room = []
@@ -97,7 +96,6 @@ def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
         assert fed.most_senders.tolist() == [3] * 6
         assert fed.repaired(mended, choose) is not None
         assert len(room) == 1  # nobody asks again
-        assert w.isfinite().all()
 
 
 def test_who_does_not_search_goes_on_with_older_models(tmp_path):

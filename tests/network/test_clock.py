@@ -7,6 +7,7 @@ import pytest
 from launch import differences, refused, run_here
 
 from dpfl_mpi import describe
+from dpfl_mpi.figures import hours
 from dpfl_mpi.network.clock import Clock, critical_path, queue
 from dpfl_mpi.network.profiles import NS, PROFILES, Speeds, speeds_of
 from dpfl_mpi.results import Result
@@ -150,7 +151,6 @@ class Made(dict):
 
 def test_who_came_by_age_by_hand():
     """Client 0 stays, 1 comes in round 1 and is absent in round 2, 2 leaves in round 2 and comes back in round 3; 3 comes, and lies."""
-    hours = pytest.importorskip("dpfl_mpi.figures.hours")
     there = [[1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
     scored = [[0.5, np.nan, 0.5, np.nan], [0.6, 0.3, 0.6, 0.1], [0.7, np.nan, np.nan, 0.1], [0.8, 0.7, 0.5, 0.1]]
     made = Made()
@@ -164,7 +164,6 @@ def test_who_came_by_age_by_hand():
 
 
 def test_hours_and_gigabytes_by_hand():
-    hours = pytest.importorskip("dpfl_mpi.figures.hours")
     lines = hours.measure(Made())  # after 72 s client 1 has ended both rounds
     assert lines["accuracy"].tolist() == pytest.approx([70, 85])
     assert lines["hours"].tolist() == pytest.approx([0.02, 0.1])

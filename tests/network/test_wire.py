@@ -6,12 +6,8 @@ import pytest
 import torch
 from launch import differences, federation, refused, run_here, run_many
 
-from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import open_source
 from dpfl_mpi.network.links import Links
-from dpfl_mpi.plan.needs import ensemble_of, needs_of
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Job, Run
 
 SMALL = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3}
 LATE = {"network": "phones", "staleness": 2}
@@ -133,32 +129,6 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
     with Result(done["late"]) as late:
         assert late["network/age"].sum() > 0
         assert 0 < put["late"][1:].sum() <= late["traffic/bytes_sent"][1:].sum() * 1.01
-
-
-def test_a_plan_has_slots_of_an_encoded_row():
-    """On two ranks of three clients, two others each: three slots a rank; what is decoded lies beside the window."""
-
-    def plan(fields, **job):
-        run = Run(**SMALL | fields).resolve()
-        source = open_source(run)
-        return needs_of(run, Job(**job), source, deal(run, source), ensemble_of(run, source), 2, 1)
-
-    tried = {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}
-    plans = {name: plan(fields) for name, fields in tried.items()}
-    with federation(SMALL | {"codec": "int8"}) as fed:
-        size, encoded = fed.ensemble.size, -(-fed.mail.wire.encoder.bytes // 4) * 4
-        body = size - int(fed.columns("head").sum())
-    assert plans["none"].window.tolist() == [3 * plans["none"].row] * 2
-    assert plans["int8"].window.tolist() == [3 * encoded] * 2
-    assert plans["body"].window.tolist() == [3 * 4 * body] * 2
-    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * plans["none"].row] * 2
-    assert plans["int8"].message == encoded
-    # of three versions six slots a rank, for three clients one after the other, two whole rows each of three that fit, or all at once, encoded
-    narrow = 3.01 * plans["none"].row / 2**30
-    late = [plan(LATE | {"codec": codec}, window_gb=narrow) for codec in ("none", "int8")]
-    assert [each.passes for each in late] == [3, 1]
-    assert late[1].window.tolist() == [6 * encoded] * 2
-    assert plan(LATE | {"codec": "int8"}, window_gb=narrow / 1.1).passes == 0  # a row may have to come whole
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.1", "lowrank:1"])

@@ -37,7 +37,6 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     __asan_poison_memory_region(memory + end * sizeof(F), (next - end) * sizeof(F));
   }
 #endif
-  (void)pieces, (void)count;
   const int classes = net.value[net.logits].units, read = net.value[net.features].units, width = net.width;
   const int rows = net.height + 2 * border, columns = net.wide + 2 * border;
   float *w = get(8 * width), *m = get(4 * width), *g = get(4 * width); /* w: two rows */

@@ -36,10 +36,6 @@ def row_from(tensors, width):
     return nn.functional.pad(flat, (0, width - len(flat)))
 
 
-def row_from_grads(module, width):
-    return row_from([p.grad for p in module.parameters()], width)
-
-
 def setup(kind, k, seed=0):
     torch.manual_seed(seed)
     module, shape, classes = build(kind)
@@ -79,7 +75,7 @@ def test_loss_gradient_and_logits(kind, k, constant):
         out = m(((x[i].float() / 255 - 0.5) / 0.25).permute(0, 3, 1, 2))
         loss = nn.functional.cross_entropy(out[:real], y[i, :real])
         loss.backward()
-        g = row_from_grads(m, ensemble.width)
+        g = row_from([p.grad for p in m.parameters()], ensemble.width)
         torch.testing.assert_close(losses[i], loss.detach(), rtol=2e-6, atol=2e-7)
         torch.testing.assert_close(logits[i], out.detach(), rtol=2e-5, atol=3e-6)
         assert float((block.g[i] - g).abs().max()) <= 3e-6 * max(1.0, float(g.abs().max()))

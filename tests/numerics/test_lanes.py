@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clients import crop_and_flip
-from test_ensemble import row_from_grads
+from test_ensemble import row_from
 from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
@@ -48,7 +48,7 @@ class Setting:
                 layer[0] += torch.from_numpy(rng.uniform(-0.2, 0.2, layer.shape[1:]).astype(np.float32))
         self.module, self.shape, self.classes, self.m, self.dtype = module, shape, classes, m, dtype
         nn.utils.vector_to_parameters(self.row[: self.ensemble.size], module.parameters())
-        self.native = self.in_form(form, path)
+        self.native = Native(self.ensemble, self.shape, form, path)
         draw = {"uint8": (rng.integers, 0, 256), "float32": (rng.normal, 0, 1), "int32": (rng.integers, 0, 17)}[dtype]
         self.pixels = draw[0](*draw[1:], (m, *shape)).astype(dtype)
         border = (0, 0), *[(BORDER, BORDER)] * 2, (0, 0)
@@ -56,9 +56,6 @@ class Setting:
         self.labels = rng.integers(0, classes, m)
         self.images = self.native.images(padded, self.labels)
         self.rng = rng
-
-    def in_form(self, form, path=native.LIBRARY):
-        return Native(self.ensemble, self.shape, form, path)
 
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
@@ -79,7 +76,7 @@ class Setting:
         logits = module(x.movedim(-1, 1) if x.dim() == 4 else x)
         loss = nn.functional.cross_entropy(logits, torch.from_numpy(self.labels[order]))
         loss.backward()
-        return loss.item(), row_from_grads(module, self.ensemble.width), logits.detach()
+        return loss.item(), row_from([p.grad for p in module.parameters()], self.ensemble.width), logits.detach()
 
 
 def numbers(order):
@@ -278,19 +275,13 @@ def test_scores_of_several_rows(kind, n):
 
 
 # the greedy search ------------------------------------------------------------------------------------------------------
-def sums_of(net):
-    """Two float64 sums and a row, with a large, a tiny and a zero weight among them."""
-    x, y = (torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width)) for _ in range(2))
-    w = net.row.clone()
-    w[:3] = torch.tensor([4000.0, 1e-30, 0.0])
-    return x, y, w
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_candidates_sums_are_rounded_once(form):
     """Against exact fractions: x + p w and y - p w are the nearest float64, their averages the quotients in float64, then in float32."""
     net = make("mlp", form=form)
-    x, y, w = sums_of(net)
+    x, y = (torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width)) for _ in range(2))
+    w = net.row.clone()
+    w[:3] = torch.tensor([4000.0, 1e-30, 0.0])  # a large, a tiny and a zero weight
     p, p_x, p_y = 0.0123, 0.4567, 0.8901
     pair = torch.full((2, net.ensemble.width), 7.0)
     x_j, y_j = net.native.candidate(x, y, w, p, p_x, p_y, pair)

@@ -158,9 +158,6 @@ def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-TOO_FAR = np.array([[9], [0], [0]], np.uint8)
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -168,7 +165,7 @@ TOO_FAR = np.array([[9], [0], [0]], np.uint8)
         (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows; the model reads 8"),
         (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
         (
-            lambda n, w: n.native.gradient(w, w, MiniBatch(n.images, numbers([0]), TOO_FAR)),
+            lambda n, w: n.native.gradient(w, w, MiniBatch(n.images, numbers([0]), np.uint8([[9], [0], [0]]))),
             "a crop beyond the border of 8",
         ),
         (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),

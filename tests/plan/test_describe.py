@@ -182,6 +182,27 @@ def test_a_plan_counts_confusion_matrices():
     assert (plan.memory - without).tolist() == plan.confusion.tolist()
 
 
+def test_a_plan_has_slots_of_an_encoded_row():
+    """On two ranks of three clients, two others each: three slots a rank; what is decoded lies beside the window."""
+    six = FEW | {"rounds": 3, "clients": 6}
+    tried = {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}
+    plans = {name: planned(six | fields, 2) for name, fields in tried.items()}
+    with federation(six | {"codec": "int8"}) as fed:
+        size, encoded = fed.ensemble.size, -(-fed.mail.wire.encoder.bytes // 4) * 4
+        body = size - int(fed.columns("head").sum())
+    assert plans["none"].window.tolist() == [3 * plans["none"].row] * 2
+    assert plans["int8"].window.tolist() == [3 * encoded] * 2
+    assert plans["body"].window.tolist() == [3 * 4 * body] * 2
+    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * plans["none"].row] * 2
+    assert plans["int8"].message == encoded
+    # of three versions six slots a rank, for three clients one after the other, two whole rows each of three that fit, or all at once, encoded
+    narrow, late = 3.01 * plans["none"].row / 2**30, six | {"network": "phones", "staleness": 2}
+    whole, coded = (planned(late | {"codec": codec}, 2, window_gb=narrow) for codec in ("none", "int8"))
+    assert (whole.passes, coded.passes) == (3, 1)
+    assert coded.window.tolist() == [6 * encoded] * 2
+    assert planned(late | {"codec": "int8"}, 2, window_gb=narrow / 1.1).passes == 0  # a row may have to come whole
+
+
 @pytest.mark.parametrize("form", native.forms() if native.LIBRARY.exists() else ())
 def test_a_plan_counts_the_kernels_work_space(form):
     """Of an mlp 64 - 64 - 10 on 8x8 images, in vectors: a sample, what the layers give and its gradient, the inputs of one turned. One gradient of a row."""
@@ -215,7 +236,6 @@ def test_saves_what_a_run_reads(tmp_path, capsys):
 
 
 def test_plot(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "p.svg"
     shown(capsys, "--plot", str(path))
     below = path / "p.png"

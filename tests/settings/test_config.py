@@ -124,7 +124,9 @@ SAME = [  # two ways to say the same Run
     # what is the default, or is not read
     ({"model_options": {}}, {}),
     ({"flipped_run_ggc": False}, {}),
-    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2}, {"method": "fedavg"}),
+    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2, "averaging": "serial"}, {"method": "fedavg"}),
+    ({"method": "local", "averaging": "serial"}, {"method": "local"}),
+    ({"method": "pens", "omega_period": 5}, {"method": "pens"}),
     ({"method": "fedavg", "beta1": 0.5, "lr_step": 7, "lr_gamma": 0.3, "lr_final": 0.2, "adam_eps": 1.0}, {"method": "fedavg"}),
     ({"optimizer": "adam", "momentum": 0.5}, {"optimizer": "adam"}),
     ({"method": "fedprox", "options": {"mu": 0.1}}, {"method": "fedprox"}),
@@ -151,6 +153,7 @@ def test_every_other_value_is_another_run():
     fields = [{"dataset": "digits", "model": "mlp"} | {name: value} for name, value in OTHER.items()]
     fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}, {"lr_schedule": "cosine"}]
     fields += [{"lr_schedule": "step", "lr_step": 7}, MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
+    fields += [{"method": "random_graph"}, {"method": "random_graph", "averaging": "serial"}]
     assert len({Run(**each).slug() for each in fields}) == len(fields)
 
 
@@ -226,6 +229,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] 
     ("clients: [1\n", [], "--config is {}: it is not YAML"),
     ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
     ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
+    ("rounds: !!bool foo", [], "--config is {}: it is not YAML ('foo')"),
     (BOMB, [], "--config is {}: it has anchors (& or *)"),
     (None, [], "--config is {}: {} is not a regular file"),
 ])  # fmt: skip

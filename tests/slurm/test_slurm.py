@@ -25,14 +25,15 @@ from dpfl_mpi.settings import Run
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 400  # a job of these tests takes about 20 on an idle machine
+LONG = {"rounds": 40}  # of a Run that takes long enough to be disturbed
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
     """The environment in which sbatch reaches a fresh cluster."""
     folder = tempfile.mkdtemp(prefix="dpfl-slurm-")
-    up = subprocess.run(["bash", str(HERE / "up.sh"), folder], capture_output=True, text=True, timeout=600)
     try:
+        up = subprocess.run(["bash", str(HERE / "up.sh"), folder], capture_output=True, text=True, timeout=600)
         if up.returncode:
             pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -92,14 +93,8 @@ def jobs(cluster: dict[str, str], tmp_path: Path) -> Jobs:
 
 
 @pytest.fixture(scope="module")
-def long() -> dict[str, Any]:
-    """A Run that takes long enough to be disturbed."""
-    return starts.small(rounds=40)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(long: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5", long)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return starts.here(tmp_path_factory.mktemp("undisturbed") / "run.h5", starts.small(**LONG))
 
 
 def kept(out: Path, t: int) -> bool:
@@ -108,10 +103,10 @@ def kept(out: Path, t: int) -> bool:
 
 
 @pytest.fixture
-def begun(jobs: Jobs, tmp_path: Path, long: dict[str, Any]) -> tuple[Path, str]:
+def begun(jobs: Jobs, tmp_path: Path) -> tuple[Path, str]:
     """The results file and the number of a job that has kept round 2."""
     out = tmp_path / "run.h5"
-    job = jobs.submit(out, long, checkpoint_every=1)
+    job = jobs.submit(out, starts.small(**LONG), checkpoint_every=1)
     starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
     return out, job
 
@@ -146,14 +141,14 @@ def test_a_preempted_job_goes_on(jobs, begun, tmp_path, undisturbed):
     assert starts.times_started(out) >= 2
 
 
-def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, long, undisturbed):
+def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, undisturbed):
     out, job = begun
     jobs.ask("scancel", job)
     jobs.until(job, "CANCELLED")
     time.sleep(3)  # longer than Slurm takes to start a requeued job
     assert jobs.state(job) == "CANCELLED"
     assert kept(out, 2)
-    jobs.until(jobs.submit(out, long), "COMPLETED")
+    jobs.until(jobs.submit(out, starts.small(**LONG)), "COMPLETED")
     assert starts.same(out, undisturbed)
 
 
@@ -172,10 +167,10 @@ def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
         assert starts.same(path, starts.here(tmp_path / "here" / path.name, starts.small(seed=seed)))
 
 
-def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, long, undisturbed):
-    words = [f"--seeds={Run().seed}", *starts.of_sweep(tmp_path, rounds=40), "--checkpoint_every=1"]
+def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, undisturbed):
+    words = [f"--seeds={Run().seed}", *starts.of_sweep(tmp_path, **LONG), "--checkpoint_every=1"]
     job = jobs.sweep(*words).split("submitted job ")[1].split(";")[0]
-    out = Run(**long).resolve().path(tmp_path)
+    out = Run(**starts.small(**LONG)).resolve().path(tmp_path)
     starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
     os.kill(json.loads(Path(f"{out}.lock").read_text())["pid"], signal.SIGKILL)  # rank 0
     jobs.until(job, "FAILED")

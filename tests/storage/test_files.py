@@ -1,6 +1,5 @@
 """Files that are there whole or not at all: written in memory, replaced at once, whatever the disk and the processes do meanwhile."""
 
-import errno
 import os
 import resource
 import subprocess
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from launch import refused
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
@@ -61,9 +59,6 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
 
 def test_errors_in_words():
     assert files.reason(RuntimeError("very\nodd")) == "very odd"
-    sentence = "^the table cannot be written: No space left on device$"
-    with pytest.raises(UserError, match=sentence), files.explained("the table cannot be written"):
-        raise OSError(errno.ENOSPC, "x")
 
 
 def test_what_is_spilled_has_room_and_no_name(tmp_path, at_most):

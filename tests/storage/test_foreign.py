@@ -8,7 +8,6 @@ import resource
 import shutil
 import struct
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 from unittest.mock import Mock
@@ -217,10 +216,8 @@ def test_an_encrypted_archive_and_one_without_arrays(tmp_path):
                 raw[at + flag] |= 1
         file.write_bytes(raw)
         refused("is encrypted", read, file)
-    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
-        archive.writestr("x", b"text")
-        archive.writestr("y", b"text")
-    refused("x is truncated, or no array of NumPy's", arrays.read, tmp_path / "b.npz")
+    texts = zipped(tmp_path / "b.npz", {"x": b"text", "y": b"text"})
+    refused("x is truncated, or no array of NumPy's", arrays.read, texts)
 
 
 def test_folders_that_are_not_in_utf8(tmp_path):

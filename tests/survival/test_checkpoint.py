@@ -6,6 +6,7 @@ import io
 import shutil
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -365,12 +366,9 @@ def test_a_bug_is_no_error_of_the_disk(tmp_path):
 
 
 def test_a_full_disk_names_the_round_that_is_whole(tmp_path, monkeypatch):
-    def full(_: Path) -> None:
-        raise OSError(errno.ENOSPC, "no room")
-
     with begun(tmp_path / "run.h5", fresh=True) as (fed, state, recorder, store):
         store.save(fed, state, recorder)
-        monkeypatch.setattr(recorder, "copy", full)
+        monkeypatch.setattr(recorder, "copy", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
         said = refused("", store.save, fed, state, recorder)
     whole = "the one of round 0 is whole, and the same command without --fresh goes on from there"
     assert said == f"the checkpoint in {store.folder} cannot be written: No space left on device; {whole}"

@@ -95,12 +95,10 @@ LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610, "UNLIMIT
 
 
 @pytest.mark.parametrize(("answer", "left"), LEFT.items())
-def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, monkeypatch, answer, left):
+def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, terminal, monkeypatch, answer, left):
     """Slurm before 23.02 has no SLURM_JOB_END_TIME. A job shorter than --grace leaves half-way."""
     starts.script(tmp_path / "squeue", f'test "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked')
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert signals.seconds_left() is None
     assert not (tmp_path / "asked").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "17")

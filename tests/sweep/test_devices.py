@@ -56,22 +56,17 @@ def test_gpus_of_a_node(smi, monkeypatch):
     assert installed_gpus() == []
 
 
-@pytest.fixture
-def four(monkeypatch):
-    """A PyTorch that sees four GPUs; the list returned holds the number that was chosen."""
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_ranks_of_a_node_have_different_gpus(monkeypatch, request, wanted):
+    """By a PyTorch that sees four GPUs."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(device.index))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    yield chosen
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_ranks_of_a_node_have_different_gpus(four, wanted):
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
     devices = [pick_device(wanted, "float32", local_rank) for local_rank in range(6)]
-    assert [d.index for d in devices] == four == [0, 1, 2, 3, 0, 1]
+    assert [d.index for d in devices] == chosen == [0, 1, 2, 3, 0, 1]
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
     assert pick_device("cpu", "float32", 1).type == "cpu"
 
@@ -158,16 +153,6 @@ def test_gpus_that_cannot_be(smi, tmp_path, said):
     assert not list(tmp_path.glob("sweeps/*"))
 
 
-@pytest.fixture
-def seen(smi, fakes):
-    """A function that returns what CUDA_VISIBLE_DEVICES was for each mpirun, sorted: an mpirun that only writes it down is first on PATH."""
-    smi(FOUR)
-    folder = fakes / "seen"
-    folder.mkdir()
-    script(fakes / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {folder}/$$; sleep 0.5')
-    return lambda: sorted(p.read_text().strip() for p in folder.iterdir())
-
-
 @pytest.mark.parametrize(("visible", "words", "expected"), [
     (None, [], uuids(0, 1)),
     (None, ["--gpus", "2", "--ranks", "2"], [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]),
@@ -176,9 +161,13 @@ def seen(smi, fakes):
     (None, ["--device=cpu"], ["unset", "unset"]),
     ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
 ])  # fmt: skip
-def test_runs_of_a_local_sweep_have_gpus_of_their_own(seen, tmp_path, monkeypatch, capsys, visible, words, expected):
+def test_runs_of_a_local_sweep_have_gpus_of_their_own(smi, fakes, swept, monkeypatch, visible, words, expected):
+    """An mpirun that only writes down what CUDA_VISIBLE_DEVICES was is first on PATH."""
+    smi(FOUR)
+    (seen := fakes / "seen").mkdir()
+    script(fakes / "mpirun", f'echo "${{CUDA_VISIBLE_DEVICES-unset}}" > {seen}/$$; sleep 0.5')
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    sweep.main(["--seeds", "1,2", "--max_parallel", "2", *words, *starts.of_sweep(tmp_path)])
-    assert seen() == expected
-    assert "--ranks" not in words or "GPUs visible here: 4; per Run 2, Runs on each 1" in capsys.readouterr().out
+    done = swept("--seeds", "1,2", "--max_parallel", "2", *words)
+    assert sorted(path.read_text().strip() for path in seen.iterdir()) == expected
+    assert "--ranks" not in words or "GPUs visible here: 4; per Run 2, Runs on each 1" in done.out

@@ -15,11 +15,6 @@ ROWS = [
 ]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def seen(text: str) -> list[str]:
     """Return the screen that a terminal shows after this text: lines, each cleared before, over those that it went up by, and nothing below them."""
     rows: list[str] = []
@@ -62,7 +57,8 @@ def test_it_is_refreshed_in_place(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
-    live = Live(out := Terminal())
+    monkeypatch.setattr(out := io.StringIO(), "isatty", lambda: True)
+    live = Live(out)
     live.show(ROWS)
     once = out.getvalue()
     live.show(ROWS)

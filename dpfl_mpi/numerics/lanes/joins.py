@@ -94,11 +94,6 @@ def both(r: Recorder, out: Tensor, what: str, a: Tensor, b: Tensor, otherwise: f
     r.layer(out, "join", uses, natural(shape), size=size, table=table, numbers=(otherwise,))
 
 
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of numbers that lie one after the other."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
 def natural(shape: tuple[int, ...]) -> Geometry:
     """Return the geometry of a shape: an image, lines, or a vector."""
     if len(shape) == 3:
@@ -181,10 +176,9 @@ def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
         raise Unknown(f"matmul of tensors of different shapes{r.place()}")
     batch = [1] * (4 - len(a.shape)) + list(a.shape[:-2])
     (i, k), j = a.shape[-2:], b.shape[-1]
-    shape = tuple(out.shape[1:])
-    steps = [[0] * (4 - len(strides)) + list(strides) for strides in (a.strides, b.strides, contiguous(shape))]
+    steps = [[0] * (4 - len(strides)) + list(strides) for strides in (a.strides, b.strides, out.stride()[1:])]
     size, table = [*batch, i, j, k, a.offset, b.offset], [n for step in steps for n in step]
-    r.layer(out, "product", [Use(a), Use(b)], flat(shape), size=size, table=table, keeps=False)
+    r.layer(out, "product", [Use(a), Use(b)], flat(out.shape[1:]), size=size, table=table, keeps=False)
 
 
 @handles("softmax")
@@ -223,23 +217,12 @@ def attention(
 
 @handles("multi_head_attention_forward")
 def multi_head(
-    r: Recorder,
-    out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    width: int,
-    heads: int,
-    weight: Tensor,
-    bias: Tensor | None,
-    *rest: Any,
-    key_padding_mask: Any = None,
-    attn_mask: Any = None,
-    **more: Any,
+    r: Recorder, out: Tensor, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *rest: Any, **more: Any
 ) -> tuple[Tensor, None]:
-    """nn.MultiheadAttention, whose samples are its second axis; rest: added keys and values (3), dropout, weight and bias of the last layer."""
-    *added, share, out_weight, out_bias = rest
-    if any(added) or key_padding_mask is not None or attn_mask is not None or (share and more["training"]):
+    """nn.MultiheadAttention, whose samples are its second axis; rest: weight and bias of the first layer, added keys and values (3), dropout, those of the last layer."""
+    weight, bias, *added, share, out_weight, out_bias = rest
+    masked = any(more[name] is not None for name in ("key_padding_mask", "attn_mask"))
+    if any(added) or masked or (share and more["training"]):
         raise Unknown(f"attention with a mask, dropout or added keys{r.place()}")
     inputs, biases = (query, key, value), [None] * 3 if bias is None else bias.chunk(3)
     with r:
@@ -251,9 +234,17 @@ def multi_head(
 
 # tokens and dropout ---------------------------------------------------------------------------------------------------------------------
 @handles("gt")
-def above(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
-    """1.0 where a token is above a number, else 0.0."""
-    token(r, out, input, 0, other)
+def token(r: Recorder, out: Tensor, input: Tensor, other: Any, what: int = 0) -> None:
+    """1.0 where a token is above a number, else 0.0; where `what` is 1 its remainder, which is a token."""
+    view = r.leading(input, True)
+    if not view.slot.tokens or not view.whole or not isinstance(other, int):
+        raise Unknown(f"a comparison or remainder of other than tokens{r.place()}")
+    use = Use(view, view.slot.geometry)
+    facts = {"below": other} if what else {}
+    r.record(out, Op("token", [use], Slot(view.slot.geometry, 0, bool(what)), [what, other], facts=facts))
+
+
+handles("remainder", "mod")(functools.partial(token, what=1))
 
 
 @handles("ne")
@@ -261,22 +252,7 @@ def differs(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
     """1.0 where a token is not 0: none is below."""
     if other != 0:
         raise Unknown(f"a comparison with another token than 0{r.place()}")
-    token(r, out, input, 0, 0)
-
-
-@handles("remainder", "mod")
-def remainder(r: Recorder, out: Tensor, input: Tensor, other: Any) -> None:
-    token(r, out, input, 1, other)
-
-
-def token(r: Recorder, out: Tensor, input: Tensor, what: int, number: Any) -> None:
-    """Whether a token is above a number, or (`what` is 1) its remainder, which is a token."""
-    view = r.leading(input, True)
-    if not view.slot.tokens or not view.whole or not isinstance(number, int):
-        raise Unknown(f"a comparison or remainder of other than tokens{r.place()}")
-    use = Use(view, view.slot.geometry)
-    facts = {"below": number} if what else {}
-    r.record(out, Op("token", [use], Slot(view.slot.geometry, 0, bool(what)), [what, number], facts=facts))
+    token(r, out, input, 0)
 
 
 @handles("float", "to", "type")
@@ -290,18 +266,10 @@ def cast(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> None:
 
 @handles("embedding")
 def embedding(
-    r: Recorder,
-    out: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    r: Recorder, out: Tensor, input: Tensor, weight: Tensor, *, padding_idx: Any, max_norm: Any, **more: Any
 ) -> None:
     view = r.leading(input, True)
-    if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
+    if max_norm is not None or more["scale_grad_by_freq"] or not view.slot.tokens:
         raise Unknown(f"an embedding of numbers, with max_norm or scale_grad_by_freq{r.place()}")
     lines, (rows, width) = math.prod(view.shape), weight.shape
     # none of the sample itself: `Plan.vocabulary`

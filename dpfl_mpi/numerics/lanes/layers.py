@@ -137,11 +137,7 @@ def flat(shape: tuple[int, ...]) -> Geometry:
 
 def plain(kind: str, *numbers: float, overwrites: bool = False) -> Callable[..., None]:
     """Return what handles a function without settings."""
-
-    def handler(r: Recorder, out: Tensor, input: Tensor, inplace: bool = False) -> None:
-        each(r, out, kind, input, *numbers, overwrites=overwrites)
-
-    return handler
+    return lambda r, out, input, inplace=False: each(r, out, kind, input, *numbers, overwrites=overwrites)
 
 
 HANDLERS |= {"tanh": plain("squash"), "sigmoid": plain("sigmoid"), "silu": plain("silu")}
@@ -259,9 +255,9 @@ def norm(
     shape: Geometry,
     groups: int,
     each: bool,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> None:
     """Each group of planes by itself; with `each` it has a scale and shift for each of its numbers, else for each plane."""
     how: dict[str, Any] = {
@@ -274,48 +270,21 @@ def norm(
 
 
 @handles("group_norm")
-def group_norm(
-    r: Recorder,
-    out: Tensor,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> None:
+def group_norm(r: Recorder, out: Tensor, input: Tensor, num_groups: int, *rest: Any, **more: Any) -> None:
     view = r.leading(input)
     shape = image(view.shape) if len(view.shape) > 1 else (view.shape[0], 1, 1)
-    norm(r, out, view, shape, num_groups, False, weight, bias, eps)
+    norm(r, out, view, shape, num_groups, False, *rest, **more)
 
 
 @handles("instance_norm")
-def instance_norm(
-    r: Recorder,
-    out: Tensor,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> None:
+def instance_norm(r: Recorder, out: Tensor, input: Tensor, *, weight: Any, bias: Any, eps: float, **more: Any) -> None:
     view = r.leading(input)
     norm(r, out, view, image(view.shape), view.shape[0], False, weight, bias, eps)
 
 
 @handles("layer_norm")
-def layer_norm(
-    r: Recorder,
-    out: Tensor,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> None:
+def layer_norm(r: Recorder, out: Tensor, input: Tensor, normalized_shape: Any, *rest: Any, **more: Any) -> None:
     view, units = r.leading(input), math.prod(normalized_shape)
     groups = math.prod(view.shape) // units
     shape = image(view.shape) if groups == 1 and len(view.shape) > 1 else (groups, 1, units)
-    norm(r, out, view, shape, groups, True, weight, bias, eps)
+    norm(r, out, view, shape, groups, True, *rest, **more)

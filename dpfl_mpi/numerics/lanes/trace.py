@@ -58,7 +58,9 @@ class View:
     @property
     def whole(self) -> bool:
         """Whether it is all of the slot, in its order."""
-        return self.offset == 0 and math.prod(self.shape) == self.slot.size and dense(self.shape, self.strides)
+        steps = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
+        dense = all(n == 1 or stride == step for n, stride, step in zip(self.shape, self.strides, steps, strict=True))
+        return self.offset == 0 and math.prod(self.shape) == self.slot.size and dense
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,6 @@ class Op:
     part: tuple[Geometry, int, int] | None = None  # of its output what it writes: the first plane and unit; None: all
     place: str = ""  # " in LAYER"
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-def dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether numbers of this shape lie one after the other."""
-    step = 1
-    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if n != 1 and stride != step:
-            return False
-        step *= n
-    return True
 
 
 def move(view: View, geometry: Geometry) -> Op:
