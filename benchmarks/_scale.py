@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ def make_data(path: Path, clients: int, pool: int, test: int, side: int = 16) ->
     from sklearn.datasets import load_digits
 
     from dpfl_mpi import prepare
+    from dpfl_mpi.data.own import arrays_of
 
     digits = load_digits()
     rng = np.random.default_rng(0)
@@ -56,10 +56,7 @@ def make_data(path: Path, clients: int, pool: int, test: int, side: int = 16) ->
             here = (dy == i) & (dx == j)
             x[here] = padded[which[here], i : i + side, j : j + side]
     client, is_test = np.repeat(np.arange(clients), each), np.tile(np.arange(each) >= pool, clients)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        source = Path(folder, "digits.npz")
-        np.savez(source, x=x, y=y, client=client, test=is_test)
-        prepare.prepare("arrays", source, path, {}, force=True)
+    prepare.write(arrays_of(x, y, client, is_test), "arrays", path, own=True)
 
 
 def deal(path: Path, images: Path, clients: int, pool: int, test: int) -> None:

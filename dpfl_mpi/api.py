@@ -38,7 +38,7 @@ from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.storage.files import explained, replacing
-from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
+from dpfl_mpi.survival.signals import SIGNALS, Leave, handled, handler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,10 +154,7 @@ class Result(results.Result):
         """
         from dpfl_mpi.studies.saved import fill, network_of, with_code
 
-        n = len(self["client/p"])
-        if not 0 <= client < n:
-            raise UserError(f"there is no client {client} in {self.path}; allowed are 0 to {n - 1}")
-        self.state_dict(client)  # says so where no models were saved
+        self.state_dict(client)  # says so where no models were saved, or there is no such client
         known = self.run.model if admitted("model", self.run.model) else None  # this process has executed it
         self.run = with_code(self.run, {"model": code or known})
         return fill(network_of(self, self.source), self, client)
@@ -277,9 +274,7 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
         return checked(settings)
 
     try:
-        with signals_back() as main, all_or_none(everyone):
-            if main:
-                listen()
+        with handled(SIGNALS, handler), all_or_none(everyone):
             compare(settings, everyone)
             run, job = shared(everyone, decided)
             import torch
@@ -306,18 +301,6 @@ def compare(settings: Mapping[str, Any], world: "World") -> None:
     if unlike:
         text = ", ".join(filter(None, unlike)) or "some ranks have more of them"
         raise UserError(f"the ranks were given different settings ({text}); every rank makes the same call")
-
-
-@contextlib.contextmanager
-def signals_back() -> Iterator[bool]:
-    """Put the handlers of signals back afterwards; yields whether this thread can change them: the main one alone."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS if main}
-    try:
-        yield main
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # in a script or a notebook: the ranks are processes of their own ----------------------------------------------------
@@ -376,10 +359,8 @@ def passing_on(process: subprocess.Popen[str]) -> Iterator[list[int]]:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1) if len(heard) == 1 else os.killpg(process.pid, signal.SIGKILL)
 
-    with signals_back() as main:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if main and signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, tell)
+    ends = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    with handled(ends, tell):
         try:
             yield heard
         finally:

@@ -89,26 +89,22 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     return "\n".join(lines)
 
 
-def arguments_of(words: list[str] | None) -> argparse.Namespace:
+@in_a_sentence
+def main(arguments: list[str] | None = None) -> None:
+    from dpfl_mpi.numerics.device import pick_device
+
     parser = argparse.ArgumentParser("python -m dpfl_mpi.evaluate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("result", metavar="RESULT", help="result of a run that saved its models (small ones are, else --save_models)")
-    for kind in ("model", "dataset"):
-        add(f"--{kind}", metavar="PATH", help=f"the run's own {kind}, where it is not a shipped one")
+    for code in ("model", "dataset"):
+        add(f"--{code}", metavar="PATH", help=f"the run's own {code}, where it is not a shipped one")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")
     add("--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)")
     on = "its own samples; the whole test set; or its samples of the client's classes, each class weighted as its own are (default own)"
     add("--on", choices=("own", "all", "classes"), default="own", help=on)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
-    return parser.parse_args(words)
-
-
-@in_a_sentence
-def main(arguments: list[str] | None = None) -> None:
-    from dpfl_mpi.numerics.device import pick_device
-
-    args = arguments_of(arguments)
+    args = parser.parse_args(arguments)
     check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
         if drift := result.run.drift:

@@ -97,12 +97,13 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
     if not file_name(str(out)):
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
     check_apart(out, source)
-    remove_leftovers(out)
+    unwritable = f"--out is {out}; it cannot be written"
+    with explained(unwritable):
+        remove_leftovers(out)
     made = {"dataset": short(dataset), "options": json.dumps(options, sort_keys=True)}
     made |= {"code": admitted("dataset", dataset), "source": fingerprint(source, module)}
     if out.exists() and not force:
         return f"{already(out, dataset, made)} (--force writes it anew)"
-    unwritable = f"--out is {out}; it cannot be written"
     with explained(unwritable), contextlib.suppress(EOFError), replacing(out):  # known before an hour of download
         raise EOFError  # so that nothing is replaced
     source = source or download(module, out.parent / "downloads")
@@ -164,8 +165,9 @@ def download(module: ModuleType, folder: Path) -> Path:
     archive = folder / url.rsplit("/", 1)[-1]
     if not archive.exists():
         for left in folder.glob("tmp*"):  # of downloads that were killed, under pooch's temporary names
-            if time.time() - left.stat().st_mtime > ABANDONED_S:
-                left.unlink()
+            with contextlib.suppress(OSError):  # another user's, or none of pooch's
+                if time.time() - left.stat().st_mtime > ABANDONED_S:
+                    left.unlink()
         print(f"downloading {url}, {size / 1e6:.0f} MB", file=sys.stderr)
     pooch.get_logger().setLevel(logging.WARNING)
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)

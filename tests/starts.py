@@ -194,9 +194,7 @@ class Cut(Exception):
     """What ends a run of these tests after a round."""
 
 
-def cut_after(
-    patching: pytest.MonkeyPatch, t: int, out: Path, fields: dict[str, Any] | None = None, **job: Any
-) -> None:
+def cut_after(t: int, out: Path, fields: dict[str, Any] | None = None, **job: Any) -> None:
     """Compute the small run up to the records of round t, no further."""
     from dpfl_mpi.engine import record
 
@@ -208,6 +206,6 @@ def cut_after(
             fed.close()  # MPI names windows that are open at its end
             raise Cut
 
-    with patching.context() as patch, pytest.raises(Cut):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
         patch.setattr(record, "write_round", cut)
         here(out, fields, **({"checkpoint_every": "1"} | job))

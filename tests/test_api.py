@@ -239,7 +239,7 @@ def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
 def test_what_there_is_no_model_of(computed, tiny):
     refused("holds no models; run with --save_models", tiny.model, 0)
     for client in (-1, 6):
-        refused(f"there is no client {client} in ...; allowed are 0 to 5", computed[0].model, client)
+        refused(f"client {client} is not in ...; allowed are 0 to 5", computed[0].model, client)
 
 
 # what is not in a file ------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def make(
     lists = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
     graphs = [CollaborationGraph.from_lists(senders) for senders in lists]
     best = np.array(best if best is not None else BEST[method, seed][:clients])
-    meta = {"data_sha256": sha, "partition_sha256": f"p{seed}", "parameters": 10, "class_names": "[]"}
+    meta = {"data_sha256": sha, "partition_sha256": f"p{run.partition_seed}", "parameters": 10, "class_names": "[]"}
     recorder = Recorder(path, run, meta, START)
     full, ones = np.ones(clients), np.ones(clients, int)
     recorder.write({"client/p": full / clients, "client/budget": 3 * ones, "client/class_counts": COUNTS[:clients]})

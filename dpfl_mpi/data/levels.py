@@ -40,7 +40,8 @@ def channel(x: np.ndarray, out: np.ndarray) -> tuple[float, float] | None:
 
 def fitted(values: np.ndarray) -> tuple[float, float] | None:
     """Return s and t of at most 256 values in ascending order, of which n goes from 0 to at most 255; the largest s that there is."""
-    t, span, allowed = values[0], values[-1] - values[0], rounding(values)
+    t, span = values[0], values[-1] - values[0]
+    allowed = 8 * np.finfo(np.float32).eps * np.abs(values).max()  # how far off float32 may be after a few operations
     if not span:
         return 1.0, float(t)
     gap = np.diff(values).min()
@@ -50,8 +51,3 @@ def fitted(values: np.ndarray) -> tuple[float, float] | None:
         if n[-1] <= 255 and s > 100 * allowed and np.abs(n * s + t - values).max() <= allowed:
             return float(s), float(t)
     return None
-
-
-def rounding(values: np.ndarray) -> float:
-    """Return how far values may be from n * s + t: that of float32 in a few operations."""
-    return float(8 * np.finfo(np.float32).eps * np.abs(values).max())

@@ -94,8 +94,8 @@ class Shard(Partition):
         return self.told[1]
 
 
-def sharded(make: Callable[[], Partition], shared: Shared, ids: Callable[[np.ndarray], np.ndarray]) -> Shard:
-    """Return this rank's part of what `make` makes on root alone; `ids` gives this rank's clients by the training sizes of all. Collective.
+def sharded(make: Callable[[], Partition], shared: Shared, own: Callable[[np.ndarray], np.ndarray]) -> Shard:
+    """Return this rank's part of what `make` makes on root alone; `own` tells this rank's clients, bool `[N]`, by the training sizes of all. Collective.
 
     `shared` brings root's arrays to every rank: here `SLICE` clients at a time, so that only root ever has the samples of all.
     """
@@ -109,9 +109,7 @@ def sharded(make: Callable[[], Partition], shared: Shared, ids: Callable[[np.nda
 
     arrays = shared(known)
     of_all = {part: np.diff(arrays[f"indptr/{part}"]) for part in PARTS}
-    here = np.zeros(len(arrays["p"]), bool)
-    here[ids(of_all["train"])] = True
-    mine = dict(arrays)
+    here, mine = own(of_all["train"]), dict(arrays)
     for part in PARTS:
         ends, kept = arrays[f"indptr/{part}"], []
         for first in range(0, len(here), SLICE):

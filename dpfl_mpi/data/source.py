@@ -97,14 +97,10 @@ class Stored:
     """Labels that stay in a prepared file: those asked for are read."""
 
     path: Path
-    name: str
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
+    part: str
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        return read_rows(self.path, self.name, rows, "labels").astype(np.int64)
+        return read_rows(self.path, self.part, rows, "labels").astype(np.int64)
 
 
 def check(arrays: object, where: str, labelled: bool = True) -> Arrays:
@@ -254,8 +250,7 @@ def in_file(path: Path, name: str = "", dataset: str = "", labelled: bool = True
             check(arrays, f"--data is {path}, which is damaged", labelled)
             images = functools.partial(read_rows, path)
             source = in_memory(arrays, sha256=sha256, vocabulary=vocabulary, images=images, path=path)
-            sizes = {"train": len(arrays.train_images), "test": len(arrays.test_images)}
-            left = {part: Stored(path, part, size) for part, size in sizes.items()}
+            left = {part: Stored(path, part) for part in ("train", "test")}
             return source if labelled else replace(source, labels=left)
     except Unreadable as error:
         raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {one}") from None

@@ -25,7 +25,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.models import make
-from dpfl_mpi.mpi.placement import ids_of, place
+from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import optimiser
 from dpfl_mpi.numerics.clients import Clients
@@ -49,9 +49,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     source = world.each_rank(lambda: open_source(run, lambda load: on_root(load, world), deals=world.root))
     warn(source.unread, job, world)
     world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
-    partition = sharded(  # each rank keeps its own clients, as `Members` places them
-        partial(deal, run, source), world.share, lambda n: ids_of(place(n, world.size), n, world.rank)
-    )
+    # each rank keeps its own clients, as `Members` places them
+    partition = sharded(partial(deal, run, source), world.share, lambda n: place(n, world.size) == world.rank)
     ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)

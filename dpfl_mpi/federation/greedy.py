@@ -79,7 +79,7 @@ class Greedy:
                 orders = [by_loss(order, loss) for order, loss in zip(orders, mine, strict=False)]
             for here, now in received.passes(orders):
                 consider(searches, here, now)
-            repeats.append([search.found for search in searches])
+            repeats.append([(search.chosen, search.r_x) for search in searches])
             del searches  # with its sums, before the next repeat's are made
         return best_of(repeats)
 
@@ -96,7 +96,7 @@ class Greedy:
                 for repeat in range(self.repeats):
                     searches = [Search(self, b, w_KW, sums[b], p_sums[b], repeat) for b in blocks]
                     send = self._in_phases(searches, w_KW, send, repeat, losses)
-                    repeats.append([search.found for search in searches])
+                    repeats.append([(search.chosen, search.r_x) for search in searches])
                     del searches
                 chosen += best_of(repeats)
             self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
@@ -253,11 +253,6 @@ class Search:
             start = Start(self.x[0], self.y[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
             self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
 
-    @property
-    def found(self) -> tuple[list[list[int]], np.ndarray]:
-        """The chosen sets and R(X) `[k]`: all that is kept of a search that has ended."""
-        return self.chosen, self.r_x
-
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client; tested before each candidate, the first included."""
         # Paper: line 13 tests after the loop (Algorithm 2) or after a decision (Algorithm 3), which B_c = 1 would never meet.
@@ -386,7 +381,7 @@ def consider(searches: list[Search], here: Arrived, now: list[Senders]) -> None:
 
 
 def best_of(repeats: list[list[tuple[list[list[int]], np.ndarray]]]) -> list[list[int]]:
-    """Return the chosen set of each client: of m independent repeats, what their searches `found`, the one with the largest R(X)."""
+    """Return the chosen set of each client: of m independent repeats, of whose searches the chosen sets and R(X) are kept, the one with the largest R(X)."""
     return [
         found[int(np.argmax([r_x[i] for _, r_x in found]))][0][i]
         for found in zip(*repeats, strict=True)

@@ -253,7 +253,6 @@ class Sums:
         sets = [np.union1d(members.reachable(k, able) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self.ensemble.zeros(len(members.ids), torch.int64)
-        self._check(w_KW)
         wanted: list[list[int]] = [[] for _ in range(members.n)]  # by sender: which of this rank's sums it is in
         for i, senders in enumerate(sets):
             for j in senders.tolist():

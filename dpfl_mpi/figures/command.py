@@ -193,21 +193,16 @@ def shipped(name: str, caller: str) -> list[Run]:
     return list(figure.RUNS)
 
 
-def rendered(figure: Figure, **how: Any) -> bytes:
-    """Return the bytes of a picture. Where a disk is full, matplotlib's writers end with errors of their own."""
-    image = io.BytesIO()
-    figure.savefig(image, **how)
-    return image.getvalue()
-
-
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
     """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
     files, figure = dict[str, bytes](), drawing.figure
     if figure:
+        numbers = {"Description": drawing.text}  # what it shows in numbers, for who meets the picture alone
         try:
-            files["pdf"] = rendered(figure, format="pdf", metadata={"CreationDate": None})
-            # what it shows in numbers, for who meets the picture alone
-            files["png"] = rendered(figure, format="png", metadata={"Description": drawing.text})
+            for ending, metadata in (("pdf", {"CreationDate": None}), ("png", numbers)):
+                image = io.BytesIO()  # on a full disk matplotlib's writers end with errors of their own
+                figure.savefig(image, format=ending, metadata=metadata)
+                files[ending] = image.getvalue()
         finally:
             plt.close(figure)
     files["csv"] = drawing.data.to_csv(index=False, float_format="%.10g").encode()

@@ -14,7 +14,6 @@ Averages leave out clients with flipped labels, liars and newcomers; such a clie
 """
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
-from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting, settings
+from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting
 from dpfl_mpi.figures.style import look
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
@@ -170,11 +169,10 @@ def line_of(result: Result) -> dict[str, Any]:
 
 def of_results(results: Sequence[Result]) -> Frames:
     """Return the frames of results: settings in the order of the results, rows in that of tables. A Run that is there twice counts once."""
-    groups = repetitions(results)
-    places = dict(zip(map(id, groups), settings(groups), strict=True))
-    order = list(places.values())
-    groups.sort(key=lambda g: (order.index(places[id(g)]), *rank(g[0].run)))
-    lines = [line_of(r) | {"setting": where, "row": row} for where, row, group in named(groups) for r in group]
+    groups = named(repetitions(results))
+    order = [where for where, _, _ in groups]
+    groups.sort(key=lambda g: (order.index(g[0]), *rank(g[2][0].run)))
+    lines = [line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group]
     files = pd.DataFrame(lines)
     runs = files.drop_duplicates(["key", "partition"], ignore_index=True)
 
@@ -201,5 +199,5 @@ def with_graphs(frames: Frames) -> pd.DataFrame:
 
 def client_order(classes: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the clients by their most frequent class, then their second, and so on, and the most frequent of each client, both int `[N]`."""
-    held = [[int(c) for c in re.findall(r"\d+", each)] or [-1] for each in classes]
+    held = [[*map(int, each.split())] or [-1] for each in classes]
     return np.array(sorted(range(len(held)), key=held.__getitem__)), np.array([each[0] for each in held])

@@ -1,6 +1,5 @@
 """What Runs, data and classes are called in figures and tables, and which Runs are repetitions of one another."""
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -10,10 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
 from dpfl_mpi.plugins import CODE, find, shipped, short
 from dpfl_mpi.results import Result
@@ -70,9 +67,8 @@ def slug(name: str) -> str:
 
 def budget_order(run: Run) -> float:
     """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
-    with contextlib.suppress(ValueError):
-        return float(np.mean([float(end) for end in str(run.budget).removeprefix("uniform:").split(":")]))
-    return 0.0
+    b = run.budget
+    return {"number": float(b.low), "uniform": (b.low + b.high) / 2, "inf": float("inf")}.get(b.kind, 0.0)
 
 
 def rank(run: Run) -> tuple[float, float, int]:
@@ -83,12 +79,10 @@ def rank(run: Run) -> tuple[float, float, int]:
 
 
 def class_names(result: Result) -> list[str]:
-    """Return the names of the classes, or their numbers where neither the result nor the data set names them."""
+    """Return the names of the classes, or their numbers where there are too many for a result to list."""
     classes = result["client/class_counts"].shape[1]
-    names: Any = list(map(str, result.listed("class_names")))
-    with contextlib.suppress(UserError):  # a data set of another version, or code of its own
-        names = names or getattr(find("dataset", result.run.dataset), "CLASSES", None)
-    return list(names) if names and len(names) == classes else [str(c) for c in range(classes)]
+    names = list(map(str, result.listed("class_names")))
+    return names if len(names) == classes else list(map(str, range(classes)))
 
 
 def text_label(name: str) -> str:

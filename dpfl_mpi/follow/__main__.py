@@ -92,12 +92,6 @@ def opened(log: str, result: Result) -> Log:
     return to(re.sub(r"[^\w.+-]", "-", "-".join(who.values())), result)
 
 
-def numbers_of(result: Result, t: int) -> Numbers:
-    """Return what a log has of a round: what `Result.curves` has, and the mean over clients of their best models so far."""
-    over = curves(result) | {"best_test_acc": result.mean("round/best_test_acc")}
-    return {name: float(values[t]) for name, values in over.items()}
-
-
 def follow(path: Path, log: str | None, on_round: Callable[[Result, int], object] | None, ticks: Iterator[int]) -> None:
     """Tell at each tick of the rounds that are new: a log of those that it lacks, `on_round` from the round of the first tick on."""
     logged, add, called = -1, None, -1
@@ -109,8 +103,9 @@ def follow(path: Path, log: str | None, on_round: Callable[[Result, int], object
                 logged, add = opened(log, result) if log else (-1, lambda t, numbers: None)
                 called = first - 1
             for t in range(min(logged, called) + 1, result.last_round + 1):
-                if t > logged:
-                    add(t, numbers_of(result, t))
+                if t > logged:  # what `Result.curves` has, and the mean over clients of their best models so far
+                    over = curves(result) | {"best_test_acc": result.mean("round/best_test_acc")}
+                    add(t, {name: float(values[t]) for name, values in over.items()})
                 if t > called and on_round:
                     on_round(result, t)
             logged, called = max(logged, result.last_round), max(called, result.last_round)

@@ -8,13 +8,12 @@ In each round client i averages with n others, drawn without replacement with pr
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, Tensor, local
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{listozec2022dac,
@@ -41,21 +40,14 @@ def init(fed: Federation) -> State:
     return local.init(fed, s=np.zeros((k, n)), met=np.zeros((k, n), bool))
 
 
-def round(fed: Federation, state: State, t: int) -> State:
-    w, s, met = (state["client"][name] for name in ("w", "s", "met"))
+def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
+    """Return the state after round t; `weigh(fed, w, s)` returns weights `[K, N]` for the averages, in place of p."""
+    w, s, met = state["client"]["w"], state["client"]["s"].copy(), state["client"]["met"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
-    chosen, received, s = meet(fed, w, s, met, t)
-    return {"client": {"w": fed.average(w, chosen, received), "s": s, "met": met}, "shared": {"chosen": chosen}}
-
-
-def meet(
-    fed: Federation, w: Tensor, s: np.ndarray, met: np.ndarray, t: int
-) -> tuple[CollaborationGraph, Received, np.ndarray]:
-    """Return whom every client has drawn, their models, and its s `[K, N]` after them; `met` `[K, N]` is changed in place. Collective."""
     tau = 2 * fed.options["tau"] / (1 + np.exp(-GROWTH * (t - 2))) - fed.options["tau"] + 1 if t > 1 else 0
     chosen = fed.collect([drawn(fed, k, tau * s[i]) for i, k in enumerate(fed.ids)])
-    received, told, s = fed.exchange(w, chosen), fed.tell(s, chosen), s.copy()
+    received, told = fed.exchange(w, chosen), fed.tell(s, chosen)
     senders = [chosen.of(k)[fed.active[chosen.of(k)]] for k in fed.ids]
     for here, now in received.passes(senders):
         for i, j in enumerate(now):
@@ -64,7 +56,8 @@ def meet(
     for i, j in enumerate(senders):
         met[i, j] = True
         hop(s[i], ~met[i] & (np.arange(fed.n) != fed.ids[i]), told[j], s[i, j])
-    return chosen, received, s
+    w = fed.average(w, chosen, received, weights=weigh and weigh(fed, w, s))
+    return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
 
 
 def drawn(fed: Federation, k: int, log_weight: np.ndarray) -> np.ndarray:

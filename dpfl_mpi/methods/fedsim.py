@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, dac
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, dac
 from dpfl_mpi.settings import option
 
 CITATION = """@article{listozec2024similarity,
@@ -31,13 +31,13 @@ class Options(dac.Options):
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    w, s, met = (state["client"][name] for name in ("w", "s", "met"))
-    w = fed.local_opt(w, epochs=fed.run.tau_train)
-    fed.evaluate(w)
-    chosen, received, s = dac.meet(fed, w, s, met, t)
-    weights = np.maximum(s, 0)
+    return dac.round(fed, state, t, weights)
+
+
+def weights(fed: Federation, w: Tensor, s: np.ndarray) -> np.ndarray:
+    """Return s_ij, at least 0, and s_ii of each client itself, `[K, N]`."""
+    out = np.maximum(s, 0)
     for i, k in enumerate(fed.ids):
         if fed.awake[k]:  # nobody scores who is absent, or has diverged
-            weights[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
-    w = fed.average(w, chosen, received, weights=weights)
-    return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
+            out[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
+    return out

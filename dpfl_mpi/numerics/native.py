@@ -348,11 +348,11 @@ class Chooser:
 def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:
     """Return the plan of a model for samples of a shape and dtype, and its classes; one that the library cannot compute is a `UserError`."""
     try:
-        learns, scores = (trace(module, shape, dtype, KNOWN, training) for training in (True, False))
-        if [op.kind for op in learns.ops if op.kind != "drop"] != [op.kind for op in scores.ops]:
+        (ops, logits, sample), (scores, *_) = (trace(module, shape, dtype, KNOWN, trains) for trains in (True, False))
+        if [op.kind for op in ops if op.kind != "drop"] != [op.kind for op in scores]:
             raise Unknown("a forward that does other things in training than in scoring")
-        classes = math.prod(learns.logits.shape)
-        return plan(learns, shape, dtype, classes), classes
+        classes = math.prod(logits.shape)
+        return plan(ops, logits, sample, shape, dtype, classes), classes
     except Unknown as error:
         raise UserError(f"the CPU kernels have no layer for {error}") from error
     except Exception as error:  # whatever it is, PyTorch computes the model

@@ -92,9 +92,7 @@ class NativeBackend(Backend):
         self.native.step(block.w[0], block.momentum[0], block.g[0], Rule(self.sgd, lr, trained))
 
     # scoring -------------------------------------------------------------------------------------------------------------
-    def score(
-        self, rows: slice, w_kW: Tensor, predict: Predict | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def score(self, rows: slice, w_kW: Tensor, predict: Predict | None = None) -> tuple[np.ndarray, ...]:
         order = self._order(rows.start)
         labels = self.clients.score_y[order[0] : order[-1] + 1].numpy()[None]
         if predict is None:
@@ -110,12 +108,10 @@ class NativeBackend(Backend):
         return torch.from_numpy(scores.logits), torch.from_numpy(scores.features)
 
     def memory(self, i: int, w_1W: Tensor, most: int, head: str) -> tuple[Tensor, Tensor]:
-        clients = self.clients
-        n = min(int(clients.n_train[i]), most)
-        order = np.arange(clients.start[i], clients.start[i] + n, dtype=np.int32)
+        order = np.arange(self.clients.start[i], self.clients.start[i + 1], dtype=np.int32)[:most]
         self._read_by(head)
         scores = self.native.score(w_1W, self._train, order, features=True)
-        return torch.from_numpy(scores.features)[0], clients.y[order[0] : order[-1] + 1]
+        return torch.from_numpy(scores.features)[0], self.clients.y[order[0] : order[-1] + 1]
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         order = np.arange(self.clients.start[i], self.clients.start[i + 1], dtype=np.int32)

@@ -237,6 +237,8 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
         name = short(run.dataset)
         raise UserError(f"--data is {run.data}; the data set {name} makes its data itself, and reads no file")
     filled = {f.name: getattr(run, f.name) for f in fields(run)}
+    for name in (name for name, value in filled.items() if getattr(value, "ndim", 0)):
+        raise UserError(f"--{name} is an array; allowed are numbers and texts, and the path of a file with a table")
     for name in ("data", "available", "graphs"):  # always paths
         filled[name] = filled[name] and str(filled[name]).removeprefix("file:")
     filled |= {name: value for name, value in defaults_of(run, dataset, method).items() if filled[name] is None}
@@ -290,8 +292,9 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
     context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
     context |= {"network": (n,), "churn": (n,)}
-    for name in context:
-        out[name] = out[name] and out[name].resolved(*context[name], name not in gone)
+    for name, known in context.items():  # without a file a budget alone depends on them
+        if out[name] and name not in gone and (out[name].path or name in ("budget", "available")):
+            out[name] = out[name].resolved(*known)
     if out["candidates"] >= n - 1:  # it leaves out nobody
         out["candidates"] = math.inf
     if (attack := out["attack"]) and flips > 0:

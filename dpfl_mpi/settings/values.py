@@ -1,7 +1,7 @@
 """Settings that are written as a short text, each parsed once into a frozen value; `str(value)` is the text of the flag and of the key.
 
-`parse` reads the text alone, None where it changes nothing. `resolved` fills in what depends on the Run, and reads the file that the text names, unless `read`
-is false. Both raise `UserError` with what is allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as
+`parse` reads the text alone, None where it changes nothing. `resolved` fills in what depends on the Run, and reads the file that the text names.
+Both raise `UserError` with what is allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as
 `.txt`.
 """
 
@@ -107,13 +107,13 @@ class Budget(Text):
             "for a budget per client uniform:LOW:HIGH, or a file"
         )
 
-    def resolved(self, clients: int, counts_self: bool, read: bool) -> "Budget":
+    def resolved(self, clients: int, counts_self: bool) -> "Budget":
         """Return the budget of so many clients: a share as the nearest whole number, at least 1; inf where it does not bind; a file with what it holds."""
         if self.kind == "share":
-            return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self, read)
+            return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self)
         if self.kind == "number" and clients <= self.low - counts_self + 1 and self.low != 1:
             return Budget("inf", "inf")
-        if self.kind != "file" or not read:
+        if self.kind != "file":
             return self
         lines, sha256 = lines_of("budget", self.path)
         words = [word for line in lines for word in line]
@@ -169,9 +169,7 @@ class Reach(Text):
             "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
         )
 
-    def resolved(self, clients: int, read: bool) -> Self:
-        if not self.path or not read:
-            return self
+    def resolved(self, clients: int) -> Self:
         lines, sha256 = lines_of("reach", self.path)
         if not all(len(words) == 2 and all(whole(w) and int(w) < clients for w in words) for words in lines):
             what = f"lines of two client numbers from 0 to {clients - 1}: receiver sender"
@@ -189,9 +187,7 @@ class Available(Text):
     def parse(cls, value: Any) -> Self:
         return cls(str(value), path=str(value))
 
-    def resolved(self, clients: int, rounds: int, read: bool) -> Self:
-        if not read:
-            return self
+    def resolved(self, clients: int, rounds: int) -> Self:
         lines, sha256 = lines_of("available", self.path, "a line of 0 and 1 per round, a column per client")
         if len(lines) < rounds or any(len(line) != clients or not set(line) <= {"0", "1"} for line in lines):
             what = f"at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"
@@ -223,9 +219,7 @@ class Churn(Text):
         what = "LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes back, from 0 to 1"
         raise UserError(f"--churn is {text}; allowed are {what}, or a file of lines 'time client join' or '... leave'")
 
-    def resolved(self, clients: int, read: bool) -> Self:
-        if not self.path or not read:
-            return self
+    def resolved(self, clients: int) -> Self:
         lines, sha256 = lines_of("churn", self.path)
         events: list[tuple[float, int, bool]] = []
         last: dict[int, str] = {}
@@ -260,9 +254,7 @@ class Network(Text):
             raise UserError(f"--network is {text}; allowed are {what}")
         return cls(text, path=file_of(text))
 
-    def resolved(self, clients: int, read: bool) -> Self:
-        if not self.path or not read:
-            return self
+    def resolved(self, clients: int) -> Self:
         lines, sha256 = lines_of("network", self.path)
         lines = lines[lines[:1] == [list(SPEEDS)] :]  # the names may head the columns
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
-from dpfl_mpi.plugins import admit, admitted, short
+from dpfl_mpi.plugins import admit, admitted
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there
 
 if TYPE_CHECKING:
     from dpfl_mpi.numerics.raw import RawImages
@@ -47,11 +45,7 @@ def source_of(result: Result, data: Path | None) -> Source:
             how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
             raise UserError(f"the run's data set is code of its own; {how}")
         return open_source(result.run)
-    name = short(result.run.dataset)
-    if is_there(data):
-        with contextlib.suppress(Unreadable), Hdf5(data, "an HDF5 file") as file:  # in_file says what is wrong
-            name = file.attribute("dataset", str, default=name)
-    source = in_file(data, name)
+    source = in_file(data)
     return pooled(source) if one_pool(result, source) else as_trained(result, source)
 
 

@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 from dpfl_mpi.mpi.launcher import output
 from dpfl_mpi.settings import Job
@@ -62,6 +62,18 @@ def listen() -> None:
     """Let USR1, USR2, TERM and INT raise the flag from now on instead of ending the process. Main thread only."""
     for number in SIGNALS:
         signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], by: Callable[[int, Any], object]) -> Iterator[None]:
+    """Let `by` handle these signals inside; only the main thread can change who does, in another one nothing changes."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, by) for number in numbers if main}
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
 
 
 class Watch:

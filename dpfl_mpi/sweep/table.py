@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
+from dpfl_mpi.survival.signals import handled
 from dpfl_mpi.sweep.known import Known, Queue, Row
 
 HEADER = ("run", "state", "round", "test %")
@@ -38,10 +39,8 @@ def lines(rows: Sequence[Row], width: int | None = None) -> list[str]:
 def screen(rows: Sequence[Row], width: int, height: int) -> list[str]:
     """Return what a terminal of this size shows: where not all Runs fit, those that move, and how many are left out."""
     room = max(height - 4, 1)  # header, what is left out, summary, cursor
-    shown = list(rows)
-    if len(rows) > room:
-        order = sorted(range(len(rows)), key=lambda i: (rows[i].state != "running", rows[i].state == "finished", i))
-        shown = [rows[i] for i in sorted(order[:room])]
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].state != "running", rows[i].state == "finished", i))
+    shown = [rows[i] for i in sorted(order[:room])]
     left = [f"… and {len(rows) - len(shown)} more"] if len(shown) < len(rows) else []
     return [*lines(shown, width), *left, summary(rows)[: width - 1]]
 
@@ -95,12 +94,8 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt
 
     _arrived.clear()
-    before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
-    try:
+    with handled([n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN], interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def follow(known: list[Known], live: Live, queue: Queue, pause: float, busy: Callable[[], bool] | None = None) -> None:

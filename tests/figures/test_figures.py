@@ -350,10 +350,7 @@ def test_clients_with_flipped_labels_are_in_no_average(made):
 def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
     def group(method, *clients):  # a result per seed, all on one partition
         for seed, best in zip((42, 52, 62), clients, strict=False):
-            path = tiny_result.make(tmp_path / f"{method}{seed}.h5", method, seed, best=best, partition_seed=1)
-            with tiny_result.changing(path) as file:
-                file["meta"].attrs["partition_sha256"] = "p"
-            yield Result(path)
+            yield tiny(tmp_path, f"{method}{seed}", method, seed, best=best, partition_seed=1)
 
     a = [*group("dpfl", *((first, 0.5, 0.5, 0.5) for first in (0.8, 0.9, 1.0)))]
     b = [*group("local", (0.6, 0.5, 0.5, 0.4), (0.5, 0.5, 0.5, 0.2))]  # without the third seed

@@ -125,11 +125,11 @@ class Twin:
         a = self.p if a is None else a
         return (sum(float(a[j]) * w[j].double() for j in members) / sum(a[j] for j in members)).float()
 
-    def peers(self, mix):
+    def peers(self, mix, rounds=ROUNDS):
         """The rounds of a method in which all train and then make new rows of all rows, `mix(w, t)`."""
         w = [self.start] * N
         yield w
-        for t in range(1, ROUNDS + 1):
+        for t in range(1, rounds + 1):
             w = [self.local(k, w[k], (t - 1) * TAU) for k in range(N)]
             yield w
             w = mix(w, t)
@@ -265,13 +265,8 @@ def twin_pfedgraph(tw, o):
         w = new
 
 
-def twin_random_graph(tw, o):  # everyone reaches everyone: sum p_i w_i over all
-    w = [tw.local(k, tw.start, 0) for k in range(N)]
-    yield w
-    for t in range(ROUNDS):
-        mean = tw.mean(w)
-        w = [tw.local(k, mean, (t + 1) * TAU) for k in range(N)]
-        yield w
+def twin_random_graph(tw, o):
+    return itertools.islice(tw.peers(lambda w, t: [tw.mean(w)] * N, ROUNDS + 1), 1, None)  # everyone reaches everyone
 
 
 def twin_scaffold(tw, o):

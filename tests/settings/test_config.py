@@ -22,7 +22,7 @@ from dpfl_mpi.settings.values import Budget, written
 
 
 def budget_name(budget, clients, counts_self):
-    return written(Budget.parse(budget).resolved(clients, counts_self, read=True))
+    return written(Budget.parse(budget).resolved(clients, counts_self))
 
 
 @pytest.mark.parametrize(("name", "clients", "budgets"), [

@@ -198,6 +198,7 @@ def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
 @pytest.mark.parametrize("field, value", [
     ("rounds", 10**400), ("lr", 10**400), ("lr", 1e400), ("clients", 2**63), ("seed", -1), ("budget", "9" * 400), ("budget", "9" * 400 + "N"),
     ("budget", "uniform:1:" + "9" * 400), ("reach", "geometric:" + "9" * 400), ("reach", "sites:" + "9" * 400), ("available", "a\0b"), ("data", "a\udcff"),
+    ("available", np.ones((20, 32))), ("network", np.ones((32, 5))), ("tie", np.array(["latest", "x"])), ("options", np.arange(2)),
 ])  # fmt: skip
 def test_settings_beyond_all_bounds(field, value):
     refused(f"--{field} is ", Run(**{field: value}).resolve)

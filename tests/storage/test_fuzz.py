@@ -201,8 +201,7 @@ def partition(folder: Path) -> Reader:
 
 
 def checkpoint(folder: Path) -> Reader:
-    with pytest.MonkeyPatch.context() as patch:
-        starts.cut_after(patch, 2, folder / "r.h5")
+    starts.cut_after(2, folder / "r.h5")
     job = Job(out=str(folder / "r.h5"), quiet=True)
     fed = federation(small(), out=job.out)
     kept = {f"r.h5.checkpoint/{p.name}": p.read_bytes() for p in (folder / "r.h5.checkpoint").iterdir()}

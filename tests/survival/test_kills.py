@@ -165,7 +165,7 @@ def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeyp
     more = {"data": str(digits_file), "min_per_class": None, "budget": "inf", "augment": True}
     fields = starts.small(on_divergence="exclude", **more)
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
-    starts.cut_after(monkeypatch, 3, out, fields, checkpoint_every="2")
+    starts.cut_after(3, out, fields, checkpoint_every="2")
     starts.here(out, fields)
     assert starts.same(out, whole)
     with Result(out) as result:

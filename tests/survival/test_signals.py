@@ -62,10 +62,10 @@ def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (signals.REQUEUE, "", said)
 
 
-def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, monkeypatch, undisturbed):
+def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, undisturbed):
     """Round 2 is kept; after two starts from there that keep nothing the same command would do no better."""
     out, messages = tmp_path / "run.h5", []
-    starts.cut_after(monkeypatch, 3, out)
+    starts.cut_after(3, out)
     for number, code in ((2, signals.REQUEUE), (3, signals.STALLED)):
         process = starts.start(2, starts.held("True", out, checkpoint_every=1, grace=1))
         starts.wait_for(lambda n=number: starts.times_started(out) == n, process)

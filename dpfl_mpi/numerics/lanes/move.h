@@ -44,7 +44,4 @@ static void move_back(const Pass *p, const Layer *layer) {
 
 /* A gradient that no layer writes as a whole starts from 0. */
 static void clear(const Pass *p, const Layer *layer) { (void)p, (void)layer; }
-static void clear_back(const Pass *p, const Layer *layer) {
-  const Value *v = &p->net->value[layer->out];
-  LINES(v, memset(d_of(p, layer->out) + at, 0, sizeof(F) * v->units))
-}
+static void clear_back(const Pass *p, const Layer *layer) { clear_gradient(p, layer->out); }

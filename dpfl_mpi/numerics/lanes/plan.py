@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl_mpi.numerics.lanes.declared import KINDS, STRUCTURES
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Traced, Unknown, Use, View, move
+from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Unknown, Use, View, move
 
 ADD = ("join", "product")  # their way back adds to gradients, and writes none
 SAMPLES = {"uint8": 0, "float32": 1, "int32": 2}
@@ -216,10 +216,10 @@ def adding(ops: list[Op]) -> list[Op]:
     return out[::-1]
 
 
-def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Plan:
-    """Return the structures of a traced module for samples of a shape and dtype."""
-    arena = Arena(fused(traced.ops, traced.logits.slot), traced.sample, traced.logits, classes)
-    arena.place(traced.sample)
+def plan(ops: list[Op], logits: View, sample: Slot, shape: tuple[int, ...], dtype: str, classes: int) -> Plan:
+    """Return the structures of what `trace` returned for samples of a shape and dtype."""
+    arena = Arena(fused(ops, logits.slot), sample, logits, classes)
+    arena.place(sample)
     h, w, c = shape if len(shape) == 3 else (1, shape[0], 1) if dtype == "int32" else (1, 1, shape[0])
     if len(shape) == 1:
         arena.values[0].plane = 1  # a vector is read as one pixel of F channels
@@ -242,13 +242,13 @@ def plan(traced: Traced, shape: tuple[int, ...], dtype: str, classes: int) -> Pl
         layer.table = addressof(tables[-1])
         layers.append(layer)
         scratch = max(scratch, op.scratch)
-        if op.kind == "embed" and op.uses[0].view.slot is traced.sample:
+        if op.kind == "embed" and op.uses[0].view.slot is sample:
             vocabulary = min(vocabulary or size[0], size[0])
         if op.kind == "dense":
             features[op.weight] = inputs[0]
-    logits = arena.number(arena.last)
+    last = arena.number(arena.last)
     start = arena.take(scratch)
     values, all_layers = (CValue * len(arena.values))(*arena.values), (CLayer * len(layers))(*layers)
-    net = CNet(len(layers), SAMPLES[dtype], h, w, c, logits, logits, values, all_layers)
+    net = CNet(len(layers), SAMPLES[dtype], h, w, c, last, last, values, all_layers)
     net.vectors, net.scratch = arena.end, start
     return Plan(net, values, all_layers, tables, arena.pieces, features, vocabulary)

@@ -35,16 +35,10 @@ static void max_pool(const Pass *p, const Layer *layer) {
   })
 }
 
-/* Set the input's gradient to 0, unless it is added to. */
-static void start_from_zero(const Pass *p, const Layer *layer) {
-  const Value *in = &p->net->value[layer->in];
-  if (!(layer->adds & 1)) LINES(in, memset(d_of(p, layer->in) + at, 0, sizeof(F) * in->units))
-}
-
 static void max_pool_back(const Pass *p, const Layer *layer) {
   F *dx = d_of(p, layer->in);
   const F *dy = d_of(p, layer->out), *chosen = p->arena + layer->space;
-  start_from_zero(p, layer);
+  if (!(layer->adds & 1)) clear_gradient(p, layer->in);
   WINDOWS(p, layer, {
     F i = ZERO;
     const F d = dy[out], which = chosen[number];
@@ -66,7 +60,7 @@ static void mean_pool(const Pass *p, const Layer *layer) {
 static void mean_pool_back(const Pass *p, const Layer *layer) {
   F *dx = d_of(p, layer->in);
   const F *dy = d_of(p, layer->out);
-  start_from_zero(p, layer);
+  if (!(layer->adds & 1)) clear_gradient(p, layer->in);
   WINDOWS(p, layer, {
     const F d = dy[out] / (float)(row[2] * column[2]);
     WINDOW(dx[at] += d)

@@ -109,7 +109,7 @@ INLINE void spread(const int count, const Stage *s, const float *w, const F *pla
 
 static void stage_back(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
-  const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
+  const Value *out = &p->net->value[layer->out];
   const int32_t area = s.P * s.Q;
   F *d = d_of(p, layer->out), *dx = d_of(p, layer->in);
   relu_clears(out, x_of(p, layer->out), d);
@@ -126,7 +126,7 @@ static void stage_back(const Pass *p, const Layer *layer) {
     add_up(p->g + layer->bias + o, &total, 1, p->n);
   }
   if (!wanted(p, layer->in)) return;
-  if (!(layer->adds & 1)) LINES(in, memset(dx + at, 0, sizeof(F) * in->units))
+  if (!(layer->adds & 1)) clear_gradient(p, layer->in);
   for (int32_t y = 0; y < s.P; y++)
     for (int32_t x = 0; x < s.Q; x++) {
       F *places = s.places;

@@ -244,19 +244,10 @@ def tensors(value: Any) -> list[Tensor]:
     return [part for part in tree_leaves(value) if isinstance(part, Tensor)]
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A module's ops, the view of its logits, and the slot of the sample."""
-
-    ops: list[Op]
-    logits: View
-    sample: Slot
-
-
 def trace(
     module: nn.Module, shape: tuple[int, ...], dtype: str, handlers: dict[str, Callable[..., Any]], training: bool
-) -> Traced:
-    """Return what a module computes of samples of a shape and dtype, as it trains or as it scores.
+) -> tuple[list[Op], View, Slot]:
+    """Return what a module computes of samples of a shape and dtype, as it trains or as it scores: its ops, the view of its logits, the slot of the sample.
 
     Raises:
         Unknown: `handlers` lack a call, or the module cannot be followed; the text names the call.
@@ -277,7 +268,7 @@ def trace(
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), recorder:
             logits = module(x)
-        return Traced(recorder.ops, recorder.leading(logits), sample)
+        return recorder.ops, recorder.leading(logits), sample
     except Unknown:
         raise
     except Exception as error:
