@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mpi4py import MPI
 
+from dpfl_mpi.engine.build import build
+from dpfl_mpi.engine.train import train
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.launcher import OPEN_MPI
+from dpfl_mpi.mpi.world import World
+from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Job, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 # of a Job, for what a test starts in its own process: see `block` in test_twins.py
@@ -85,12 +92,6 @@ def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals
 
 def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run in this process, on one rank, and return the result file `out`."""
-    from mpi4py import MPI
-
-    from dpfl_mpi.engine.train import train
-    from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.settings import Job, Run
-
     settings = {"quiet": True, "out": str(out)} | DEFAULTS | job
     assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
     return train(Run(**fields).resolve(), Job(**settings), World(MPI.COMM_SELF))
@@ -98,12 +99,6 @@ def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
 
 def federation(fields: dict[str, object], **job: object):
     """Return a Federation of one rank, in this process, that also has what its parts have: tests look inside."""
-    from mpi4py import MPI
-
-    from dpfl_mpi.engine.build import build
-    from dpfl_mpi.federation import Federation
-    from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.settings import Job, Run
 
     class Open(Federation, contextlib.AbstractContextManager):
         def __getattr__(self, name: str):
@@ -134,7 +129,5 @@ def validation(fed, k: int):
 
 def differences(a: Path, b: Path) -> list[str]:
     """Return the names of what two results do not have alike, but for seconds and what computed them."""
-    from dpfl_mpi.results import Result
-
     with Result(a) as one, Result(b) as two:
         return Result.differences(one, two)

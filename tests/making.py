@@ -20,9 +20,10 @@ def real(name):
     return path
 
 
-def png(pixels):
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
+def stored(image, kind="PNG", **how):
+    """Return the bytes of a file of an image of Pillow's, or of these pixels."""
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(out := io.BytesIO(), kind, **how)
     return out.getvalue()
 
 
@@ -30,7 +31,7 @@ def images(splits, classes, each=3, size=(32, 32), channels=3, seed=0):
     """Return {SPLIT/CLASS/0.png: bytes}."""
     rng, shape = np.random.default_rng(seed), (*size, 3) if channels == 3 else size
     places = [f"{split}/{name}/{i}.png" for split in splits for name in classes for i in range(each)]
-    return {place: png(rng.integers(0, 256, shape, np.uint8)) for place in places}
+    return {place: stored(rng.integers(0, 256, shape, np.uint8)) for place in places}
 
 
 def labelled(path, sizes, shape, noise):

@@ -43,19 +43,15 @@ def build(shape, classes):
 """
 DATA = """
 import numpy as np
-from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets.digits import PAPER
 DATA, TITLE = None, "Trees"
-SEED = 0
+SEED, NAMES = 0, np.array(["ash", "birch", "cedar", "elm"])
 
 def load():
-    rng = np.random.default_rng(SEED)
-    patterns = rng.integers(0, 255, (4, 3, 3, 1))
-    parts = []
-    for m in (240, 80):
-        y = np.arange(m) % 4
-        parts += [np.clip(patterns[y] + rng.normal(0, 60, (m, 3, 3, 1)), 0, 255).astype(np.uint8), y]
-    return Arrays(*parts, ("ash", "birch", "cedar", "elm"), (0.5,), (0.25,))
+    rng, i = np.random.default_rng(SEED), np.arange(320)
+    x = rng.integers(0, 255, (4, 3, 3, 1))[i % 4] + rng.normal(0, 60, (320, 3, 3, 1))
+    return arrays_of(np.clip(x, 0, 255).astype(np.uint8), NAMES[i % 4], test=i >= 240)
 """
 WAITING = """
 import os, time

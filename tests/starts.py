@@ -19,6 +19,7 @@ import pytest
 from launch import ROOT, environment, run_here
 from making import labelled
 
+from dpfl_mpi.engine import record
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -79,9 +80,9 @@ def of_sweep(results: Path, **changes: object) -> list[str]:
     return [*command(results, small(**changes))[4:], f"--results={results}"]
 
 
-def begin(words: list[str]) -> subprocess.Popen[str]:
+def begin(words: list[str], **more: Any) -> subprocess.Popen[str]:
     """Start a command in the background, in a process group of its own."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | more
     return subprocess.Popen(words, cwd=ROOT, env=environment(), start_new_session=True, **pipes)
 
 
@@ -89,24 +90,10 @@ def start(ranks: int, words: list[str]) -> subprocess.Popen[str]:
     return begin(["mpirun", "-n", str(ranks), *words])
 
 
-def start_in_terminal(ranks: int, words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `mpirun -n RANKS WORDS` in the foreground of a terminal of its own; return it and the file that is the terminal's user."""
-    user, theirs = os.openpty()
-    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-    words = [sys.executable, "-c", take, "mpirun", "-n", str(ranks), *words]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    process = subprocess.Popen(words, cwd=ROOT, env=environment(), start_new_session=True, **streams)
-    os.close(theirs)
-    return process, user
-
-
-def shown(user: int) -> str:
-    """Return what stands in a terminal whose programs have ended, and close it."""
-    text = b""
-    with contextlib.suppress(OSError), os.fdopen(user, "rb", buffering=0) as terminal:
-        while part := terminal.read(65536):
-            text += part
-    return text.decode()
+def start_in_terminal(ranks: int, words: list[str]) -> subprocess.Popen[str]:
+    """Start `mpirun -n RANKS WORDS` in the foreground of a terminal of its own: what is typed there is stdin, what is shown is stdout."""
+    code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    return begin([sys.executable, "-c", code, "mpirun", "-n", str(ranks), *words], stdin=subprocess.PIPE)
 
 
 @functools.cache
@@ -139,12 +126,6 @@ def ranks_of(mpirun: int) -> list[int]:
             if rank and "dpfl_mpi" in " ".join(words):
                 out[int(rank)] = pid
     return [out[r] for r in sorted(out)]
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return False
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
@@ -196,8 +177,6 @@ class Cut(Exception):
 
 def cut_after(t: int, out: Path, fields: dict[str, Any] | None = None, **job: Any) -> None:
     """Compute the small run up to the records of round t, no further."""
-    from dpfl_mpi.engine import record
-
     whole = record.write_round
 
     def cut(recorder, fed, state):

@@ -20,6 +20,7 @@ from dpfl_mpi import api
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.mpi import launcher
+from dpfl_mpi.storage.lock import born
 
 FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
 
@@ -148,7 +149,7 @@ def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), errors
     *_, t = starts.checkpoint_rounds(out)
     assert f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
-    starts.wait_for(lambda: not any(map(starts.alive, below)), timeout=10)
+    starts.wait_for(lambda: not any(map(born, below)), timeout=10)
 
 
 # a result -------------------------------------------------------------------------------------------------------------

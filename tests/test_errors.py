@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
 import tiny_result
 from launch import ROOT, mpirun, run_here
 
-from dpfl_mpi.__main__ import main
+from dpfl_mpi.__main__ import before_mpi, main
 from dpfl_mpi.errors import NO_READER
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
@@ -128,8 +129,6 @@ def test_a_bad_command_line(capfd, arguments, words):
 
 def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file):
     """A missing, foreign or truncated data file, another partition than it has, no GPU, a place for results that cannot be made."""
-    import h5py
-
     (tmp_path / "text.h5").write_text("not HDF5")
     (tmp_path / "truncated.h5").write_bytes(digits_file.read_bytes()[:20000])
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
@@ -246,8 +245,6 @@ def test_singletons_under_srun_stop(tmp_path):
 
 @pytest.mark.parametrize("given, used", [(None, "1"), ("", "1"), ("4", "4"), ("4,2", "4"), ("0", "1"), ("many", "1")])
 def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
-    from dpfl_mpi.__main__ import before_mpi
-
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS")

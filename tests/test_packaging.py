@@ -3,11 +3,10 @@
 import configparser
 import json
 import re
-import subprocess
 import sys
 
 import yaml
-from launch import ROOT
+from launch import ROOT, ended
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -22,7 +21,7 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
     """As where a clone named dpfl_mpi lies: an editable install that is no path is found after the bare folder."""
     (tmp_path / "dpfl_mpi").mkdir()
     command = ["env", "-u", "PYTHONPATH", sys.executable, "-c", "import dpfl_mpi; print(dpfl_mpi.__version__)"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = ended(*command, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{dpfl_mpi.__version__}\n", "")
 
 

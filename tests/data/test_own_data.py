@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from launch import refused, run_here
-from making import folder, png, tar, zipped
+from making import folder, stored, tar, zipped
 from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
@@ -255,8 +255,8 @@ def test_prepare_sees_that_the_code_was_edited(tmp_path):
 @pytest.mark.parametrize("first", [0, 1])
 def test_one_image_in_colour_keeps_the_colour(tmp_path, first):
     """Whichever of a folder's images is read first: a grey one has its value in all three channels."""
-    three = [png(np.full((8, 8), 70 + i, np.uint8)) for i in range(3)]
-    three[first] = png(np.full((8, 8, 3), (200, 10, 60), np.uint8))
+    three = [stored(np.full((8, 8), 70 + i, np.uint8)) for i in range(3)]
+    three[first] = stored(np.full((8, 8, 3), (200, 10, 60), np.uint8))
     places = ("train/a", "train/b", "test/a", "test/b")
     files = {f"{place}/{i}.png": three[i] for place in places for i in range(3)}
     stage("image_folder", folder(tmp_path / "images", files), tmp_path / "a.h5")

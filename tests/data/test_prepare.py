@@ -18,11 +18,11 @@ import h5py
 import numpy as np
 import pytest
 from launch import refused
-from making import folder, images, leaf, png, real, records, tar, zipped
+from making import folder, images, leaf, real, records, stored, tar, zipped
 
 from dpfl_mpi.data.source import in_file, open_source, read_rows
+from dpfl_mpi.datasets import _files, cifar10, cifar100, cinic10, femnist
 from dpfl_mpi.datasets import arrays as own
-from dpfl_mpi.datasets import cifar10, cifar100, cinic10, femnist
 from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
 from dpfl_mpi.settings import Run
@@ -63,7 +63,7 @@ def test_folder_tar_and_zip_are_the_same_data(tmp_path):
 
 def test_cinic_joins_train_and_valid(tmp_path):
     files = images(("train", "valid", "test"), NAMES, each=2)
-    files["valid/cat/9.png"] = png(np.full((32, 32), 7, np.uint8))  # some of CINIC-10's images are grey
+    files["valid/cat/9.png"] = stored(np.full((32, 32), 7, np.uint8))  # some of CINIC-10's images are grey
     out = cinic10.read(folder(tmp_path / "c", files))
     assert len(out.train_labels) == 41 and len(out.test_labels) == 20
     assert np.bincount(out.train_labels).tolist() == [4, 4, 4, 5, 4, 4, 4, 4, 4, 4]
@@ -297,8 +297,6 @@ def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path):
 
 
 def test_too_large(tmp_path, monkeypatch):
-    from dpfl_mpi.datasets import _files
-
     files = images(("train", "test"), ("a",), each=2)
     monkeypatch.setattr(_files.entries, "__defaults__", (100, None))
     for source in (folder(tmp_path / "f", files), tar(tmp_path / "t", files), zipped(tmp_path / "z", files)):

@@ -8,7 +8,7 @@ from launch import ROOT, script
 from PIL import Image
 
 from dpfl_mpi import prepare
-from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets import cifar10
 
 groups, real_images = (script(ROOT / "reproduction" / f"{name}.py") for name in ("groups", "real_images"))
@@ -17,12 +17,9 @@ groups, real_images = (script(ROOT / "reproduction" / f"{name}.py") for name in 
 # groups.py --------------------------------------------------------------------------------------------------------------
 def whole(classes):
     """Return 200 training and 100 test images; the upper left pixel of image i is i, and its class i mod `classes`."""
-    parts = []
-    for m in (200, 100):
-        x = np.zeros((m, 32, 32, 3), np.uint8)
-        x[:, 0, 0, 0] = np.arange(m)
-        parts += [x, np.arange(m) % classes]
-    return Arrays(*parts, tuple(map(str, range(classes))), (0.5,) * 3, (0.25,) * 3)
+    x, i = np.zeros((300, 32, 32, 3), np.uint8), np.r_[:200, :100]
+    x[:, 0, 0, 0] = i
+    return arrays_of(x, i % classes, test=np.arange(300) >= 200)
 
 
 def read(monkeypatch, by, **options):

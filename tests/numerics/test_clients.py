@@ -2,6 +2,7 @@
 
 import zlib
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -80,8 +81,6 @@ def crop_and_flip(image, dy, dx, flip):
 
 
 def test_augmentation_against_a_plain_loop(augmented, colour_file):
-    import h5py
-
     with h5py.File(colour_file) as file:
         images = file["train/images"][:]
     for i in (0, len(augmented.ids) - 1):

@@ -312,8 +312,7 @@ def test_a_client_holds_as_many_models_as_planned(tmp_path, monkeypatch, spill):
     count = many * each
     whose = {"client": np.repeat(np.arange(many), each), "test": np.tile(np.arange(each) >= 6, many)}
     x, y = rng.integers(0, 256, (count, 28, 28, 1), dtype=np.uint8), rng.integers(0, 10, count)
-    np.savez(tmp_path / "data.npz", x=x, y=y, **whose)
-    prepare.prepare("arrays", tmp_path / "data.npz", tmp_path / "data.h5", {})
+    prepare.write(arrays_of(x, y, **whose), "arrays", tmp_path / "data.h5")
     natural = {"dataset": "arrays", "data": str(tmp_path / "data.h5"), "partition": "natural", "min_samples": 3}
     natural |= {"model": "mlp", "budget": 10, "rounds": 1, "tau_init": 1, "tau_train": 1}
     held, plans = [], []

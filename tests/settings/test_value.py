@@ -4,19 +4,20 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import h5py
 import pytest
 import starts
 import tiny_result
 from launch import ROOT, refused
+from making import labelled
 
-from dpfl_mpi import show
-from dpfl_mpi.data.source import content_sha256, in_file
+from dpfl_mpi import describe, show
+from dpfl_mpi.engine import train
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import command
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
+from dpfl_mpi.sweep.wanted import runs_of
 
 N, T = 6, 2
 
@@ -24,8 +25,6 @@ N, T = 6, 2
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """One file of each kind that a Run of six clients and two rounds can name, and another of the same name under `other`."""
-    from dpfl_mpi.describe import main as describe
-
     out = tmp_path_factory.mktemp("named")
     for at, budget, reach, there, seed in ((out, 3, "0 1\n1 0\n", "1", 42), (out / "other", 2, "2 1\n", "0", 7)):
         at.mkdir(exist_ok=True)
@@ -34,12 +33,8 @@ def folder(tmp_path_factory):
         (at / "available.txt").write_text(f"{there} 1 1 1 1 1\n" * T)
         shutil.copy(starts.data(), at / "data.h5")
         flags = to_flags({**starts.small(), "seed": seed, "rounds": T})
-        assert describe([*flags, "--no-measure", f"--save={at / 'partition.json'}"]) == 0
-    with h5py.File(out / "other" / "data.h5", "r+") as file:
-        file["train/labels"][:2] = file["train/labels"][:2][::-1]
-    held = content_sha256(in_file(out / "other" / "data.h5"))
-    with h5py.File(out / "other" / "data.h5", "r+") as file:
-        file.attrs["sha256"] = held
+        assert describe.main([*flags, "--no-measure", f"--save={at / 'partition.json'}"]) == 0
+    labelled(out / "other" / "data.h5", (480, 160), (8, 8, 1), noise=80)
     return out
 
 
@@ -68,8 +63,6 @@ every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
 @every_file
 def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     """Edited or deleted, for a Run, for its finished result and for a checkpoint."""
-    from dpfl_mpi.engine import train
-
     name, mine, other = one
     fields, out, kept = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
     before = Run(**fields).resolve()
@@ -159,8 +152,6 @@ def test_two_files_of_one_name_are_told_apart(folder, tmp_path):
 
 def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, monkeypatch):
     """`RUNS` of analysis/, each with a result of its own beside no data file at all."""
-    from dpfl_mpi.sweep.wanted import runs_of
-
     monkeypatch.chdir(tmp_path)
     for file in sorted((ROOT / "analysis").glob("*.py")):
         try:

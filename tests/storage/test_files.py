@@ -2,7 +2,6 @@
 
 import os
 import resource
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +39,13 @@ def test_a_temporary_name_cannot_be_waited_for(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
-    path, child = tmp_path / "file", subprocess.Popen(["true"])
-    child.wait()
+    path, nobody = tmp_path / "file", 2**22 + 7  # above the largest number of a process
     (tmp_path / "folder").mkdir()
 
     def left(pid: int) -> Path:
         return path.with_name(files.temporary(path).name.replace(f".{os.getpid()}.", f".{pid}."))
 
-    mine, dead, linked = left(os.getpid()), left(child.pid), left(2**22 + 7)  # above the largest number of a process
+    mine, dead, linked = left(os.getpid()), left(nobody), left(nobody)
     other = dead.with_name(f".x{dead.name[1:]}")
     for part in (mine, dead, other):
         part.touch()

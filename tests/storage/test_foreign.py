@@ -1,7 +1,6 @@
 """What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
 
 import hashlib
-import io
 import json
 import os
 import resource
@@ -18,7 +17,7 @@ import pytest
 import starts
 import tiny_result
 from launch import federation, refused
-from making import folder, images, png, zipped
+from making import folder, images, stored, zipped
 from PIL import Image
 
 from dpfl_mpi import __main__, describe, export, prepare
@@ -62,12 +61,6 @@ def test_nothing_is_written_through_a_link(tmp_path):
 
 
 # images -----------------------------------------------------------------------------------------------------------------
-def stored(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **how)
-    return out.getvalue()
-
-
 def deep_png(values: bytes) -> bytes:  # which Pillow opens as 8 bits
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -81,9 +74,9 @@ PALETTE = Image.fromarray(GREY).convert("P")
 
 
 @pytest.mark.parametrize("name, data, pixels", [
-    ("16 bits", png(GREY.astype(np.uint16) * 257), GREY[..., None]),
-    ("16 bits, tif", stored(Image.fromarray(GREY.astype(np.uint16) * 257), "TIFF"), GREY[..., None]),
-    ("1 bit", stored(Image.fromarray(GREY > 100)), np.array([[[0], [0]], [[255], [255]]])),
+    ("16 bits", stored(GREY.astype(np.uint16) * 257), GREY[..., None]),
+    ("16 bits, tif", stored(GREY.astype(np.uint16) * 257, "TIFF"), GREY[..., None]),
+    ("1 bit", stored(GREY > 100), np.array([[[0], [0]], [[255], [255]]])),
     ("palette", stored(PALETTE), np.repeat(GREY[..., None], 3, 2)),
     ("opaque", stored(Image.fromarray(GREY).convert("RGBA")), np.repeat(GREY[..., None], 3, 2)),
     ("grey and opaque", stored(Image.fromarray(GREY).convert("LA")), GREY[..., None]),
@@ -93,14 +86,14 @@ def test_images_that_are_exact_in_8_bits(name, data, pixels):
 
 
 @pytest.mark.parametrize("data, words", [
-    (png(GREY.astype(np.uint16) * 200), "is of 16 bits, and 8 bits do not hold its values exactly"),
+    (stored(GREY.astype(np.uint16) * 200), "is of 16 bits, and 8 bits do not hold its values exactly"),
     (deep_png(b"\x12\x34" * 3), "is of more than 8 bits per channel"),
-    (stored(Image.fromarray(GREY.astype(np.int32)), "TIFF"), "is of 32-bit whole numbers"),
-    (stored(Image.fromarray(GREY.astype(np.float32) / 255), "TIFF"), "is of floats"),
+    (stored(GREY.astype(np.int32), "TIFF"), "is of 32-bit whole numbers"),
+    (stored(GREY.astype(np.float32) / 255, "TIFF"), "is of floats"),
     (stored(Image.fromarray(GREY).convert("CMYK"), "JPEG"), "is CMYK; allowed are grey, RGB and palettes"),
-    (stored(Image.fromarray(GREY), "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "has 2 frames"),
+    (stored(GREY, "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "has 2 frames"),
     (stored(PALETTE, transparency=17), "has transparent pixels"),
-    (stored(Image.fromarray(np.full((2, 2, 4), 9, np.uint8))), "has transparent pixels"),
+    (stored(np.full((2, 2, 4), 9, np.uint8)), "has transparent pixels"),
     (b"P6 1 1 1023\n\x03\xff\x00\x01\x00\x02", "is of more than 8 bits per channel"),
 ])  # fmt: skip
 def test_images_that_8_bits_do_not_hold(data, words):

@@ -22,7 +22,7 @@ import pytest
 import starts
 from launch import federation, run_here
 from making import folder as files_in
-from making import images, leaf, png, tar, zipped
+from making import images, leaf, stored, tar, zipped
 from mpi4py import MPI
 from starts import small
 
@@ -257,13 +257,11 @@ def archive(folder: Path) -> Reader:
 
 
 def image(folder: Path) -> Reader:
-    from PIL import Image
-
     files = images(("train", "test"), ("a",), 1, (6, 6))
-    for i, suffix in enumerate((".gif", ".jpg", ".tif", ".bmp", ".webp", ".ppm")):
-        Image.fromarray(np.full((6, 6, 3), 9 * i, np.uint8)).save(folder / f"a{suffix}")
-        files[f"train/a/{i}{suffix}"] = (folder / f"a{suffix}").read_bytes()
-    files["train/a/16.png"] = png(np.full((6, 6), 60000, np.uint16))
+    kinds = {"gif": "GIF", "jpg": "JPEG", "tif": "TIFF", "bmp": "BMP", "webp": "WEBP", "ppm": "PPM"}
+    for i, (suffix, kind) in enumerate(kinds.items()):
+        files[f"train/a/{i}.{suffix}"] = stored(np.full((6, 6, 3), 9 * i, np.uint8), kind)
+    files["train/a/16.png"] = stored(np.full((6, 6), 60000, np.uint16))
     return files, pictures.read
 
 

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from dpfl_mpi.storage import lock
 from dpfl_mpi.storage.lock import Lock, myself
 
 OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
+DEAD = 2**22 + 7  # above the largest number of a process
 BOOT = "/proc/sys/kernel/random/boot_id"
 
 
@@ -52,19 +51,11 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
     Lock(out).acquire()
 
 
-@pytest.fixture(scope="module")
-def dead() -> int:
-    """The number of a process that has ended."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    return process.pid
-
-
-def test_who_may_take_a_lock_over(tmp_path, monkeypatch, dead):
+def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     """A process of this host is asked for, whatever the age: a laptop may have slept. One elsewhere touches its lock, or is gone."""
     out, here, other = tmp_path / "run.h5", os.getpid(), {"host": "elsewhere", "pid": 1}
     assert not taken(out, 3600)  # this process: it lives
-    assert taken(out, pid=dead, born="1") and taken(out, pid=here, born="1")  # its number is used again
+    assert taken(out, pid=DEAD, born="1") and taken(out, pid=here, born="1")  # its number is used again
     assert not taken(out, 500, **other) and taken(out, 700, **other)
     for number, lives in ((PermissionError, True), (ProcessLookupError, False)):
         with monkeypatch.context() as patch:
@@ -78,9 +69,9 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch, dead):
     assert not taken(out, **other, slurm_job="8", restarts=1)
 
 
-def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch, dead):
+def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
     """Every Linux has the same first namespace of processes; what tells two machines apart is when they were started."""
-    out, gone, namespace = tmp_path / "run.h5", {"pid": dead, "born": "1"}, os.readlink("/proc/self/ns/pid")
+    out, gone, namespace = tmp_path / "run.h5", {"pid": DEAD, "born": "1"}, os.readlink("/proc/self/ns/pid")
     assert myself()["space"] == f"{namespace} {Path(BOOT).read_text().strip()}"
     for space in (f"{namespace} 01234567-89ab-cdef-0123-456789abcdef", "pid:[1]", ""):
         assert not taken(out, **gone, space=space) and taken(out, 700, **gone, space=space)
@@ -111,8 +102,8 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
         refused(said, Lock(tmp_path / name).acquire, patience=0)
 
 
-def test_an_abandoned_lock_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch, dead):
-    owned_by(tmp_path / "run.h5", pid=dead, born="1")
+def test_an_abandoned_lock_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
+    owned_by(tmp_path / "run.h5", pid=DEAD, born="1")
     monkeypatch.setattr(os, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
     refused("run.h5.lock cannot be written: Permission denied", Lock(tmp_path / "run.h5").acquire, patience=0.1)
 

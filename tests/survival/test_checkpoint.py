@@ -16,7 +16,7 @@ import torch
 from launch import federation, refused
 
 from dpfl_mpi import prepare
-from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.engine import start
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
@@ -280,14 +280,8 @@ SHIPPED = {"dataset": "cifar10", "partition": "pathological", "classes_per_clien
 
 def stage(seed: int, labels: int = 0) -> None:
     """Prepare CIFAR-10's file in its usual place from small pictures; `seed` draws them, `labels` turns their classes."""
-    from dpfl_mpi.datasets.cifar10 import CLASSES, MEAN, STD
-
-    rng = np.random.default_rng(seed)
-    parts = []
-    for m in (480, 160):
-        parts += [rng.integers(0, 255, (m, 8, 8, 3)).astype(np.uint8), (np.arange(m) // (1 + labels)) % 10]
-    Path("data").mkdir(exist_ok=True)
-    prepare.write(Arrays(*parts, CLASSES, MEAN, STD), "cifar10", Path("data/cifar10.h5"))
+    x, i = np.random.default_rng(seed).integers(0, 255, (640, 8, 8, 3)).astype(np.uint8), np.arange(640)
+    prepare.write(arrays_of(x, i // (1 + labels) % 10, test=i >= 480), "cifar10", Path("data/cifar10.h5"))
 
 
 @pytest.fixture

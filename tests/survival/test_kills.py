@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import starts
 
+from dpfl_mpi.federation import Federation
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.storage.lock import born
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
 # who, and while it does what
@@ -49,7 +51,7 @@ def kill_once(out: Path, fields: dict, target: str, moment: str, rng: random.Ran
             os.kill({"rank": victims[-1:], "root": victims[:1], "mpirun": [process.pid]}[target][0], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     # ranks follow a killed mpirun by themselves
-    starts.wait_for(lambda: not any(starts.alive(p) for p in victims), timeout=60)
+    starts.wait_for(lambda: not any(map(born, victims)), timeout=60)
     assert process.returncode != 2, err
     return process.returncode != 0
 
@@ -130,8 +132,6 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, *places: tuple[int, int, float]) -> None:
     """Let a number of a client's model be another one after its training: (round, client, number)."""
-    from dpfl_mpi.federation import Federation
-
     train = Federation.local_opt
 
     def local_opt(fed, w_KW, *args, **kwargs):

@@ -19,12 +19,6 @@ from dpfl_mpi.survival import signals
 ALONE = World(MPI.COMM_SELF)
 
 
-@pytest.fixture
-def heard_nothing(monkeypatch):
-    """A process that no signal has reached."""
-    monkeypatch.setattr(signals.Heard, "at", 0.0)
-
-
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
     out = tmp_path / "run.h5"
@@ -43,12 +37,13 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
     if starts.open_mpi():
         pytest.skip("Open MPI's mpirun ends its ranks within a second of Ctrl-C, whatever they do: as after kill -9")
     out = tmp_path / "run.h5"
-    process, user = starts.start_in_terminal(2, starts.held(starts.UNHEARD, out, checkpoint_every="5min", quiet=True))
+    process = starts.start_in_terminal(2, starts.held(starts.UNHEARD, out, checkpoint_every="5min", quiet=True))
     starts.wait_for(Path(f"{out}.held").exists, process)
-    os.write(user, b"\x03")  # the terminal sends INT to its whole foreground group, mpirun included
-    assert process.wait(timeout=280) == signals.REQUEUE
+    # the terminal sends INT to its whole foreground group, mpirun included
+    shown, _ = process.communicate("\x03", timeout=280)
+    assert process.returncode == signals.REQUEUE, shown
     assert starts.checkpoint_rounds(out) == [3]
-    assert "stopped after round 3 of 4 (SIGINT); the same command goes on from there" in starts.shown(user)
+    assert "stopped after round 3 of 4 (SIGINT); the same command goes on from there" in shown
     starts.here(out)
     assert starts.times_started(out) == 2 and starts.same(out, undisturbed)
 
@@ -78,7 +73,8 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
     assert starts.same(out, undisturbed)
 
 
-def test_the_end_of_the_allocation_counts_as_a_signal(heard_nothing, monkeypatch):
+def test_the_end_of_the_allocation_counts_as_a_signal(monkeypatch):
+    monkeypatch.setattr(signals.Heard, "at", 0.0)  # no signal has reached this process
     end, ended = int(time.time()) + 4, []  # (exit code of all ranks, why)
     monkeypatch.setattr(ALONE, "abort", lambda *said: ended.append(said))
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
@@ -127,8 +123,9 @@ def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [(0, 1), (1,), (8,)], ids=["a new run", "without preprocessing", "one that goes on"])
-def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(heard_nothing, monkeypatch, rounds):
+def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(monkeypatch, rounds):
     """Five hours of reading data, and of preprocessing as round 0, four left: the next is begun. A round of five hours is the last one."""
+    monkeypatch.setattr(signals.Heard, "at", 0.0)  # no signal has reached this process
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 4 * 3600))
     watch = signals.Watch(Job(), ALONE)
     for t in rounds:

@@ -5,7 +5,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +23,7 @@ from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.sweep import here, known, table
 
-
-def start_sweep(*words: str) -> subprocess.Popen[str]:
-    """Start a sweep in the background, in a process group of its own."""
-    return starts.begin([sys.executable, "-m", "dpfl_mpi.sweep", *words])
+SWEEP = (sys.executable, "-m", "dpfl_mpi.sweep")
 
 
 @pytest.fixture
@@ -104,7 +100,7 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
     own.write(tmp_path, held=own.WAITING.format(condition=condition))
     (tmp_path / "hold").touch()
     words = {"method": str(tmp_path / "held.py"), "clients": 4, "budget": 1}
-    process = start_sweep("--seeds=1,2", "--max_parallel=1", *starts.of_sweep(tmp_path, **words))
+    process = starts.begin([*SWEEP, "--seeds=1,2", "--max_parallel=1", *starts.of_sweep(tmp_path, **words)])
     starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
     said = "the Runs keep a checkpoint each; the same command goes on, with --list it says how far they are"
@@ -123,7 +119,7 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
 
 def test_two_sweeps_at_once_share_the_runs(tmp_path):
     words = ["--seeds", "1,2", "--max_parallel", "1", *starts.of_sweep(tmp_path, rounds=3)]
-    for process in [start_sweep(*words) for _ in range(2)]:
+    for process in [starts.begin([*SWEEP, *words]) for _ in range(2)]:
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, out + err
         assert "failed" not in out and err == ""

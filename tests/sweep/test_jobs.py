@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 import starts
 from launch import ended
 from starts import script
+from submitit.core.utils import DelayedSubmission
 from sweeps import base_and_tuned, lines, runs_file, submitted
 
 from dpfl_mpi import __main__
@@ -62,7 +62,7 @@ def test_a_short_job_is_warned_half_way_and_the_site_is_sourced(tmp_path, swept,
         out = swept(*ON_SLURM, "--seeds", "1", "--dry_run", "--time", time_limit).out
         assert f"--signal=USR2@{warning}\n" in out
         (line,) = re.findall(r"^(.*site\.sh.*)\nexport OMP_NUM_THREADS=1$", out, re.M)
-    shell = subprocess.run(["sh", "-c", f"{line}\necho $SITE"], cwd=tmp_path, capture_output=True, text=True)
+    shell = ended("sh", "-c", f"{line}\necho $SITE", cwd=tmp_path)
     assert shell.stdout == "mine\n", shell.stderr
 
 
@@ -83,8 +83,6 @@ def test_a_requeued_jobs_run_is_a_step_of_another_number(tmp_path, swept, fakes)
 @pytest.mark.parametrize(("more", "grace"), [((), "100.0"), (("--grace", "7"), "7.0")])
 def test_a_job_has_most_of_its_warning_to_end_the_round(tmp_path, swept, fakes, more, grace):
     """What is pickled is a function that can be imported, and strings; a job that is warned too early is the same again."""
-    from submitit.core.utils import DelayedSubmission
-
     swept(*ON_SLURM, "--seeds", "1", *more)
     (pickled,) = tmp_path.glob("sweeps/*/41_submitted.pkl")
     held = DelayedSubmission.load(pickled)
