@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mpi4py import MPI
 
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.train import train
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Federation
+from dpfl_mpi.models import mlp
 from dpfl_mpi.mpi.launcher import OPEN_MPI
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 
 ROOT = Path(__file__).resolve().parents[1]
-# of a Job, for what a test starts in its own process: see `block` in test_twins.py
-DEFAULTS: dict[str, object] = {}
 
 
 def refused(words: str, call, *arguments, **named) -> str:
@@ -45,6 +45,12 @@ def script(path: Path):
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+def text_file(path: Path, text: str) -> str:
+    """Write a text and return the path of its file, as a field of a Run has it."""
+    path.write_text(text)
+    return str(path)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -92,7 +98,7 @@ def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals
 
 def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run in this process, on one rank, and return the result file `out`."""
-    settings = {"quiet": True, "out": str(out)} | DEFAULTS | job
+    settings = {"quiet": True, "out": str(out)} | job
     assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
     return train(Run(**fields).resolve(), Job(**settings), World(MPI.COMM_SELF))
 
@@ -109,7 +115,7 @@ def federation(fields: dict[str, object], **job: object):
         def __exit__(self, *error: object) -> None:
             self.close()
 
-    parts = build(Run(**fields).resolve(), Job(**(DEFAULTS | job)), World(MPI.COMM_SELF))
+    parts = build(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))
     parts.fed = Open(parts)
     return parts.fed
 
@@ -125,6 +131,18 @@ def validation(fed, k: int):
     first = int(fed.clients.scored[fed.row_of[k]])
     rows = slice(first, first + int(fed.clients.n_val[fed.row_of[k]]))
     return ((fed.clients.score_x[rows].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2), fed.clients.score_y[rows]
+
+
+def reward_of(fed, k: int):
+    """Return R of client k on the digits by a plain perceptron: the twin of `Scoring.reward`."""
+    (x, y), module = validation(fed, k), mlp.build((8, 8, 1), 10)
+
+    @torch.no_grad()
+    def R(w):
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(w.astype("float32")), module.parameters())
+        return -float(torch.nn.functional.cross_entropy(module(x), y, reduction="none").double().mean())
+
+    return R
 
 
 def differences(a: Path, b: Path) -> list[str]:

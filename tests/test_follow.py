@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import tiny_result
-from launch import ended, run_many
+from launch import ended, run_many, text_file
 
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.follow import __main__ as follow
@@ -29,9 +29,8 @@ def told(path):
 
 
 def test_a_callback_and_a_log_change_no_number_and_have_each_round(tmp_path):
-    callback, log = tmp_path / "mine.py", tmp_path / "new" / "log.jsonl"
-    callback.write_text(CALLBACK)
-    run_many(2, tmp_path, dict.fromkeys("ab", FIELDS), b={"callback": str(callback), "log": str(log)})
+    callback, log = text_file(tmp_path / "mine.py", CALLBACK), tmp_path / "new" / "log.jsonl"
+    run_many(2, tmp_path, dict.fromkeys("ab", FIELDS), b={"callback": callback, "log": str(log)})
     with Result(tmp_path / "a.h5") as plain, Result(tmp_path / "b.h5") as result:
         assert Result.differences(plain, result) == []
         means = result.mean("round/test_acc")
@@ -102,8 +101,7 @@ def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path,
 
 
 def test_a_callback_that_fails_leaves_the_run_alone(tmp_path, result_of, capfd):
-    callback = tmp_path / "mine.py"
-    callback.write_text("def on_round(result, t):\n    return 1 / (1 - t)\n")
-    assert result_of(FIELDS, callback=str(callback)).finished
+    callback = text_file(tmp_path / "mine.py", "def on_round(result, t):\n    return 1 / (1 - t)\n")
+    assert result_of(FIELDS, callback=callback).finished
     why = f"on_round of {callback} fails: ZeroDivisionError: division by zero ({callback}, line 2)"
     assert capfd.readouterr().err.startswith(f"warning: {why}; the run goes on without it; ")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from launch import refused, run_here
+from launch import refused, run_here, text_file
 from making import folder, stored, tar, zipped
 from test_prepare import stage, unstaged
 
@@ -28,8 +28,7 @@ from dpfl_mpi.settings import Run
 def own_file(path, paper=None, body="", load="load()"):
     """Write a data set of one's own, of which `body` is the function, and return its path as a Run has it."""
     imports = "import numpy as np\nfrom dpfl_mpi.data.own import arrays_of\n"
-    path.write_text(f"{imports}PAPER = {paper or {}}\ndef {load}:\n    {body or 'pass'}\n")
-    return str(path)
+    return text_file(path, f"{imports}PAPER = {paper or {}}\ndef {load}:\n    {body or 'pass'}\n")
 
 
 def test_what_own_samples_are():

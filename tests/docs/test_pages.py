@@ -12,7 +12,7 @@ import numpy as np
 import own
 import pytest
 import torch
-from launch import ROOT, ended, mpirun, refused, run_here, run_many
+from launch import ROOT, ended, mpirun, refused, run_here, run_many, text_file
 
 from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
@@ -267,11 +267,10 @@ def test_the_figure_of_the_page_draws(tmp_path):
 
 def test_the_model_of_the_page_runs(tmp_path, result_of):
     """A GroupNorm network leaves chance: its norms start at 1; FedRep keeps its head; an option is another Run."""
-    path = tmp_path / "net.py"
-    path.write_text(own.example("own-model.md"))
-    fields = FIELDS | {"model": str(path), "classes_per_client": 2, "lr": 0.05, "tau_train": 3}
+    path = text_file(tmp_path / "net.py", own.example("own-model.md"))
+    fields = FIELDS | {"model": path, "classes_per_client": 2, "lr": 0.05, "tau_train": 3}
     result = result_of(fields | {"method": "fedrep"}, save_models=True)
-    assert result.run.model == str(path) and result["best/test_acc"].mean() > 0.75  # each client has two classes
+    assert result.run.model == path and result["best/test_acc"].mean() > 0.75  # each client has two classes
     images = np.full((3, 8, 8, 1), 7, np.uint8)  # NumPy's or PyTorch's
     outputs = result.model(1)(images)  # the process that ran it need not name the file again
     assert outputs.shape == (3, 10) and torch.equal(outputs, result.model(1)(torch.from_numpy(images)))

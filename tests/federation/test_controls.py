@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, refused, run_here, training_rows, validation
+from launch import differences, federation, refused, run_here, text_file, training_rows, validation
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi.data.partition import assemble, search_first, split
@@ -68,9 +68,8 @@ def test_a_single_validation_image_cannot_be_shared():
 
 
 def test_absent_clients_search_later(tmp_path):
-    there = [[1] * N, [0] + [1] * (N - 1)]
-    (tmp_path / "there").write_text("\n".join(" ".join(map(str, line)) for line in there))
-    fields = SMALL | {"rounds": 2, "omega_period": 2, "available": str(tmp_path / "there"), "budget": "inf"}
+    there = text_file(tmp_path / "there", "1 " * N + "\n0" + " 1" * (N - 1))
+    fields = SMALL | {"rounds": 2, "omega_period": 2, "available": there, "budget": "inf"}
     with federation(fields) as fed:
         state = dpfl.init(fed)
         for t in (1, 2):
@@ -107,13 +106,12 @@ def test_drift_exchanges_two_classes():
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_a_drift_counts_for_rewards_and_best_rounds(tmp_path, kernels):
-    out = run_here(tmp_path / "a.h5", SMALL | {"drift": "1:3"}, kernels=kernels)
-    with Result(out) as result:
-        assert (result["best/round"] >= 3).all() and result["client/drifted"].all()
-        a, b = result["client/drift_classes"]
-        held = result["client/class_counts"][:, [a, b]].sum(1) > 0
-        assert (result["round/val_acc"][3] < result["round/val_acc"][2])[held].any()
+def test_a_drift_counts_for_rewards_and_best_rounds(result_of, kernels):
+    result = result_of(SMALL | {"drift": "1:3"}, kernels=kernels)
+    assert (result["best/round"] >= 3).all() and result["client/drifted"].all()
+    a, b = result["client/drift_classes"]
+    held = result["client/class_counts"][:, [a, b]].sum(1) > 0
+    assert (result["round/val_acc"][3] < result["round/val_acc"][2])[held].any()
     with federation(SMALL | {"drift": "1:1"}, kernels=kernels) as fed:
         w = fed.local_opt(fed.common_row(), 2)
         first = fed.losses(w[0], np.ones(N, bool))

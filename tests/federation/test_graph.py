@@ -8,14 +8,11 @@ import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launch import differences, federation, refused, run_here, run_many, validation
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import vector_to_parameters
+from launch import differences, federation, refused, reward_of, run_here, run_many, text_file
 
 from dpfl_mpi import streams
 from dpfl_mpi.federation.greedy import Order, decide
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.models import mlp
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.mpi.window import Route
 from dpfl_mpi.results import Result
@@ -48,18 +45,6 @@ def rows_of(fed, seed, spread=1.0):
     w = fed.ensemble.zeros(len(fed.ids))
     w[:, :size] = torch.from_numpy(models[fed.ids])
     return w, models
-
-
-def reward_of(fed, k):
-    """R of client k by a plain module: the twin of `Scoring.reward`."""
-    (x, y), module = validation(fed, k), mlp.build((8, 8, 1), 10)
-
-    @torch.no_grad()
-    def R(w):
-        vector_to_parameters(torch.from_numpy(w.astype(np.float32)), module.parameters())
-        return -float(cross_entropy(module(x), y, reduction="none").double().mean())
-
-    return R
 
 
 def complete(n=N):
@@ -348,9 +333,7 @@ def written(at, do, topology="graph", every_row=0):
     text = METHOD.replace("DO", do).replace("TOPOLOGY", topology).replace("EVERY", str(every_row))
     if topology == "server":
         text = text.replace(', "chosen": chosen', "").replace("w, chosen, weights", "w, weights")
-    path = at / f"{topology}{len(list(at.iterdir()))}.py"
-    path.write_text(text)
-    return str(path)
+    return text_file(at / f"{topology}{len(list(at.iterdir()))}.py", text)
 
 
 def squares(at, topology):
@@ -446,11 +429,10 @@ def test_kept_rows_are_copies():
 
 
 @pytest.mark.parametrize("topology", ["graph", "server"])
-def test_a_matrix_times_the_rows(topology, tmp_path):
+def test_a_matrix_times_the_rows(topology, result_of, tmp_path):
     """Weights of all rows at a server, and of the senders along a graph; of client 2 nobody takes anything."""
     fields, along = squares(tmp_path, topology), topology == "graph"
-    alone = run_here(tmp_path / "alone.h5", fields)
-    assert Result(alone)["traffic/models_received"][1:].tolist() == [[3 if along else 2] * 7] * 2
+    assert result_of(fields)["traffic/models_received"][1:].tolist() == [[3 if along else 2] * 7] * 2
     with federation(fields) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         weights = np.random.default_rng(1).random((7, 7)) * (np.arange(7) != 2)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny_result
-from launch import ROOT, ended, refused, run_here
+from launch import ROOT, ended, refused, run_here, text_file
 from sklearn.metrics import adjusted_rand_score
 from tiny_result import draw, module, tiny
 
@@ -236,8 +236,7 @@ def test_runs_whose_files_have_one_name_and_another_content_are_told_apart(tmp_p
     """Two budgets of one file that was edited in between: two rows, two cells, in the tables that have a row or a column per budget."""
     results, file = [], tmp_path / "b.txt"
     for i, budgets in enumerate(("1 2 3 4", "2 2 2 2")):
-        file.write_text(budgets)
-        results.append(tiny(tmp_path, i, budget=str(file), best=(0.1 * i + 0.5,) * 4))
+        results.append(tiny(tmp_path, i, budget=text_file(file, budgets), best=(0.1 * i + 0.5,) * 4))
     marks = [r.run.contents["budget"][:6] for r in results]
     rows = of_results(results).rows["row"]
     assert [f"budget {file} [{mark}]" in row for mark, row in zip(marks, rows, strict=True)] == [True, True]

@@ -18,10 +18,6 @@ WHOLE = dict.fromkeys(("dpfl", "fedavg", "pens", "scaffold"), 3)  # also with cl
 PAGES = {"gossip": ("method", "own-method.md"), "net": ("model", "own-model.md"), "topics": ("dataset", "own-data.md")}
 AVERAGE, END = "    mean = fed.average(w, chosen)\n", '    return {"client": {"w": w}, "shared": {"chosen"'
 HEAD = "        self.head = nn.Linear(widths[-1], classes)\n"
-LINEAR = "nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))"
-BOTH = (
-    f"import math\nfrom torch import nn\ndef build(shape, classes):\n    return {LINEAR}\ndef load():\n    return 3\n"
-)
 ROWS = "    rows = [row for _, row in fed.every_row(w)]\n    fed.note_received(len(rows))\n"
 # a product of matrices sums in another order where a rank has fewer rows, on most processors; this does on all
 TURNED = "    at = int(fed.ids[0])\n    rows = rows[at:] + rows[:at]\n"
@@ -63,7 +59,7 @@ def suite(tmp_path_factory):
     made += made_of("method", "pfedgraph", {"clients": 2, "window_gb": 2e-5})[:1]  # five rows: several passes
     for name, (kind, page) in PAGES.items():
         text = own.example(page)
-        own.write(at, **{name: text}, both=BOTH, nothing="x = 1\n")
+        own.write(at, **{name: text}, both="build = load = print\n", nothing="x = 1\n")
         made += [c for c in made_of(kind, str(at / f"{name}.py"), {}) if "x3" not in c.name]
         for mistake, (old, new, where, _) in BROKEN[name].items():
             assert old in text

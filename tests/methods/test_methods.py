@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, refused, run_here
+from launch import differences, federation, refused, run_here, text_file
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from twins import FIELDS, HEAD, TAU, play
 
@@ -215,8 +215,7 @@ def test_what_cannot_be_replayed(plain, tmp_path):
     refused("goes beyond --reach", init, reach="groups:0,1")
     skip = run_here(tmp_path / "skip.h5", SMALL | {"ggc_period": 2, "ggc_off_rounds": "skip"})
     refused("did not average in every round", init, skip)
-    (tmp_path / "text.h5").write_text("no result")
-    refused("is not a readable HDF5 file", init, tmp_path / "text.h5")
+    refused("is not a readable HDF5 file", init, text_file(tmp_path / "text.h5", "no result"))
 
 
 @pytest.mark.parametrize("redraw", [False, True])

@@ -61,10 +61,8 @@ CASES = [
 
 
 @pytest.fixture(params=[("native", 1), ("torch", 1), ("torch", N)], ids=["native", "torch", "block"])
-def block(request, monkeypatch):
-    kernels, block = request.param
-    monkeypatch.setitem(launch.DEFAULTS, "kernels", kernels)
-    return block
+def job(request):
+    return dict(zip(("kernels", "block"), request.param, strict=True))
 
 
 def assert_near(scored, twin, atol=1e-5):
@@ -75,11 +73,11 @@ def assert_near(scored, twin, atol=1e-5):
 
 
 @pytest.mark.parametrize(("method", "options", "fields"), CASES)
-def test_twin(method, options, fields, block):
-    scored, states, fed = play(method, block=block, options=options, **({"budget": "inf"} | fields))
+def test_twin(method, options, fields, job):
+    scored, states, fed = play(method, job=job, options=options, **({"budget": "inf"} | fields))
     atol = 3e-5 if "optimizer" in fields else 1e-5
     assert_near(scored, list(getattr(twins, f"twin_{method}")(Twin(fed), fed.options)), atol)
-    assert fed.backend.name == launch.DEFAULTS["kernels"]
+    assert fed.backend.name == job["kernels"]
     state = states[-1]["client"]
     if method == "cobo":
         assert (state["w"] < 1).any() and (state["w"] > 0).any()
@@ -89,19 +87,16 @@ def test_twin(method, options, fields, block):
 
 
 @pytest.mark.parametrize("method", ["apfl", "perfedavg", "pfedme"])
-def test_passes_of_the_kernels_tell_the_losses(method, monkeypatch):
-    told = []
-    for kernels in ("native", "torch"):
-        monkeypatch.setitem(launch.DEFAULTS, "kernels", kernels)
-        told.append(play(method, rounds=1, block=1)[2].notes["train_loss"])
+def test_passes_of_the_kernels_tell_the_losses(method):
+    told = [play(method, 1, {"kernels": name, "block": 1})[2].notes["train_loss"] for name in ("native", "torch")]
     np.testing.assert_allclose(*told, rtol=1e-4)
     assert (told[0] > 0).all()
 
 
 @pytest.mark.parametrize("share", [0.4, 0])
-def test_knnper_twin(block, share):
+def test_knnper_twin(job, share):
     options = {"k": 5, "interpolation": share, "scale": 2}
-    scored, _, fed = play("knnper", block=block, options=options)
+    scored, _, fed = play("knnper", job=job, options=options)
     tw = Twin(fed)
     assert_near(scored, list(twins.twin_fedavg(tw, {})))
     for k in range(N):

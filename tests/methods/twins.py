@@ -1,5 +1,6 @@
 """Slow twins of the methods in plain PyTorch, of four ragged clients: from the package are data, initial row and the recipe of the draws alone."""
 
+import copy
 import importlib
 import itertools
 import math
@@ -7,7 +8,7 @@ import math
 import numpy as np
 import reference
 import torch
-from launch import federation, training_rows, validation
+from launch import federation, reward_of, training_rows, validation
 from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
@@ -20,13 +21,13 @@ FIELDS = {"clients": N, "rounds": ROUNDS, "tau_train": TAU, "tau_init": TAU, "cl
 HEAD = 64 * 64 + 64  # the first column of the perceptron's head
 
 
-def play(method, rounds=ROUNDS, block=0, options=None, **fields):
+def play(method, rounds=ROUNDS, job=None, options=None, **fields):
     """Run a method in this process.
 
     Return per call of `evaluate` (DPFL: the mixed ones too) the rows in client order, the states after each round, and the Federation.
     """
     run = FIELDS | {"method": method, "options": options} | fields
-    with federation(run, block=block) as fed:
+    with federation(run, **(job or {})) as fed:
         module, scored, states = importlib.import_module(f"dpfl_mpi.methods.{method}"), [], []
         evaluate = fed.evaluate
 
@@ -37,16 +38,12 @@ def play(method, rounds=ROUNDS, block=0, options=None, **fields):
 
         fed.evaluate = note
         state = module.init(fed)
-        states.append(clone(state))
+        states.append(copy.deepcopy(state))
         for t in range(1, rounds + 1):
             fed.begin_round(t)
             state = module.round(fed, state, t)
-            states.append(clone(state))
+            states.append(copy.deepcopy(state))
         return scored, states, fed
-
-
-def clone(state):
-    return {g: {n: v.clone() if torch.is_tensor(v) else v for n, v in part.items()} for g, part in state.items()}
 
 
 def keyed(*key):
@@ -61,7 +58,7 @@ class Twin:
         self.initial_row = fed.initial_row
         self.start = fed.initial_row()[: fed.ensemble.size].clone()
         self.head = torch.arange(len(self.start)) >= HEAD
-        self.data, self.val = [], []
+        self.data, self.val, self.R = [], [], [reward_of(fed, k) for k in range(N)]
         for k in range(N):
             rows = training_rows(fed, k)
             x = ((fed.clients.x[rows].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
@@ -112,11 +109,6 @@ class Twin:
         """The mean loss of row w on client k's training samples."""
         return cross_entropy(self.model(w)(self.data[k][0]), self.data[k][1]).item()
 
-    def val_loss(self, k, w):
-        """The mean loss of row w on client k's validation samples, which is summed in float64."""
-        x, y = self.val[k]
-        return cross_entropy(self.model(w)(x), y, reduction="none").double().mean().item()
-
     def mean(self, rows):
         return sum(float(p) * w.double() for p, w in zip(self.p, rows, strict=True)).float()
 
@@ -153,8 +145,7 @@ def twin_dpfl(tw, o):
         for k in range(N):
             S = keyed(run.seed, streams.CANDIDATES, k, t * 1000).permutation(sorted(near[k] - {k})).tolist()
             coins = keyed(run.seed, streams.COIN, k, t * 1000).random(N)
-            R = lambda v, k=k: -tw.val_loss(k, torch.from_numpy(v).float())  # noqa: E731
-            found.append(algorithm(k, S, models, tw.p, R, run.most_senders + 1, coins))
+            found.append(algorithm(k, S, models, tw.p, tw.R[k], run.most_senders + 1, coins))
         return found
 
     w = [tw.local(k, tw.start, 0, run.tau_init) for k in range(N)]  # line 2
@@ -457,22 +448,12 @@ def twin_facade(tw, o):
         w = [core[k].masked_scatter(head, heads[k][cluster[k]]) for k in range(N)]
 
 
-def alike(moved, entries):
-    signature = []
-    for row in moved:
-        u = row.numpy().astype(float)
-        u[np.argsort(-abs(u), kind="stable")[entries:]] = 0
-        signature.append(u / np.linalg.norm(u))
-    return np.array([[signature[i] @ signature[j] if i != j else -np.inf for j in range(N)] for i in range(N)])
-
-
-def best(tw, score):
-    return [[int(j) for j in np.argsort(-row, kind="stable")[: tw.run.most_senders]] for row in score]
-
-
 def twin_sketch(tw, o):
     def mix(w, t):
-        chosen = best(tw, alike([row - tw.start for row in w], o["entries"]))
+        u = np.stack([(row - tw.start).numpy() for row in w]).astype(float)
+        np.put_along_axis(u, np.argsort(-abs(u), 1, kind="stable")[:, o["entries"] :], 0, 1)
+        u /= np.linalg.norm(u, axis=1, keepdims=True)
+        chosen = np.argsort(np.where(np.eye(N) > 0, np.inf, -u @ u.T), 1, kind="stable")[:, : tw.run.most_senders]
         return [tw.over([k, *chosen[k]], w) for k in range(N)]
 
     return tw.peers(mix)
@@ -495,9 +476,9 @@ def twin_nearest(tw, o):
     for t in range(1, ROUNDS + 2):
         yield w
         if t - 1 <= o["until"]:
-            cos = counted(tw, u, o["entries"])
-            r = [cos[j, best(tw, cos)[j]].mean() for j in range(N)]
-            order, m = np.argsort(o["hubs"] * np.array(r) - cos, axis=1, kind="stable"), tw.run.most_senders
+            cos, m = counted(tw, u, o["entries"]), tw.run.most_senders
+            r = np.sort(cos, 1)[:, -m:].mean(1)
+            order = np.argsort(o["hubs"] * r - cos, axis=1, kind="stable")
             alike = [[j for j in row if cos[k, j] >= o["alike"] * max(cos[k])] for k, row in enumerate(order)]
             draw = [keyed(tw.run.seed, 4, k, (t - 1) * 1000).permutation(alike[k][: o["pool"] * m]) for k in range(N)]
             chosen = [drawn[:m].astype(int).tolist() for drawn in draw]

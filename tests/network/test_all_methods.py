@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from launch import differences, refused, run_here, run_many
+from launch import differences, refused, run_here, run_many, text_file
 
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
@@ -19,7 +19,7 @@ MORE = {
     "fedrep": {"tau_train": 2},  # an epoch for the head and one for the base
     "fedbn": {"model": "resnet", "model_options": {"widths": "4,8", "groups": 2}, "augment": False},
 }
-EVENTS = "1 4 join\n1 0 leave\n2 5 join\n3 0 join\n3 1 leave\n"
+EVENTS = "\n1 4 join\n1 0 leave\n2 5 join\n3,0,join\n3 1 leave\n"
 THERE = [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 1]]
 
 
@@ -29,18 +29,35 @@ def fields_of(method, **fields):
 
 
 @pytest.mark.parametrize("method", LATE)
-def test_who_has_left_is_in_no_round(method, tmp_path):
-    (tmp_path / "churn.csv").write_text(EVENTS)
-    with Result(run_here(tmp_path / "run.h5", fields_of(method, churn=str(tmp_path / "churn.csv")))) as result:
-        there = result["round/there"]
-        assert there.astype(int).tolist() == THERE
-        assert np.isfinite(result["round/val_acc"]).tolist() == THERE
-        assert not result["traffic/models_received"][~there].any()
-        assert np.isfinite(result["best/test_acc"]).all()
-        for t in range(4):
-            graph = result.chosen(t)
-            assert there[t][graph.senders].all()
-            assert not graph.degrees()[~there[t]].any()
+def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
+    """Of graphs that stand, who came chooses, and who lost a neighbour replaces it."""
+    result = result_of(fields_of(method, churn=text_file(tmp_path / "churn.csv", EVENTS)))
+    graphs, there = [result.chosen(t) for t in range(4)], result["round/there"]
+    assert there.astype(int).tolist() == THERE
+    assert np.isfinite(result["round/val_acc"]).tolist() == THERE
+    assert not result["traffic/models_received"][~there].any()
+    assert np.isfinite(result["best/test_acc"]).all()
+    for t, graph in enumerate(graphs):
+        assert there[t][graph.senders].all()
+        assert not graph.degrees()[~there[t]].any()
+    if method not in ("dpfl", "random_graph", "pairwise", "oracle"):
+        return
+    models, evaluations = result["graph/repair_models"], result["graph/repair_evaluations"]
+    assert (models <= result["traffic/models_received"]).all()
+    assert (evaluations <= result["graph/evaluations"]).all()
+    assert not models[0].any()
+    for t in range(1, 4):
+        came = there[t] & ~there[t - 1]
+        if t == 1 or method != "dpfl":  # whose Omega is not recorded once it is repaired
+            omega = result.omega() if t == 1 else graphs[t - 1]
+            lost = np.array([not there[t, omega.of(k)].all() for k in range(6)]) & there[t]
+            assert not models[t][~(came | lost)].any()
+        assert (graphs[t].degrees() <= 2).all()
+        if method in ("random_graph", "pairwise"):
+            assert (graphs[t].degrees()[there[t]] == 2).all()  # as many as before
+        if method in ("dpfl", "pairwise"):
+            assert (models[t][came] > 0).all()
+            assert (evaluations[t][came] > 0).all()
 
 
 def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):

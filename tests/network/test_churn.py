@@ -2,29 +2,17 @@
 
 import numpy as np
 import pytest
-from launch import federation, refused, run_here
+from launch import federation, refused, run_here, text_file
+from test_all_methods import EVENTS
 
 from dpfl_mpi.federation.limits import limits_of
-from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
 SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3}
-EVENTS = """
-1 4 join
-1 0 leave
-2 5 join
-3,0,join
-3 1 leave
-"""
-
-
-def events(tmp_path, text=EVENTS):
-    (tmp_path / "churn.csv").write_text(text)
-    return str(tmp_path / "churn.csv")
 
 
 def test_who_is_there_by_a_file(tmp_path):
-    with federation(SMALL | {"churn": events(tmp_path)}) as fed:
+    with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS)}) as fed:
         seen = []
         for t in range(5):
             fed._parts.begin_round(t)
@@ -46,42 +34,17 @@ def test_who_is_there_by_draws():
     assert 1 - drawn[1:][drawn[:-1]].mean() == pytest.approx(0.1, abs=0.02)
 
 
-def test_by_the_clock(tmp_path):
+def test_by_the_clock(tmp_path, result_of):
     """With clocks times are simulated seconds: a round of one step takes a second; local work has no preprocessing."""
-    (tmp_path / "net.csv").write_text("1,0,inf,inf,0\n" * 6)
-    fields = SMALL | {"batch_size": 4096, "network": str(tmp_path / "net.csv"), "method": "local"}
-    path = run_here(tmp_path / "a.h5", fields | {"churn": events(tmp_path, "0.5 0 leave\n2 1 leave\n2.5 0 join\n")})
-    with Result(path) as result:
-        assert result["round/there"][:, :2].tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [1, 0]]
-        assert np.isfinite(result["round/test_acc"]).tolist() == result["round/there"].tolist()
-
-
-@pytest.mark.parametrize("method", ["dpfl", "random_graph", "pairwise", "oracle"])
-def test_who_came_chooses_and_who_lost_a_neighbour_replaces_it(method, tmp_path):
-    path = run_here(tmp_path / "run.h5", SMALL | {"method": method, "churn": events(tmp_path), "rounds": 3})
-    with Result(path) as result:
-        graphs, there = [result.chosen(t) for t in range(4)], result["round/there"]
-        models, evaluations = result["graph/repair_models"], result["graph/repair_evaluations"]
-        assert (models <= result["traffic/models_received"]).all()
-        assert (evaluations <= result["graph/evaluations"]).all()
-        assert not models[0].any()
-        for t in range(1, 4):
-            came = there[t] & ~there[t - 1]
-            if t == 1 or method != "dpfl":  # whose Omega is not recorded once it is repaired
-                omega = result.omega() if t == 1 else graphs[t - 1]
-                lost = np.array([not there[t, omega.of(k)].all() for k in range(6)]) & there[t]
-                assert not models[t][~(came | lost)].any()
-            assert there[t][graphs[t].senders].all()
-            assert (graphs[t].degrees() <= 2).all()
-            if method in ("random_graph", "pairwise"):
-                assert (graphs[t].degrees()[there[t]] == 2).all()  # as many as before
-            if method in ("dpfl", "pairwise"):
-                assert (models[t][came] > 0).all()
-                assert (evaluations[t][came] > 0).all()
+    equal = text_file(tmp_path / "net.csv", "1,0,inf,inf,0\n" * 6)
+    fields = SMALL | {"batch_size": 4096, "network": equal, "method": "local"}
+    result = result_of(fields | {"churn": text_file(tmp_path / "churn.csv", "0.5 0 leave\n2 1 leave\n2.5 0 join\n")})
+    assert result["round/there"][:, :2].tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [1, 0]]
+    assert np.isfinite(result["round/test_acc"]).tolist() == result["round/there"].tolist()
 
 
 def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
-    with federation(SMALL | {"churn": events(tmp_path), "budget": 4}) as fed:
+    with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS), "budget": 4}) as fed:
         omega = fed.collect([np.array([[1, 2, 3], [0, 2], [0], [1], [], []][k]) for k in fed.ids])
         fed._parts.begin_round(1)  # 0 has left, 4 has come
         room = []
@@ -98,19 +61,18 @@ def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
         assert len(room) == 1  # nobody asks again
 
 
-def test_who_does_not_search_goes_on_with_older_models(tmp_path):
+def test_who_does_not_search_goes_on_with_older_models(tmp_path, result_of):
     """Client 0 takes a hundred times as long; 5 comes in round 2, for which client 0's models of that round are awaited, by it alone."""
-    (tmp_path / "slow.csv").write_text("100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
     fields = SMALL | {"method": "pairwise", "budget": 6, "batch_size": 4096, "staleness": 2}
-    fields |= {"network": str(tmp_path / "slow.csv"), "churn": events(tmp_path, "100.5 5 join\n")}
-    with Result(run_here(tmp_path / "run.h5", fields)) as result:
-        assert result["round/there"][:, 5].tolist() == [0, 0, 1, 1, 1]
-        assert result["graph/repair_models"][2].tolist() == [0, 0, 0, 0, 0, 5]
-        assert result["network/age"][:3].tolist() == [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
-        assert result["network/end"][2].tolist() == [300, 102, 102, 102, 102, 300]
+    fields |= {"network": text_file(tmp_path / "slow.csv", "100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)}
+    result = result_of(fields | {"churn": text_file(tmp_path / "churn.csv", "100.5 5 join\n")})
+    assert result["round/there"][:, 5].tolist() == [0, 0, 1, 1, 1]
+    assert result["graph/repair_models"][2].tolist() == [0, 0, 0, 0, 0, 5]
+    assert result["network/age"][:3].tolist() == [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
+    assert result["network/end"][2].tolist() == [300, 102, 102, 102, 102, 300]
 
 
 def test_somebody_stays(tmp_path):
     nobody = "".join(f"1 {k} leave\n" for k in range(6))
-    fields = SMALL | {"churn": events(tmp_path, nobody)}
+    fields = SMALL | {"churn": text_file(tmp_path / "churn.csv", nobody)}
     refused("--churn leaves nobody in round 1", run_here, tmp_path / "run.h5", fields)

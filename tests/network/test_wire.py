@@ -4,7 +4,7 @@ import numpy as np
 import own
 import pytest
 import torch
-from launch import differences, federation, refused, run_here, run_many
+from launch import differences, federation, refused, run_here, run_many, text_file
 
 from dpfl_mpi.network.links import Links
 from dpfl_mpi.results import Result
@@ -14,22 +14,17 @@ LATE = {"network": "phones", "staleness": 2}
 ALONE = ("/", "network/", "traffic/bytes_sent")  # what a network adds to a result
 
 
-def encoder_of(codec, **fields):
-    fed = federation(SMALL | {"codec": codec} | fields)
-    return fed, fed.mail.wire.encoder
-
-
-def rows_of(fed, seed=0):
-    start = fed.initial_row()
-    noise = torch.from_numpy(np.random.default_rng(seed).standard_normal(len(start))).float()
-    w = start + 0.1 * noise
+def encoder_of(codec):
+    """Return a Federation, its encoder, a row, and the one that its receivers have."""
+    fed = federation(SMALL | {"codec": codec})
+    x = fed.initial_row()
+    w = x + 0.1 * torch.from_numpy(np.random.default_rng(0).standard_normal(len(x))).float()
     w[fed.ensemble.size :] = 0
-    return w, start.clone()
+    return fed, fed.mail.wire.encoder, w, x.clone()
 
 
 def test_int8_errs_by_half_a_step_and_the_error_is_fed_back():
-    fed, encoder = encoder_of("int8")
-    w, x = rows_of(fed)
+    fed, encoder, w, x = encoder_of("int8")
     error = []
     for _ in range(2):
         layers, known = fed.ensemble.layers(w[None]), fed.ensemble.layers(x.clone()[None])
@@ -43,8 +38,7 @@ def test_int8_errs_by_half_a_step_and_the_error_is_fed_back():
 
 
 def test_topk_sends_the_largest_and_later_the_rest():
-    fed, encoder = encoder_of("topk:0.25")
-    w, x = rows_of(fed)
+    fed, encoder, w, x = encoder_of("topk:0.25")
     size, before = fed.ensemble.size, (w - x).abs()
     encoder.encode(w, x)
     same = (x == w)[:size]
@@ -58,8 +52,7 @@ def test_topk_sends_the_largest_and_later_the_rest():
 
 
 def test_lowrank_is_exact_where_the_change_has_that_rank():
-    fed, encoder = encoder_of("lowrank:2")
-    _, x = rows_of(fed)
+    fed, encoder, _, x = encoder_of("lowrank:2")
     w, rng = x.clone(), np.random.default_rng(1)
     for layer in fed.ensemble.layers(w[None]).values():
         flat = layer[0].reshape(len(layer[0]), -1)
@@ -160,10 +153,9 @@ def test_a_head_that_is_not_sent_stays_at_home():
 @pytest.mark.parametrize("method", ["dpfl", "random_graph", "pairwise", "local"])
 def test_what_changes_no_model(method, tmp_path):
     """All of a change sent as the largest; and waiting for nobody where speeds are equal, without latency, so that nothing is old."""
-    (tmp_path / "equal.csv").write_text("1,0,inf,inf,0\n" * 6)
     fields = SMALL | {"method": method, "batch_size": 4096}  # one step an epoch, whatever a client holds
     plain = run_here(tmp_path / "plain.h5", fields)
-    late = {"network": str(tmp_path / "equal.csv"), "staleness": 3}
+    late = {"network": text_file(tmp_path / "equal.csv", "1,0,inf,inf,0\n" * 6), "staleness": 3}
     for more in (late, {"codec": "topk:1"})[: 1 if method == "local" else 2]:
         path = run_here(tmp_path / "run.h5", fields | more, fresh=True)
         assert [name for name in differences(plain, path) if not name.startswith(ALONE)] == []
