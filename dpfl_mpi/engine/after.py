@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpfl_mpi.engine.record import write_series, write_tuned
+from dpfl_mpi.engine.record import BEST, write_series, write_tuned
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, Newcomer, State
@@ -22,14 +22,7 @@ from dpfl_mpi.settings import Job
 # what the base Run recorded of its rounds is this Run's record of them
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/", "network/")
 # what its clients came to, which tuning goes on from: names in `Parts.state` -> datasets
-REACHED = {
-    "best_round": "best/round",
-    "best_val": "best/val_acc",
-    "best_test": "best/test_acc",
-    "best_confusion": "best/confusion",
-    "last_test": "last/test_acc",
-    "epochs": "client/epochs",
-}
+REACHED = BEST | {"best_confusion": "best/confusion"}
 BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
 EPOCHS = (0, 1, 5)  # of a newcomer, in all; with a graph it then does lines 1 to 4 of Algorithm 1
 SCORES = ("val_acc", "test_acc")

@@ -25,6 +25,7 @@ VECTORS = ("avx", "fma", "amx", "asimd", "sve")  # how the names of the extensio
 def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
     """Return what computed the numbers: time, hosts, ranks, device, root's processor, versions, commit."""
     native = parts.backend.name == "native"
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "ranks": parts.world.size,
@@ -36,7 +37,7 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "block": max((b.stop - b.start for b in parts.backend.blocks), default=0),
-        "commit": commit(),
+        "commit": output(git, 10).partition("\n")[0],  # of the source this runs from, "" where it is no checkout
         "versions": {"dpfl_mpi": __version__, "python": platform.python_version()}
         | {library.__name__: library.__version__ for library in (torch, np, h5py)},
     }
@@ -72,8 +73,3 @@ def cpuinfo() -> dict[str, str]:
     with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-
-
-def commit() -> str:
-    """Return the commit of the source this runs from, or "" where it is no checkout."""
-    return output(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"], 10).partition("\n")[0]

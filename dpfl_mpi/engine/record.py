@@ -27,6 +27,9 @@ from dpfl_mpi.settings import Job
 SMALL, SMALL_IN_ALL = 1e6, 1e8  # bytes of a model, and of those of all clients: smaller ones are saved unasked
 COLUMNS = "   val %  test %  best %  received  seconds    left"  # best: of each client's best model by validation; received: models
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
+# what clients have come to: names in `Parts.state` -> datasets; beside them stand the confusion matrices
+BEST = {"best_round": "best/round", "best_val": "best/val_acc", "best_test": "best/test_acc"}
+BEST |= {"last_test": "last/test_acc", "epochs": "client/epochs"}
 
 
 def open_recorder(
@@ -96,13 +99,8 @@ def on_root(recorder: Recorder | None, parts: Parts, write: Callable[[Recorder],
 
 def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
     """Return this rank's best and last scores and epochs, `[K]` each, by their names in the file."""
-    return {
-        "best/round": parts.scoring.best_round.astype(np.int32),
-        "best/val_acc": parts.scoring.best_val,
-        "best/test_acc": parts.scoring.best_test,
-        "last/test_acc": parts.scoring.last_test,
-        "client/epochs": parts.training.epochs,
-    }
+    mine, _ = parts.state()
+    return {stored: mine[name] for name, stored in BEST.items()}
 
 
 def left(parts: Parts) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ class Scoring:
         self.metric_batch = run.batch_size if run.metric == "batch" else 0  # images whose mean is one value of a score
         k = len(members.ids)
         self.best = backend.ensemble.kept(k)  # the row with the best validation accuracy
-        self.best_round = np.full(k, -1)
+        self.best_round = np.full(k, -1, np.int32)
         self.best_val, self.best_test = np.full(k, np.nan), np.full(k, np.nan)
         self.best_confusion = backend.ensemble.kept(k, classes, classes, dtype=torch.int64).cpu().numpy()
         self.last_test = np.full(k, np.nan)

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -31,7 +30,7 @@ OWN_GRAPH = ("omega_period", "graphs")  # fields that a method does not read who
 UNREAD = (*OWN_GRAPH, "averaging")  # all that a method may ignore
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Newcomer:
     """How clients start that come after the last round: their rows, and how these are trained and scored (see `Federation`'s verbs)."""
 
@@ -41,7 +40,7 @@ class Newcomer:
     predict: Any = None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Method:
     """A method: what its file declares, and its functions, which `load` fills in."""
 

@@ -60,8 +60,7 @@ def make(run: Resolved, source: Source) -> Model:
         except UserError:
             raise
         except Exception as error:
-            size = "x".join(map(str, source.shape))
-            raise UserError(f"--model {name}: build failed for samples of {size}: {told(error)}") from error
+            raise UserError(f"--model {name}: build failed for samples of {source.size}: {told(error)}") from error
     head = getattr(file, "HEAD", "")
     check_module(name, module, source.shape, source.dtype, source.classes, head, source.vocabulary)
     return Model(module, head)

@@ -65,6 +65,8 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
     kinds = types(schema)
     for f in fields(settings):
         value = getattr(settings, f.name)
+        if getattr(value, "ndim", 0):  # which cannot be compared
+            raise UserError(f"--{prefix}{f.name} is an array; allowed are numbers, texts, and paths of files of tables")
         if not (value is None and f.default is None) and not fits(value, kinds[f.name], f.metadata if ranges else {}):
             raise UserError(f"--{prefix}{f.name} is {value!r}; allowed {allowed(f, kinds[f.name])}")
 

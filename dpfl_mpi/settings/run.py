@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Self
@@ -31,7 +30,7 @@ def option(default: Any, text: str, tuning: bool = False, **limits: float) -> An
     return field(default, "options", text, tuning=tuning, **limits)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
     """Everything that decides the numbers. A field whose default is `None` has the paper's value for the dataset once it is resolved."""
 
@@ -171,7 +170,7 @@ class Run:
         return cls(**stored)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Resolved(Run):
     """A Run that is a value: every field is filled in and checked, the files that it names were read, and no method reads them again.
 
@@ -237,8 +236,6 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
         name = short(run.dataset)
         raise UserError(f"--data is {run.data}; the data set {name} makes its data itself, and reads no file")
     filled = {f.name: getattr(run, f.name) for f in fields(run)}
-    for name in (name for name, value in filled.items() if getattr(value, "ndim", 0)):
-        raise UserError(f"--{name} is an array; allowed are numbers and texts, and the path of a file with a table")
     for name in ("data", "available", "graphs"):  # always paths
         filled[name] = filled[name] and str(filled[name]).removeprefix("file:")
     filled |= {name: value for name, value in defaults_of(run, dataset, method).items() if filled[name] is None}

@@ -12,7 +12,6 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,7 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
 
 
-@contextmanager
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give the temporary name of an empty new file to write to; afterwards the file is on disk under its own, whole, or not at all.
 
@@ -87,7 +86,7 @@ def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) 
         table.writerows(rows)
 
 
-@contextmanager
+@contextlib.contextmanager
 def new_hdf5(path: Path, **options: Any) -> Iterator["h5py.File"]:
     """Give an HDF5 file in memory to fill, with `options` of `h5py.File`; afterwards its bytes are in `path`, which must be ours alone.
 
@@ -129,7 +128,7 @@ def reason(error: BaseException) -> str:
     return os.strerror(number) if number else " ".join(str(error).split())
 
 
-@contextmanager
+@contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Raise `UserError` "`what`: reason" where the disk fails inside."""
     try:

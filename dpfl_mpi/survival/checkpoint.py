@@ -23,7 +23,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,7 @@ class Checkpoints:
                 with contextlib.suppress(IsADirectoryError):  # none of ours
                     path.unlink(missing_ok=True)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _all_or_nobody(self) -> Iterator[None]:
         """Raise on every rank where any rank's block failed to write."""
         mistake = ""

@@ -1,7 +1,6 @@
 """What became of the Runs of a sweep: their result files, the jobs they went to, and what Slurm says."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -42,7 +41,7 @@ class Submission:
         """Write it, whole for whoever reads it meanwhile; raise `UserError` where the disk is full, or the like."""
         path = folder / "jobs.json"
         with explained(f"{path}, the list of jobs of this sweep, cannot be written"), replacing(path) as part:
-            part.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+            part.write_text(json.dumps(vars(self), indent=1))
 
 
 def submission_in(file: Path) -> Submission:

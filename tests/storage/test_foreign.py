@@ -1,7 +1,6 @@
 """What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
 
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -27,7 +26,7 @@ from dpfl_mpi.datasets._files import decode
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import foreign
-from dpfl_mpi.sweep.known import Known, recall
+from dpfl_mpi.sweep.known import Known, Submission, recall
 
 
 # what is deleted and replaced -------------------------------------------------------------------------------------------
@@ -171,9 +170,8 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
     b'{"cluster": "local", "submitted": 1, "jobs": {"r.h5": "../x"}, "host": "h", "born": {}}',
 ])  # fmt: skip
 def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
-    good = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
-    for name, data in (("a", text), ("b", json.dumps(good).encode())):
-        folder(tmp_path / name, {"jobs.json": data})
+    folder(tmp_path / "a", {"jobs.json": text})
+    Submission("local", {"r.h5": "123"}).remember(folder(tmp_path / "b", {}))
     known = Known(Run().resolve(), tmp_path / "r.h5")
     recall([known], tmp_path)
     recall([known], tmp_path)  # said once

@@ -14,8 +14,7 @@ from unittest.mock import Mock
 import own
 import pytest
 import starts
-from starts import script
-from sweeps import base_and_tuned, lines, runs_file, submitted
+from starts import base_and_tuned, lines, runs_file, script, submitted
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.recorder import Recorder

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import starts
 from launch import ended
-from starts import script
+from starts import base_and_tuned, lines, runs_file, script, submitted
 from submitit.core.utils import DelayedSubmission
-from sweeps import base_and_tuned, lines, runs_file, submitted
 
 from dpfl_mpi import __main__
 from dpfl_mpi.results.recorder import Recorder

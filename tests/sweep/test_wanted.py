@@ -7,7 +7,7 @@ import pytest
 import starts
 import tiny_result
 from launch import refused
-from sweeps import runs_file
+from starts import runs_file
 
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
