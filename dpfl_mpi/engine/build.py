@@ -54,8 +54,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     ordered, n_search = search_first(run, source.labels["train"], partition)
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
-    model = make(run, source)
-    ensemble = Ensemble(model.module, source.mean, source.std, device, run.precision, source.dtype, job.spill)
+    module, head = make(run, source), run.found("model").HEAD  # "" where its file names no last layer
+    ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype, job.spill)
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     backend, slower = pick_backend(job, world, ensemble, clients, optimiser(run))
@@ -64,7 +64,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
     scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
-    mail = MailRoom(Wire(run, log, attack, model.head), job.window_gb)
+    mail = MailRoom(Wire(run, log, attack, head), job.window_gb)
     sums = Sums(mail, backend, run)
     greedy = Greedy(scoring, sums, run)
     lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
@@ -78,7 +78,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     }
     foretell(run, job, source, partition, ensemble, world)
     made = members, log, backend, training, scoring, mail, sums, greedy
-    return Parts(run, about, model.head, partition, *made, graphs, drift)
+    return Parts(run, about, head, partition, *made, graphs, drift)
 
 
 def warn_of_device(job: Job, world: World, device: torch.device) -> None:

@@ -98,15 +98,11 @@ def liars(run: Resolved) -> np.ndarray:
 
 
 def drawn(run: Resolved, purpose: int, share: float) -> np.ndarray:
-    """Return a share of the clients, as `of_clients` counts them, drawn uniformly, bool `[N]`."""
+    """Return a share of the clients, rounded down, drawn uniformly, bool `[N]`."""
     out = np.zeros(run.clients, bool)
-    out[streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)[: of_clients(share, run.clients)]] = True
+    count = math.floor(Fraction(str(share)) * run.clients)  # exact, where 0.29 * 100 in floats is below 29
+    out[streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)[:count]] = True
     return out
-
-
-def of_clients(share: float, clients: int) -> int:
-    """Return how many clients a share of them is, rounded down: exact, where 0.29 * 100 in floats is below 29."""
-    return math.floor(Fraction(str(share)) * clients)
 
 
 def reach_graph(run: Resolved) -> CollaborationGraph | None:

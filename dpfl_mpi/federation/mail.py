@@ -145,15 +145,11 @@ class MailRoom:
         if self.wire.versions > 1:
             stale = f"--staleness is {self.wire.versions - 1}"
             raise UserError(f"{stale}; what fed.tell brings is of the same round, for which all wait: allowed is 0")
-        if (
-            not isinstance(values, np.ndarray)
-            or values.shape[:1] != (len(members.ids),)
-            or values.dtype.kind not in "biuf"
-        ):
+        k = len(members.ids)
+        if not isinstance(values, np.ndarray) or values.shape[:1] != (k,) or values.dtype.kind not in "biuf":
             given = f"{type(values).__name__} of shape {getattr(values, 'shape', ())}"
-            raise UserError(
-                f"fed.tell was given {given}; it takes a NumPy array of {len(members.ids)} rows, one per client of this rank"
-            )
+            takes = f"it takes a NumPy array of {k} rows, one per client of this rank"
+            raise UserError(f"fed.tell was given {given}; {takes}")
         return self.spread(values, graph)
 
     def spread(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:

@@ -61,9 +61,8 @@ class Training:
         """
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
             raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
-        for (block,) in self._blocks({momentum: w_KW}, moves=self.members.in_rounds):
+        for (block,) in self._blocks({momentum: w_KW}, epochs if advance else 0, self.members.in_rounds):
             self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
-        self._advance(epochs if advance else 0)
         return w_KW
 
     def batches(
@@ -77,13 +76,12 @@ class Training:
         backend = self.backend
         for rows in rows_KW.values():
             self.members.check_rows(rows, backend.ensemble.width, "fed.batches")
-        for now in self._blocks(rows_KW, moves=advance):
+        for now in self._blocks(rows_KW, epochs if advance else 0, advance):
             for batch in backend.batches(now[0].rows, epochs, self.epochs):
                 if batch.step == most:
                     break
                 now = [block.first(batch.k) for block in now]
                 yield batch, *now
-        self._advance(epochs if advance else 0)
 
     def mixed_opt(
         self, w_KW: Tensor, v_KW: Tensor, alpha_K1: Tensor, epochs: int, learn: Learn | None = None
@@ -93,25 +91,23 @@ class Training:
         Each mini-batch moves w, then v; their momentum rows are "w" and "v". `learn(w, v, mixed)`, called with these `Block`s before v's step,
         may change `alpha_K1` for the next one.
         """
-        for w, v in self._blocks({"w": w_KW, "v": v_KW}, moves=True):
+        for w, v in self._blocks({"w": w_KW, "v": v_KW}, epochs):
             self.backend.train_mixed(w, v, alpha_K1, epochs, self.epochs, self.lr, learn)
-        self._advance(epochs)
         return w_KW, v_KW
 
     def ahead_opt(self, w_KW: Tensor, epochs: int, inner: float) -> Tensor:
         """Train every client's row in place by pairs of mini-batches, and return it: w moves along the gradient of the second at w - inner (gradient
         of the first); a last one without a second is not used."""
-        for (w,) in self._blocks({"w": w_KW}, moves=True):
+        for (w,) in self._blocks({"w": w_KW}, epochs):
             self.backend.train_ahead(w, inner, epochs, self.epochs, self.lr)
-        self._advance(epochs)
         return w_KW
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
         """Take one step from `block.g`: the Run's optimiser, clipping, decay and momentum; columns not `trained` are frozen."""
         self.backend.step(block, loss, self.lr, trained)
 
-    def _blocks(self, rows_KW: dict[str, Tensor], moves: bool) -> Iterator[list[Block]]:
-        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them."""
+    def _blocks(self, rows_KW: dict[str, Tensor], epochs: int, moves: bool = True) -> Iterator[list[Block]]:
+        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them, then count so many epochs."""
         backend, active = self.backend, self.members.awake[self.members.ids]
         if moves:  # not a probe, whose rows are thrown away
             self.attack.note_start(rows_KW)
@@ -135,6 +131,4 @@ class Training:
                     noted = self.log.notes["train_loss"]
                     loss = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
                     noted[rows] = np.where(block.steps > 0, loss, noted[rows])
-
-    def _advance(self, epochs: int) -> None:
         self.epochs[self.members.awake[self.members.ids]] += epochs

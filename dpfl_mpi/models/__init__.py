@@ -7,7 +7,7 @@ uses `torch.func`).
 import dataclasses
 import inspect
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
@@ -17,25 +17,19 @@ from dpfl_mpi.settings.fields import options_of
 from dpfl_mpi.streams import INIT, stream
 
 
-class Model(NamedTuple):
-    """A module as it was built, and the name of its last layer, "" where its file names none."""
-
-    module: Any
-    head: str
-
-
 def load(name: str, module: ModuleType) -> ModuleType:
     """Return a model's file; one that breaks the contract is a `UserError`, whose sentence says where."""
     if not callable(getattr(module, "build", None)):
         raise UserError(f"the model {name} has no function build; it must define build(shape, classes)")
-    if not isinstance(getattr(module, "HEAD", ""), str):
+    module.HEAD = getattr(module, "HEAD", "")  # type: ignore[attr-defined]
+    if not isinstance(module.HEAD, str):
         raise UserError(f"HEAD of the model {name} is {module.HEAD!r}; it must be the name of the last layer")
     module.Options = options_of(f"the model {name}", module)  # type: ignore[attr-defined]
     return module
 
 
-def make(run: Resolved, source: Source) -> Model:
-    """Return a resolved Run's model for its data, the same on every rank; `UserError`: it cannot be built or trained (`numerics.fitness`)."""
+def make(run: Resolved, source: Source) -> Any:
+    """Return a resolved Run's model for its data, a module, the same on every rank; `UserError`: it cannot be built or trained (`numerics.fitness`)."""
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
     file, name = run.found("model"), short(run.model)
@@ -61,6 +55,5 @@ def make(run: Resolved, source: Source) -> Model:
             raise
         except Exception as error:
             raise UserError(f"--model {name}: build failed for samples of {source.size}: {told(error)}") from error
-    head = getattr(file, "HEAD", "")
-    check_module(name, module, source.shape, source.dtype, source.classes, head, source.vocabulary)
-    return Model(module, head)
+    check_module(name, module, source.shape, source.dtype, source.classes, file.HEAD, source.vocabulary)
+    return module

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfl_mpi.numerics.ensemble import one_hot
-
 
 def where_positive(d: Tensor, condition: Tensor) -> Tensor:
     """Return `d` where `condition > 0`, elsewhere 0 (ReLU's own backward: five times as fast on a CPU as multiplying by a mask)."""
@@ -130,7 +128,8 @@ class StackedCNN:
         k = logits.shape[0]
         log_p = logits.log_softmax(2)
         loss = -(log_p.gather(2, y_kS[:, :, None])[:, :, 0] * weight_kS).sum(1)
-        d = log_p.exp_().sub_(one_hot(y_kS, logits.shape[2])).mul_(weight_kS[:, :, None])
+        chosen = y_kS[:, :, None] == torch.arange(logits.shape[2], device=y_kS.device)  # no scatter: deterministic
+        d = log_p.exp_().sub_(chosen.float()).mul_(weight_kS[:, :, None])
         for name, inputs, masked in (("head", h2, True), ("fc2", h1, True), ("fc1", flat, False)):
             self.product(d.transpose(1, 2), inputs, grads[f"{name}.weight"])
             torch.sum(d, 1, out=grads[f"{name}.bias"])

@@ -276,11 +276,6 @@ class Ensemble:
         return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
 
 
-def one_hot(y: Tensor, classes: int) -> Tensor:
-    """Return float32 `[..., classes]`: 1 at each label. Unlike a scatter this is deterministic on a GPU."""
-    return (y[..., None] == torch.arange(classes, device=y.device)).float()
-
-
 def cross_entropy(logits_kSC: Tensor, y_kS: Tensor) -> Tensor:
     """Return the loss of each image, `[k, S]`; PyTorch's own over a third axis is not deterministic on a GPU."""
     return -logits_kSC.log_softmax(2).gather(2, y_kS[:, :, None])[:, :, 0]

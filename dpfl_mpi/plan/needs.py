@@ -82,7 +82,7 @@ class Needs:
 def ensemble_of(run: Resolved, source: Source) -> Ensemble:
     """Return the model's numerics on this machine's CPU."""
     torch.set_num_threads(1)  # as each rank of a run
-    module = make(run, source).module
+    module = make(run, source)
     return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
 
 
@@ -100,7 +100,7 @@ def needs_of(
         return np.bincount(owner, values, ranks).astype(np.int64)
 
     method = run.found("method")
-    packed, native = packed_bytes(run, source, ensemble), one_client(run, job, source, ensemble, 1, 1)[0].native
+    packed, native = packed_bytes(run, ensemble), one_client(run, job, source, ensemble, 1, 1)[0].native
     slots, window, passes, columns = windows(run, job, method, k_r, row, packed or row)
     received, wire = traffic(run, method, k_r, slots, row, packed or row)
     unpacked = np.minimum(k_r * run.most_senders, n - k_r) * (run.staleness + 1)  # what was decoded lies in memory
@@ -158,9 +158,9 @@ def needs_of(
     )
 
 
-def packed_bytes(run: Resolved, source: Source, ensemble: Ensemble) -> int:
+def packed_bytes(run: Resolved, ensemble: Ensemble) -> int:
     """Return the bytes of a slot where not whole rows are sent (--codec, --send, or as the method says), else 0."""
-    columns = columns_of(run, ensemble, make(run, source).head)
+    columns = columns_of(run, ensemble, run.found("model").HEAD)
     if run.codec:
         return -(-Encoder(run, ensemble, ensemble.zeros(1)[0], columns).bytes // 4) * 4
     return 0 if columns is None else 4 * int(columns[: ensemble.size].sum())

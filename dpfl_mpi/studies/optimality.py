@@ -79,7 +79,7 @@ class Models:
         result.state_dict(0)  # says so where no models were saved
         source = source_of(result, data)
         partition = dealt(result, source)
-        module = make(run, source).module
+        module = make(run, source)
         ensemble = Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
         ordered, n_search = search_first(run, source.labels["train"], partition)
         ids = np.arange(self.n)

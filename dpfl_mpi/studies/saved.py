@@ -89,7 +89,7 @@ def network_of(result: Result, source: Source) -> RawImages:
     if result.run.contents.get("model", "") != admitted("model", str(result.run.model)):
         how = f"name the very same, with --model or by admit ({result.run.model})"
         raise UserError(f"the run's model is code of its own; {how}")
-    network = make(result.run, source).module
+    network = make(result.run, source)
     if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
         raise UserError(f"the saved models do not fit these data (samples of {source.size}, {source.classes} classes)")
     return RawImages(network, source.mean, source.std, source.dtype).eval()

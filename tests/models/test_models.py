@@ -76,11 +76,11 @@ def test_a_model_is_the_same_on_every_rank_and_depends_on_the_seed():
     run, data = Run(model="text", dataset="digits").resolve(), source(TEXT)
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    one = make(run, data).module
+    one = make(run, data)
     assert torch.equal(state, torch.get_rng_state())
     torch.manual_seed(6)
-    two = make(run, data).module
-    other = make(Run(model="text", dataset="digits", seed=1).resolve(), data).module
+    two = make(run, data)
+    other = make(Run(model="text", dataset="digits", seed=1).resolve(), data)
     assert torch.equal(one.words.weight, two.words.weight) and not torch.equal(one.words.weight, other.words.weight)
 
 
@@ -322,7 +322,7 @@ def test_many_tokens_need_few_rows():
     data = in_memory(arrays_of(np.array([[2**31 - 1, 5]] * 10), np.arange(10) % 2))
     sentence = "tokens go to 2147483647, an embedding has at most 131072 rows: set --model_options.rows"
     refused(sentence, make, Run(model="text").resolve(), data)
-    module = make(Run(model="text", model_options={"rows": 100}).resolve(), data).module
+    module = make(Run(model="text", model_options={"rows": 100}).resolve(), data)
     a, b = torch.tensor([[2**31 - 1, 5]]), torch.tensor([[(2**31 - 1) % 100, 105]])
     assert module.words.weight.shape == (100, 32) and torch.equal(module(a), module(b))
 

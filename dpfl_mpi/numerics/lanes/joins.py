@@ -22,43 +22,37 @@ def is_number(value: Any) -> bool:
     )
 
 
-def arithmetic(what: str, *names: str, turned: bool = False) -> None:
-    """Handle the calls of these names, whose arguments are `turned` where the second comes first."""
-
-    @handles(*names)
-    def handler(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1) -> None:
-        joined(r, out, what, *((other, input) if turned else (input, other)), alpha)
-
-
-arithmetic("add", "add", "radd", "iadd")
-arithmetic("sub", "sub", "isub", "subtract")
-arithmetic("sub", "rsub", turned=True)
-arithmetic("mul", "mul", "rmul", "imul", "multiply")
-arithmetic("div", "div", "truediv", "true_divide", "itruediv", "divide")
 JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
 
 
-def joined(r: Recorder, out: Tensor, what: str, a: Any, b: Any, alpha: float = 1) -> None:
+@handles("add", "radd", "iadd")
+def joined(r: Recorder, out: Tensor, input: Any, other: Any, *, alpha: float = 1, what: str = "add") -> None:
     """Two values, or a value and numbers or parameters."""
     if what == "add" and out.dtype == torch.bool:
         raise Unknown(f"{what} of yes and no{r.place()}")
-    if is_number(b) and not r.tracked(b):
-        n = float(b) * alpha
+    if is_number(other) and not r.tracked(other):
+        n = float(other) * alpha
         lines = {"add": (1.0, n), "sub": (1.0, -n), "mul": (n, 0.0), "div": (1 / n if n else math.inf, 0.0)}
-        return each(r, out, "line", a, *lines[what])
-    if is_number(a) and not r.tracked(a):
+        return each(r, out, "line", input, *lines[what])
+    if is_number(input) and not r.tracked(input):
         if what == "div" or alpha != 1:
             raise Unknown(f"a number over a tensor{r.place()}")
-        n = float(a)
-        return each(r, out, "line", b, *{"add": (1.0, n), "sub": (-1.0, n), "mul": (n, 0.0)}[what])
+        n = float(input)
+        return each(r, out, "line", other, *{"add": (1.0, n), "sub": (-1.0, n), "mul": (n, 0.0)}[what])
     if alpha != 1:
         raise Unknown(f"{what} with alpha{r.place()}")
-    if r.tracked(a) and r.tracked(b):
-        return both(r, out, what, a, b)
-    sample, parameter = (a, b) if r.tracked(a) else (b, a)
+    if r.tracked(input) and r.tracked(other):
+        return both(r, out, what, input, other)
+    sample, parameter = (input, other) if r.tracked(input) else (other, input)
     if what not in ("add", "mul"):
         raise Unknown(f"{what} of a parameter{r.place()}")
     plus(r, out, what == "mul", sample, parameter)
+
+
+handles("sub", "isub", "subtract")(functools.partial(joined, what="sub"))
+handles("mul", "rmul", "imul", "multiply")(functools.partial(joined, what="mul"))
+handles("div", "truediv", "true_divide", "itruediv", "divide")(functools.partial(joined, what="div"))
+handles("rsub")(lambda r, out, input, other, *, alpha=1: joined(r, out, other, input, alpha=alpha, what="sub"))
 
 
 def plus(r: Recorder, out: Tensor, times: bool, input: Tensor, parameter: Tensor) -> None:
@@ -136,15 +130,7 @@ def cat(r: Recorder, out: Tensor, tensors: Any, dim: int = 0) -> None:
 
 
 @handles("sum")
-def summed(
-    r: Recorder,
-    out: Tensor,
-    input: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    dtype: Any = None,
-    mean: bool = False,
-) -> None:
+def summed(r: Recorder, out: Tensor, input: Tensor, dim: Any = None, *_: Any, mean: bool = False, **more: Any) -> None:
     """Sums or means over axes; those of an image over its pixels are a pool."""
     axes = sorted(d % input.dim() for d in ([dim] if isinstance(dim, int) else dim or range(input.dim())))
     view = r.leading(input)
@@ -196,19 +182,11 @@ def softmax(r: Recorder, out: Tensor, input: Tensor, dim: int | None = None, *_:
 
 @handles("scaled_dot_product_attention")
 def attention(
-    r: Recorder,
-    out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    r: Recorder, out: Tensor, query: Tensor, key: Tensor, value: Tensor, *masks: Any, scale: Any = None, **more: Any
 ) -> Tensor:
     """Softmax of the scaled products of queries and keys, times the values."""
-    if attn_mask is not None or dropout_p or is_causal:
+    named = (more.get(name) for name in ("attn_mask", "dropout_p", "is_causal"))
+    if any(isinstance(mask, Tensor) or mask for mask in (*masks, *named)):
         raise Unknown(f"attention with a mask or dropout{r.place()}")
     factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
     with r:

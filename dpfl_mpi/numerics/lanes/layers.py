@@ -35,26 +35,21 @@ def pair(value: Any, first: int | None = None) -> tuple[int, int]:
 # dense layers and convolutions ------------------------------------------------------------------------------------------------
 @handles("linear")
 def linear(r: Recorder, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """A dense layer of vectors, or of each line of a sample."""
+    """A dense layer of vectors, or of each line of a sample: that is a convolution of one tap, whose channels are a line's units."""
     view, (outputs, inputs) = r.leading(input), weight.shape
     lines = math.prod(view.shape[:-1])
     what = [Use(view, (1, lines, inputs))], (1, lines, outputs), weight, bias
-    if lines == 1:
-        r.layer(out, "dense", *what, size=[0], scratch=inputs + 1, keeps=False)
-    else:
-        scratch = outputs * inputs + 1 + inputs
-        r.layer(out, "conv", *what, fill=rows(lines, inputs, outputs), scratch=scratch, keeps=False)
 
-
-def rows(lines: int, inputs: int, outputs: int) -> Fill:
-    """Return the size and table of a dense layer of each line: a convolution of one tap, whose channels are a line's units."""
-
-    def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
+    def rows(x: Any, y: Any) -> tuple[list[int], list[int]]:
         there = [1, lines, 0, 0, y.line, 0, x.line, 1, 0, 0]
         back = [1, lines, 0, 0, x.line, 0, y.line, 1, 0, 0]
         return [1, 1, outputs, inputs, 1, 1, 1], there + back
 
-    return fill
+    if lines == 1:
+        r.layer(out, "dense", *what, size=[0], scratch=inputs + 1, keeps=False)
+    else:
+        scratch = outputs * inputs + 1 + inputs
+        r.layer(out, "conv", *what, fill=rows, scratch=scratch, keeps=False)
 
 
 @handles("conv1d", "conv2d")
@@ -166,9 +161,7 @@ def clamp(r: Recorder, out: Tensor, input: Tensor, min: Any = None, max: Any = N
 
 
 @handles("hardtanh")
-def hardtanh(
-    r: Recorder, out: Tensor, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> None:
+def hardtanh(r: Recorder, out: Tensor, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, **more: Any) -> None:
     each(r, out, "hardtanh", input, min_val, max_val)
 
 
@@ -233,9 +226,7 @@ def windows_of(
 
 
 @handles("adaptive_avg_pool1d", "adaptive_avg_pool2d")
-def adaptive_pool(
-    r: Recorder, out: Tensor, input: Tensor, output_size: Any, return_indices: bool = False, kind: str = "mean_pool"
-) -> None:
+def adaptive_pool(r: Recorder, out: Tensor, input: Tensor, *_: Any, kind: str = "mean_pool", **more: Any) -> None:
     table = []
     for size, outputs in zip(image(tuple(input.shape[1:]))[1:], image(tuple(out.shape[1:]))[1:], strict=True):
         for i in range(outputs):
