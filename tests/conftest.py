@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality holds for one thread per rank
 
@@ -49,11 +50,7 @@ def terminal():
     """The environment of a terminal outside of any job, where nothing of MPI has started."""
     from launch import environment
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [n for n in os.environ if n.startswith(("PMI", "SLURM_"))]:
-            patch.delenv(name)
-        for name, value in environment().items():
-            patch.setenv(name, value)
+    with mock.patch.dict(os.environ, environment(), clear=True), pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "mpi4py.MPI", raising=False)
         yield
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import os
@@ -71,12 +70,12 @@ def mpirun(ranks: int, *command: object, **how):
     return ended("mpirun", "-n", ranks, sys.executable, "-W", "error", *command, **how)
 
 
-def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals=None, **jobs) -> dict[str, Path]:
+def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", sentences=False, **jobs) -> dict[str, Any]:
     """Compute runs by name with one start of the ranks, each into `folder`; return the result files by name.
 
     Args:
         before: code that every rank executes first: it changes something of the package.
-        refusals: where given, it gets the sentence of each run, which else must be refused none.
+        sentences: return those in which the runs are refused, not their files; else none may be refused.
         jobs: by the name of a run, the fields of its Job; `ranks` among them are the first few that compute it.
     """
     out = {name: folder / f"{name}.h5" for name in runs}
@@ -89,18 +88,14 @@ def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", refusals
     done = mpirun(ranks, "-m", "mpi4py", folder / "many.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     said = {name: Path(f"{path}.said").read_text() for name, path in out.items()}
-    if refusals is None:
-        assert said == dict.fromkeys(runs, ""), said
-    else:
-        refusals |= said
-    return out
+    assert sentences or said == dict.fromkeys(runs, ""), said
+    return said if sentences else out
 
 
 def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
     """Run `fields` of a Run in this process, on one rank, and return the result file `out`."""
-    settings = {"quiet": True, "out": str(out)} | job
-    assert set(settings) <= {f.name for f in dataclasses.fields(Job)}
-    return train(Run(**fields).resolve(), Job(**settings), World(MPI.COMM_SELF))
+    job = {"quiet": True, "out": str(out)} | job
+    return train(Run(**fields).resolve(), Job(**job), World(MPI.COMM_SELF))
 
 
 def federation(fields: dict[str, object], **job: object):

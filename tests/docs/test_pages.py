@@ -133,11 +133,10 @@ OF_RANKS |= {"broken off": (AVERAGE, EVERY + AVERAGE)}
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory):
     """What two ranks say of each mistake that several alone can make."""
-    folder, said = tmp_path_factory.mktemp("ranks"), {}
+    folder = tmp_path_factory.mktemp("ranks")
     places = {mistake: own.write(folder / mistake, gossip="") for mistake in OF_RANKS}
     runs = {mistake: fields_of(places[mistake], "own-method.md", change) for mistake, change in OF_RANKS.items()}
-    run_many(2, folder, runs, refusals=said)
-    return said
+    return run_many(2, folder, runs, sentences=True)
 
 
 @pytest.mark.parametrize(("page", "mistake"), EACH, ids=[mistake for _, mistake in EACH])

@@ -18,34 +18,28 @@ LOCAL = SMALL | {"method": "local"}
 TUNED = LOCAL | {"finetune_epochs": 1}
 
 
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
-    """Of two methods the base Run, and the tuned one on two ranks from its models, two rows at a time."""
-    at = tmp_path_factory.mktemp("tuned")
+def test_finetuning_from_the_base_run_is_finetuning(tmp_path):
+    """On two ranks from the base Run's models, two rows at a time, as with the rounds computed again."""
     fields = {name: SMALL | {"method": name, "participation": 0.7} for name in ("fedprox", "dpfl")}
-    base = {n: run_here(Run(**f).resolve().path(at), f, save_models=True) for n, f in fields.items()}
+    base = {n: run_here(Run(**f).resolve().path(tmp_path), f, save_models=True) for n, f in fields.items()}
     more = {n: f | {"finetune_epochs": 3} for n, f in fields.items()}
     two = "from dpfl_mpi.engine import after\nafter.BLOCK = 2 * 4 * 4810 + 5"
-    out = run_many(2, at, more, two, **{n: {"results": str(at)} for n in more})
-    return {n: (more[n], base[n], out[n]) for n in more}
-
-
-@pytest.mark.parametrize("method", ["fedprox", "dpfl"])
-def test_finetuning_from_the_base_run_is_finetuning(method, tuned, tmp_path):
-    fields, base, path = tuned[method]
-    assert differences(path, run_here(tmp_path / "run.h5", fields, results=str(tmp_path))) == []
-    with Result(path) as result, Result(base) as before:
-        assert np.array_equal(result["round/test_acc"], before["round/test_acc"], equal_nan=True)
-        assert result["finetune/test_acc"].shape == (4, N)
-        assert np.array_equal(result["finetune/test_acc"][0], before["best/test_acc"])
-        val, test, best = result["finetune/val_acc"][1:], result["finetune/test_acc"][1:], result["best/val_acc"]
-        assert np.array_equal(val.max(0), best)
-        latest = 2 - np.argmax(val[::-1], 0)
-        assert np.array_equal(result["best/round"], fields["rounds"] + 1 + latest)
-        assert np.array_equal(test[latest, np.arange(N)], result["best/test_acc"])
-        assert np.array_equal(result["last/test_acc"], test[-1])
-        assert np.array_equal(result["client/epochs"], before["client/epochs"] + 3)
-        assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
+    out = run_many(2, tmp_path, more, two, **{n: {"results": str(tmp_path)} for n in more})
+    for name, path in out.items():
+        alone = run_here(tmp_path / f"{name}-alone.h5", more[name], results=str(tmp_path / "elsewhere"))
+        assert differences(path, alone) == [], name
+        with Result(path) as result, Result(base[name]) as before:
+            assert np.array_equal(result["round/test_acc"], before["round/test_acc"], equal_nan=True)
+            assert result["finetune/test_acc"].shape == (4, N)
+            assert np.array_equal(result["finetune/test_acc"][0], before["best/test_acc"])
+            val, test, best = result["finetune/val_acc"][1:], result["finetune/test_acc"][1:], result["best/val_acc"]
+            assert np.array_equal(val.max(0), best)
+            latest = 2 - np.argmax(val[::-1], 0)
+            assert np.array_equal(result["best/round"], SMALL["rounds"] + 1 + latest)
+            assert np.array_equal(test[latest, np.arange(N)], result["best/test_acc"])
+            assert np.array_equal(result["last/test_acc"], test[-1])
+            assert np.array_equal(result["client/epochs"], before["client/epochs"] + 3)
+            assert result["finetune/gradient_steps"][0] == before["round/gradient_steps"][-1]
 
 
 @pytest.mark.parametrize("what", ["no models", "torn", "another run", "last models damaged"])

@@ -44,11 +44,6 @@ def result(path):
         yield result
 
 
-@pytest.fixture
-def copy(path, tmp_path):
-    return shutil.copy(path, tmp_path / "copy.h5")
-
-
 SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": 64 * 64 + 64 + 640 + 10, "starts": 1, "3": 3, "4": 4}
 # what a Run without controls and fine-tuning does not write
 ABSENT = {f"client/{name}" for name in ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")}
@@ -124,7 +119,8 @@ def test_one_flipped_bit_is_noticed(path, tmp_path):
                 assert Result.differences(a, b) == ([] if exempt else [name])
 
 
-def test_what_else_differs_is_noticed(path, copy):
+def test_what_else_differs_is_noticed(path, tmp_path):
+    copy = shutil.copy(path, tmp_path / "copy.h5")
     with tiny_result.changing(copy) as file:
         file.attrs["key"] = json.dumps(json.loads(file.attrs["key"]) | {"lr": 0.5})
     with Result(path) as a, Result(copy) as b:
@@ -214,3 +210,6 @@ def test_where_a_user_meets_the_scores(result, path, tmp_path, said):
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
     for metric in ("balanced_accuracy", "macro_f1"):
         assert [float(row[metric]) for row in rows] == result.score(metric).tolist()
+    table = tiny_result.draw("accuracy_table", [result], score="macro_f1")
+    assert "Test macro F1, %" in table.text
+    assert table.data["mean"].tolist() == [pytest.approx(100 * result.score("macro_f1").mean())]
