@@ -527,6 +527,12 @@ def test_latex_escapes_what_it_must():
     assert [text for text in expected if text not in tables.latex(pd.DataFrame({"method": texts}))] == []
 
 
+def test_a_table_of_another_score(tmp_path):
+    result = Result(run_here(tmp_path / "run.h5", {"method": "local", "clients": 3, "rounds": 1}))
+    drawing, mean = draw("accuracy_table", [result], score="macro_f1"), 100 * result.score("macro_f1").mean()
+    assert "Test macro F1, %" in drawing.text and drawing.data["mean"].tolist() == [pytest.approx(mean)]
+
+
 @pytest.mark.parametrize("colour", ["#123456", ""])
 def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
     """One file, no list of names: its title, and its colour, or one hashed from its title."""

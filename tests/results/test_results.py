@@ -210,6 +210,3 @@ def test_where_a_user_meets_the_scores(result, path, tmp_path, said):
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
     for metric in ("balanced_accuracy", "macro_f1"):
         assert [float(row[metric]) for row in rows] == result.score(metric).tolist()
-    table = tiny_result.draw("accuracy_table", [result], score="macro_f1")
-    assert "Test macro F1, %" in table.text
-    assert table.data["mean"].tolist() == [pytest.approx(100 * result.score("macro_f1").mean())]
