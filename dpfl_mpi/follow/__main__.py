@@ -102,9 +102,11 @@ def follow(path: Path, log: str | None, on_round: Callable[[Result, int], object
             if add is None:
                 logged, add = opened(log, result) if log else (-1, lambda t, numbers: None)
                 called = first - 1
+            over = {}  # by round what `Result.curves` has, and the mean over clients of their best models so far
+            if log and logged < result.last_round:
+                over = curves(result) | {"best_test_acc": result.mean("round/best_test_acc")}
             for t in range(min(logged, called) + 1, result.last_round + 1):
-                if t > logged:  # what `Result.curves` has, and the mean over clients of their best models so far
-                    over = curves(result) | {"best_test_acc": result.mean("round/best_test_acc")}
+                if t > logged:
                     add(t, {name: float(values[t]) for name, values in over.items()})
                 if t > called and on_round:
                     on_round(result, t)
