@@ -194,7 +194,7 @@ def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_s
     w = weights(run.found("dataset"), parts) if p is None else p
     partition = assemble(parts, np.asarray(counts), w, pooled)
     if of_partition not in ("", partition.sha256()):
-        raise UserError(f"{where} was changed since it was written: take its partition_sha256 out to use it so")
+        raise UserError(f"{where} was changed since it was written: to use it so, take out its partition_sha256 and p")
     if p is not None and abs(p.sum() - 1) < 1e-9:
         return replace(partition, p=p)  # dividing by a sum beside 1 would move the last bit
     return partition

@@ -33,11 +33,11 @@ def read(source: Path) -> Arrays:
         raise UserError(f"{source} is no folder of PFLlib's: {what}")
     parts = sorted(found, key=lambda place: (place[0] == "test", place[1]))
     first = found[parts[0]][0]
+    texts = first.ndim == 2 and first.dtype.kind in "iu"  # padded to the longest
     for (part, k), (x, _) in found.items():
-        if (x.ndim, x.shape[2:], x.dtype) != (first.ndim, first.shape[2:], first.dtype):
+        if (x.ndim, x.dtype) != (first.ndim, first.dtype) or (x.shape[1:] != first.shape[1:] and not texts):
             other, shape = parts[0][1], first.shape[1:]
             raise UserError(f"{source}: {part}/{k}.npz has samples of {x.dtype} {x.shape[1:]}, {other}.npz of {shape}")
-    texts = first.ndim == 2 and first.dtype.kind in "iu"
     longest = max(x.shape[1] for x, _ in found.values())
     sizes = [len(found[place][1]) for place in parts]
     return arrays_of(

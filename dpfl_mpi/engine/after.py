@@ -98,10 +98,10 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
         parts.log.begin()  # no score of the epoch before stays for a client that diverges in this one
         if epoch:
             parts.fed.local_opt(w, 1, gradient, momentum="finetune")
-        # before the best is forgotten: a client that has diverged keeps its last finite one
+        # before the best is forgotten: who has diverged keeps its last finite one, who has left its own
         members.exclude_diverged(w)
         if epoch < 2:  # that of the rounds, then that of the start, which epoch 0 scores
-            parts.scoring.forget_best()
+            parts.scoring.forget_best(members.awake)
         parts.fed.evaluate(w)
         notes.append({name: parts.log.notes[name].copy() for name in SCORES})
         steps.append(parts.world.sum_int64(np.array([parts.training.steps.sum()]))[0])

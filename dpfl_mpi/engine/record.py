@@ -237,7 +237,7 @@ class Progress:
         everyone = gather(self.parts, mine | {"received": notes["models_received"]})
         if not self.shows:
             return
-        scores = "".join(f"{100 * np.nan_to_num(mean(everyone[name][benign])):8.2f}" for name in mine)
+        scores = "".join(f"{100 * mean(everyone[name][benign]):8.2f}" for name in mine).replace("nan", "  -")
         seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
         self.took += [seconds] if t else []  # preprocessing tells nothing about a round
         left = duration((self.total - t) * float(np.mean(self.took))) if self.took else ""

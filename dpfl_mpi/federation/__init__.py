@@ -92,11 +92,11 @@ class Parts:
         self.world.bytes_collective = 0
 
     def _drift(self, number: int) -> None:
-        """From the round of --drift on: exchange two classes of the clients that drift, once, and forget the best model of every client."""
+        """From the round of --drift on: exchange two classes of the clients that drift, once; all forget their best models, but who has diverged."""
         if 0 < self.drift.round <= number:
             self.drift.round = 0
             self.backend.exchange_classes(np.flatnonzero(self.drift.drifted[self.ids]), *self.drift.classes.tolist())
-            self.scoring.forget_best()
+            self.scoring.forget_best(self.members.alive)
             self.scoring.stale[:] = 0
 
     def meet(self, place: str) -> None:

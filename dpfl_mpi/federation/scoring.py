@@ -74,11 +74,11 @@ class Scoring:
             pairs = labels[test] * self.classes + predicted[test]
             self.best_confusion[i] = np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
 
-    def forget_best(self) -> None:
-        """Let the next score of every client be its best; one that has diverged keeps its last finite best."""
-        alive = self.members.alive[self.members.ids]
-        self.best_val[alive], self.best_test[alive] = np.nan, np.nan
-        self.best_round[alive], self.best_confusion[alive] = -1, 0
+    def forget_best(self, who: np.ndarray) -> None:
+        """Let the next score of clients, bool `[N]`, be their best."""
+        mine = who[self.members.ids]
+        self.best_val[mine], self.best_test[mine] = np.nan, np.nan
+        self.best_round[mine], self.best_confusion[mine] = -1, 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return a model's loss on the validation images that the search sees, float64 `[K]`: nan but for clients that bool `counted` `[K]` marks."""

@@ -429,6 +429,8 @@ def test_pfllib_refusals(tmp_path):
         ({"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})}, "holds 3 samples and labels of (4,)"),
         ({"train/1.npz": npz({"x": image(1, 2), "y": [[0], [0, 1]]})}, "holds labels that are no list of numbers"),
         ({"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})}, "test/3.npz has samples of"),
+        ({"test/3.npz": npz({"x": image(1, 3)[:, :2], "y": np.arange(3)})}, "test/3.npz has samples of"),
+        ({"test/3.npz": npz({"x": image(1, 3)[:, :, :2], "y": np.arange(3)})}, "test/3.npz has samples of"),
         ({"train/1.npz": npz(np.zeros(3))}, "train/1.npz holds no dictionary with x and y"),
         ({"train/1.npz": outside.read_bytes()}, "leads out of the archive"),
     ):

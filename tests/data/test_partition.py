@@ -385,7 +385,7 @@ ODD = "is not a partition"
     (lambda d: d["clients"][1].update(train=[4, 4]), "gives client 1 a train sample twice"),
     (lambda d: d["clients"][2].update(val=d["clients"][2]["train"][:1]), "a sample in both train and val"),
     (lambda d: d["clients"][2].update(test=d["clients"][2]["train"][:1]), "a sample in both train and test"),
-    (lambda d: d["clients"][0]["train"].pop(), "was changed since it was written: take its partition_sha256 out"),
+    (lambda d: d["clients"][0]["train"].pop(), "was changed since it was written: to use it so, take out its partition_sha256 and p"),
     (lambda d: d.update(data_sha256="0" * 64), "was made for other data"),
     (lambda d: d.update(p=[0.5, 0.5, 0]), "p that is not positive"),
 ])  # fmt: skip

@@ -74,9 +74,11 @@ def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path):
         assert (result["client/stopped_round"] >= 0).any()
 
 
-def test_who_diverges_before_or_while_tuning_has_no_score_there(tmp_path):
+def test_who_diverges_before_or_while_tuning_has_no_score_there(tmp_path, capfd):
     fields = {"clients": 4, "method": "fedavg", "rounds": 0, "finetune_epochs": 2, "on_divergence": "exclude"}
-    with Result(run_here(tmp_path / "before.h5", fields | {"method": "local", "rounds": 1, "lr": 1e6})) as result:
+    all_diverge = fields | {"method": "local", "rounds": 1, "lr": 1e6}
+    with Result(run_here(tmp_path / "before.h5", all_diverge, quiet=False)) as result:
+        assert ["1/3", "-", "-"] in [line.split()[:3] for line in capfd.readouterr().out.splitlines()]
         assert (result["client/diverged_round"] >= 0).all()
         assert result["finetune/epochs"].tolist() == [result["round/epochs"][-1] + e for e in range(3)]
     with Result(run_here(tmp_path / "a.h5", fields | {"lr": 60.0, "clip_norm": 0.0, "weight_decay": 0.0})) as result:

@@ -43,6 +43,13 @@ def test_by_the_clock(tmp_path, result_of):
     assert np.isfinite(result["round/test_acc"]).tolist() == result["round/there"].tolist()
 
 
+def test_who_has_left_is_not_tuned_and_keeps_its_best(tmp_path, result_of):
+    fields = SMALL | {"method": "local", "churn": text_file(tmp_path / "churn.csv", "2 1 leave\n")}
+    before, tuned = result_of(fields), result_of(fields | {"finetune_epochs": 1})
+    assert tuned["best/round"].tolist() == [5, before["best/round"][1], 5, 5, 5, 5] and before["best/round"][1] < 2
+    assert tuned["best/test_acc"][1] == before["best/test_acc"][1] > 0
+
+
 def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
     with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS), "budget": 4}) as fed:
         omega = fed.collect([np.array([[1, 2, 3], [0, 2], [0], [1], [], []][k]) for k in fed.ids])
