@@ -50,15 +50,20 @@ def of_classes(result: Result, source: Source, groups: np.ndarray | None = None)
 def accuracies(
     result: Result, source: Source, rows: OfClients, part: str, device: Any, weights: OfClients | None = None
 ) -> np.ndarray:
-    """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images; each counts its weight, or as much."""
+    """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images; each counts its weight, or as much.
+
+    It is nan where a client has no model, as it was never scored.
+    """
     import torch
 
     model = network_of(result, source).to(device)
     pool = "test" if part == "test" else "train"
-    out = np.empty(len(rows))
-    for k, chosen in enumerate(rows):
+    out, read = np.full(len(rows), np.nan), None
+    for k in np.flatnonzero(result["best/round"] >= 0):
+        chosen = rows[k]
         fill(model, result, k)
-        if k == 0 or chosen is not rows[k - 1]:  # with --on all every client has the same rows: read once
+        if chosen is not read:  # with --on all every client has the same rows: read once
+            read = chosen
             images = torch.from_numpy(source.images(pool, chosen))
         with torch.no_grad():
             found = torch.cat([model(part.to(device)).argmax(1).cpu() for part in images.split(CHUNK)])
@@ -69,11 +74,15 @@ def accuracies(
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     where = WHERE[on].format(part)
-    stored = result[f"best/{part}_acc"][result.benign] if on == "own" and part in ("test", "val") else None
-    scores = scores[result.benign]
-    if not len(scores):
+    benign, there = int(result.benign.sum()), result.benign & np.isfinite(scores)
+    stored = result[f"best/{part}_acc"][there] if on == "own" and part in ("test", "val") else None
+    scores = scores[there]
+    if not benign:
         return f"no client is scored on {where}: all have flipped labels, lie or come later"
-    lines = [
+    missing = f"{benign - len(scores)} of {benign} clients have no model: they were never scored"
+    if not len(scores):
+        return missing
+    lines = [missing] * (len(scores) < benign) + [
         f"{len(scores)} models on {where}: mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}, "
         f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
     ]

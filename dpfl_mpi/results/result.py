@@ -188,7 +188,10 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return score(self["best/confusion"], metric)
 
     def state_dict(self, client: int) -> dict[str, np.ndarray]:
-        """Return a client's best model by layer name, float32: `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it."""
+        """Return a client's best model by layer name, float32: `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it.
+
+        It is zeros where a client was never scored: `/best/round` is -1.
+        """
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
         rows = self.hdf5.dataset("model/best", "f", (int(self.run.clients), None))

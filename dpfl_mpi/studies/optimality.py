@@ -77,6 +77,8 @@ class Models:
             why = "with --drift, --newcomers or --churn, whose models are not all of the same data"
             raise UserError(f"{result.path} is of a run {why}")
         result.state_dict(0)  # says so where no models were saved
+        if (result["best/round"] < 0).any():
+            raise UserError(f"{result.path} has clients without a model: they were never scored")
         source = source_of(result, data)
         partition = dealt(result, source)
         module = make(run, source)

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import tiny_result
-from launch import ROOT, run_here
+from launch import ROOT, refused, run_here, text_file
 
 from dpfl_mpi import api, evaluate, export, prepare, show
 from dpfl_mpi.data.own import arrays_of
@@ -260,6 +260,20 @@ def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
     assert other == "error: --dataset is image_folder; the run has the shipped digits\n"
 
 
+def test_who_was_never_there_has_no_model(tmp_path, said):
+    fields = {"clients": 6, "rounds": 1, "tau_init": 1, "tau_train": 1, "method": "local"}
+    fields["churn"] = text_file(tmp_path / "churn.csv", "90 0 join\n")
+    path = run_here(tmp_path / "a.h5", fields)
+    for on in ("own", "all", "classes"):
+        text = said(evaluate.main, path, "--on", on, "--out", tmp_path / f"{on}.csv", "--device", "cpu")
+        assert text.startswith("1 of 6 clients have no model: they were never scored\n5 models on ")
+        scores = [float(row["accuracy"]) for row in rows_of(tmp_path / f"{on}.csv")]
+        assert np.isnan(scores).tolist() == [True] + [False] * 5
+        assert f"mean {100 * np.mean(scores[1:]):.2f} %" in text and (on != "own" or "the same for 5 of 5" in text)
+    with api.Result(path) as result:
+        refused("client 0 of ... has no model: it was never scored", lambda: result.model(0))
+
+
 def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, said):
     """Labels must name the same classes; images are normalised as those that were trained on, whatever their own moments are."""
     everyone = said(evaluate.main, trained, "--on", "all")
@@ -320,8 +334,8 @@ def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, re
         assert "the same for 4 of 4 clients" in said(evaluate.main, path, *data, "--device", "cpu")
         one_pool = "takes training and test samples from one pool"
         assert one_pool in said(evaluate.main, path, *data, "--on", "all", code=2)
-        refused = said(evaluate.main, path, *data, "--on", "classes", code=2)
-        assert one_pool in refused and "--data" not in refused
+        answer = said(evaluate.main, path, *data, "--on", "classes", code=2)
+        assert one_pool in answer and "--data" not in answer
 
 
 def test_means_over_batches_are_not_compared_without_a_word(result_of, said):
