@@ -59,7 +59,7 @@ def accuracies(
     model = network_of(result, source).to(device)
     pool = "test" if part == "test" else "train"
     out, read = np.full(len(rows), np.nan), None
-    for k in np.flatnonzero(result["best/round"] >= 0):
+    for k in np.flatnonzero(result["best/round"] >= 0).tolist():
         chosen = rows[k]
         fill(model, result, k)
         if chosen is not read:  # with --on all every client has the same rows: read once
