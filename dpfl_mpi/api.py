@@ -155,6 +155,8 @@ class Result(results.Result):
         from dpfl_mpi.studies.saved import fill, network_of, with_code
 
         self.state_dict(client)  # says so where no models were saved, or there is no such client
+        if self["best/round"][client] < 0:
+            raise UserError(f"client {client} of {self.path} has no model: it was never scored")
         known = self.run.model if admitted("model", self.run.model) else None  # this process has executed it
         self.run = with_code(self.run, {"model": code or known})
         return fill(network_of(self, self.source), self, client)
