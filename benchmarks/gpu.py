@@ -1,14 +1,16 @@
 """All clients of a rank as one tensor program: training against a loop over clients, the kernels to choose from, and the roofline.
 
-    python benchmarks/gpu.py [--device cuda] [--clients 100] [--seconds 3]
+    python benchmarks/gpu.py [--device cuda] [--clients 100] [--seconds 3] [--precision tf32]
     python benchmarks/gpu.py --ceilings --gpu h200 [--data cifar10.h5 ...]       # no GPU needed; other flags are of python -m dpfl_mpi
 
-The paper's CNN on random 32x32 colour images, batches of 16, float32 without TF32. Clients have ragged sizes (lognormal, mean 400 samples).
+The paper's CNN on random 32x32 colour images, batches of 16. Clients have ragged sizes (lognormal, mean 400 samples).
 Everything is timed on one device in one run, after a warm-up, each contender until `--seconds` are over:
 
 - training: client-steps per second of a plain loop over clients (one `nn.Module` and one fused `torch.optim.SGD` each, data on the device), of ours
-  step by step, and of ours recorded (`recorded.py`; on a CPU the same calls without a recording). Ours includes drawing, cropping and copying the batches.
-- kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped convolutions, and `torch.func.vmap`.
+  step by step, of ours recorded (`recorded.py`; on a CPU the same calls without a recording) and, on a GPU, of that compiled by `torch.compile`.
+  Ours includes drawing, cropping and copying the batches.
+- kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped convolutions, and `torch.func.vmap`; on a GPU the
+  first and the last also compiled.
 - layout: the same products and SGD on views of rows (used) and on one contiguous tensor per layer.
 - ceilings, where --gpu names the device: what launches and bytes allow (`_ceilings.py`), and how far the recorded step is from either.
 - roofline: operations and bytes of a step, what large products and copies reach on this device, and the share of the nearer ceiling that a step reaches.
@@ -38,6 +40,7 @@ from dpfl_mpi.errors import UserError, in_a_sentence
 from dpfl_mpi.models.cnn import build
 from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.recorded import RecordedSteps
 
@@ -48,8 +51,9 @@ STEP = SGD(S, momentum=0.9, weight_decay=1e-3, clip_norm=20.0)
 class Bench:
     """The device, the clients and a clock that waits for the device."""
 
-    def __init__(self, device: str, k: int, seconds: float):
-        self.device, self.k, self.seconds = torch.device(device), k, seconds
+    def __init__(self, device: str, k: int, seconds: float, precision: str = "float32"):
+        self.device, self.k, self.seconds = pick_device(device, precision, 0), k, seconds
+        torch.use_deterministic_algorithms(False)  # as everybody has it: a plain loop may not run else
         rng = np.random.default_rng(0)
         self.sizes = np.sort(np.clip(rng.lognormal(6, 0.5, k).astype(int), 32, None))[::-1].copy()
         n = int(self.sizes.sum())
@@ -62,7 +66,7 @@ class Bench:
             np.full(k, 1 / k),
         )
         source = Source((32, 32, 3), 10, MEAN, STD, {"train": labels, "test": labels}, "", lambda _, rows: images[rows])
-        self.ensemble = Ensemble(build((32, 32, 3), 10), MEAN, STD, self.device)
+        self.ensemble = Ensemble(build((32, 32, 3), 10), MEAN, STD, self.device, precision)
         self.clients = Clients(source, partition, np.arange(k), 0, True, self.ensemble)
         self.w = self.ensemble.initial_row("kaiming", np.random.default_rng(0)).repeat(k, 1)
 
@@ -155,31 +159,35 @@ def kernels(bench: Bench) -> dict[str, float]:
     x = torch.randn(k, S, 32, 32, 3, device=bench.device)
     y = torch.randint(10, (k, S), device=bench.device)
     weight = torch.full((k, S), 1 / S, device=bench.device)
-    stacked, mapped = Block(ensemble, bench.w.clone()), Block(ensemble, bench.w.clone())
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in stacked.layers.items()}
+    rows = ensemble.layers(bench.w)
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in rows.items()}
+    fast = torch.compile(ensemble.gradient_of) if bench.device.type == "cuda" else None
 
     def by_groups() -> tuple[Tensor, ...]:
         return torch.autograd.grad(grouped(leaves, x, y), list(leaves.values()))
 
-    def by_vmap() -> None:
-        kernels, ensemble.kernels = ensemble.kernels, None
-        with torch.no_grad():
-            ensemble.gradient(mapped, x, y, weight)
-        ensemble.kernels = kernels
+    def by(stacked: bool, gradient: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            held = ensemble.kernels
+            ensemble.kernels = held if stacked else None
+            try:
+                with torch.no_grad():
+                    return gradient(rows, x, y, weight, None)[0]
+            finally:
+                ensemble.kernels = held
 
-    def by_stacks() -> None:
-        with torch.no_grad():
-            ensemble.gradient(stacked, x, y, weight)
+        return run
 
-    by_stacks(), by_vmap()
-    for name, g in zip(leaves, by_groups(), strict=True):
-        assert float((g - stacked.grads[name]).abs().max()) < 1e-3, name
-    assert float((mapped.g - stacked.g).abs().max()) < 1e-3
-    return {
-        "stacked matrix products (used)": bench.ms(by_stacks),
-        "grouped convolutions": bench.ms(by_groups),
-        "torch.func.vmap": bench.ms(by_vmap),
-    }
+    ways = {"stacked matrix products (used)": by(True, ensemble.gradient_of)}
+    ways["torch.func.vmap"] = by(False, ensemble.gradient_of)
+    if fast:
+        ways |= {"stacked, torch.compile": by(True, fast), "torch.func.vmap, torch.compile": by(False, fast)}
+    g = ways["stacked matrix products (used)"]()
+    for name, of_layer in zip(leaves, by_groups(), strict=True):
+        assert float((of_layer - ensemble.layers(g)[name]).abs().max()) < 1e-3, name
+    for title, way in ways.items():
+        assert float((way() - g).abs().max()) < 1e-3, title
+    return {title: bench.ms(way) for title, way in ways.items()} | {"grouped convolutions": bench.ms(by_groups)}
 
 
 def layout(bench: Bench) -> dict[str, float]:
@@ -241,6 +249,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--clients", type=int, help="[100]")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender")
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"))
     parser.add_argument("--data", help="with --ceilings: a file of dpfl_mpi.prepare [the embedded digits]")
     parser.add_argument("--dataset", help="with --ceilings [what the file says]")
     parser.add_argument("--gpu", choices=sorted(GPUS), help="whose memory bandwidth the ceilings have")
@@ -257,27 +266,26 @@ def main() -> None:
         sys.exit(of_flags(args, rest))
     if rest:
         parser.error(f"unknown: {' '.join(rest)}; flags of a Run go with --ceilings")
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(1)
-    bench = Bench(args.device, args.clients or 100, args.seconds)
+    bench = Bench(args.device, args.clients or 100, args.seconds, args.precision)
     name = torch.cuda.get_device_name() if args.device == "cuda" else "one CPU thread"
-    print(f"{name}, torch {torch.__version__}, {bench.k} clients, batch {S}, float32")
+    print(f"{name}, torch {torch.__version__}, {bench.k} clients, batch {S}, {args.precision}", flush=True)
 
-    start, used = time.perf_counter(), torch.cuda.memory_reserved()
-    recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), (32, 32, 3), STEP)
-    took, held = time.perf_counter() - start, torch.cuda.memory_reserved() - used
-    print(f"recorded {len(recorded.sizes)} block sizes in {took:.2f} s, {held / 2**20:.0f} MiB")
-    rates = {
-        "plain loop": bench.rate(plain_loop(bench)),
-        "ours, step by step": bench.rate(ours(bench, None)),
-        "ours, recorded": bench.rate(ours(bench, recorded)),
-    }
+    rates = {"plain loop": bench.rate(plain_loop(bench)), "ours, step by step": bench.rate(ours(bench, None))}
+    for title in ("recorded", "compiled")[: 2 if args.device == "cuda" else 1]:
+        start, used = time.perf_counter(), torch.cuda.memory_reserved()
+        with torch.no_grad():
+            recorded = RecordedSteps(bench.ensemble, -(-bench.sizes // S), (32, 32, 3), STEP, title == "compiled")
+        took, held = time.perf_counter() - start, torch.cuda.memory_reserved() - used
+        rates[f"ours, {title}"] = bench.rate(ours(bench, recorded))
+        alone = " ".join(f"{n}: {bench.ms(step):.3f}" for n, step in recorded.graphs.items())
+        print(f"{title} {len(recorded.sizes)} block sizes in {took:.2f} s, {held / 2**20:.0f} MiB; ms of a step alone {alone}")
     for title, value in rates.items():
-        print(f"training   {title:34s} {value:12,.0f} client-steps/s")
-    best = max(rates["ours, step by step"], rates["ours, recorded"])
+        print(f"training   {title:34s} {value:12,.0f} client-steps/s", flush=True)
+    best = max(value for title, value in rates.items() if title != "plain loop")
     if args.gpu:
         print(against_ceilings(bench, rates["ours, recorded"], args.gpu, tuple(args.launch_us)))
-    for title, value in kernels(bench).items():
+    for title, value in kernels(bench).items() if args.precision == "float32" else ():
         print(f"kernels    {title:34s} {value:12.3f} ms")
     for title, value in layout(bench).items():
         print(f"layout     {title:38s} {value:8.3f} ms")

@@ -57,14 +57,14 @@ def phases(w_kOCyx: Tensor) -> Tensor:
     return out.view(k, 4 * o, 36 * c)
 
 
-def unphase(g_kRF: Tensor, channels: int, out_kOCyx: Tensor) -> None:
-    """Write the transpose of `phases` into `out`: a filter's gradient is the sum over its four places."""
+def unphase(g_kRF: Tensor, channels: int) -> Tensor:
+    """Return the transpose of `phases`, `[k, O, C, 5, 5]`: a filter's gradient is the sum over its four places."""
     k, r, _ = g_kRF.shape
     g = g_kRF.view(k, 4, r // 4, 6, 6, channels)
     total = g[:, 0, :, 0:5, 0:5] + g[:, 1, :, 0:5, 1:6]
     total += g[:, 2, :, 1:6, 0:5]
     total += g[:, 3, :, 1:6, 1:6]
-    out_kOCyx.copy_(total.permute(0, 1, 4, 2, 3))
+    return total.permute(0, 1, 4, 2, 3)
 
 
 def pool(z_k4OP: Tensor) -> Tensor:
@@ -76,14 +76,10 @@ def pool(z_k4OP: Tensor) -> Tensor:
 def pool_backward(z_k4OP: Tensor, d_kOP: Tensor) -> Tensor:
     """Return `[k, 4, O, P]`: the gradient at the first largest of the four phases (as `torch.max_pool2d` does at a tie)."""
     z0, z1, z2, z3 = z_k4OP.unbind(1)
-    out = torch.empty_like(z_k4OP)
     lower = where_positive(d_kOP, torch.maximum(z2, z3) - torch.maximum(z0, z1))
     upper = d_kOP - lower
-    for pair, first, second, d in ((0, z0, z1, upper), (2, z2, z3, lower)):
-        right = where_positive(d, second - first)
-        torch.sub(d, right, out=out[:, pair])
-        out[:, pair + 1] = right
-    return out
+    d1, d3 = where_positive(upper, z1 - z0), where_positive(lower, z3 - z2)
+    return torch.stack((upper - d1, d1, lower - d3, d3), 1)
 
 
 class StackedCNN:
@@ -92,12 +88,9 @@ class StackedCNN:
     def __init__(self, bf16: bool = False):
         self.bf16 = bf16
 
-    def product(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the matrix products `[k, ...]` of a and b, in `out` where it is given."""
-        if not self.bf16:
-            return torch.bmm(a, b, out=out)
-        ab = torch.bmm(a.bfloat16(), b.bfloat16())
-        return ab.float() if out is None else out.copy_(ab)
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the matrix products `[k, ...]` of a and b."""
+        return torch.bmm(a.bfloat16(), b.bfloat16()).float() if self.bf16 else torch.bmm(a, b)
 
     def dense(self, x_kSI: Tensor, layers: dict[str, Tensor], name: str) -> Tensor:
         """Return a fully connected layer's outputs `[k, S, O]`."""
@@ -118,9 +111,9 @@ class StackedCNN:
         return self._forward(ready, prepared)[0]
 
     def gradient(
-        self, layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, grads: dict[str, Tensor]
-    ) -> Tensor:
-        """Write the gradient of `sum_s weight_s * cross_entropy_s` of every row into `grads`; return the losses `[k]`."""
+        self, layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the gradient of `sum_s weight_s * cross_entropy_s` of every row by layer, and the losses `[k]`."""
         prepared = self.prepare(x_kSHWC)
         _, _, w2 = ready = self.ready(layers)
         logits, (z1, a1, cols2, z2, flat, h1, h2) = self._forward(ready, prepared)
@@ -130,26 +123,27 @@ class StackedCNN:
         loss = -(log_p.gather(2, y_kS[:, :, None])[:, :, 0] * weight_kS).sum(1)
         chosen = y_kS[:, :, None] == torch.arange(logits.shape[2], device=y_kS.device)  # no scatter: deterministic
         d = log_p.exp_().sub_(chosen.float()).mul_(weight_kS[:, :, None])
+        grads = {}
         for name, inputs, masked in (("head", h2, True), ("fc2", h1, True), ("fc1", flat, False)):
-            self.product(d.transpose(1, 2), inputs, grads[f"{name}.weight"])
-            torch.sum(d, 1, out=grads[f"{name}.bias"])
+            grads[f"{name}.weight"] = self.product(d.transpose(1, 2), inputs)
+            grads[f"{name}.bias"] = d.sum(1)
             d = self.product(d, layers[f"{name}.weight"])
             if masked:
                 d = where_positive(d, inputs)
         d = where_positive(d, flat)
         o = w2.shape[1] // 4
         d = d.view(k, s, o, -1).transpose(1, 2).reshape(k, o, -1)  # [k, O, P]
-        torch.sum(d, 2, out=grads["conv2.bias"])
+        grads["conv2.bias"] = d.sum(2)
         d = pool_backward(z2, d).view(k, 4 * o, -1)
         c = a1.shape[-1]
-        unphase(self.product(d, cols2), c, grads["conv2.weight"])
+        grads["conv2.weight"] = unphase(self.product(d, cols2), c)
         d = fold(self.product(d.transpose(1, 2), w2), a1.shape)
         d = where_positive(d, a1)
         d = d.permute(0, 4, 1, 2, 3).reshape(k, c, -1)
-        torch.sum(d, 2, out=grads["conv1.bias"])
+        grads["conv1.bias"] = d.sum(2)
         d = pool_backward(z1, d).view(k, 4 * c, -1)
-        unphase(self.product(d, cols1), x_kSHWC.shape[-1], grads["conv1.weight"])
-        return loss
+        grads["conv1.weight"] = unphase(self.product(d, cols1), x_kSHWC.shape[-1])
+        return grads, loss
 
     def _forward(self, ready, prepared):
         layers, w1, w2 = ready

@@ -100,27 +100,29 @@ class Clients:
         sample = np.repeat(self.start[rows], most * batch_size).reshape(len(rows), most, batch_size)
         crop = np.zeros((3, len(rows), most, batch_size), np.int64)
         weight = np.zeros((len(rows), most, batch_size), np.float32)
-        for j, i in enumerate(rows):
-            order, crops = self.schedule(int(i), epochs, int(first_epoch[i]))
-            e, at = np.divmod(np.arange(order.size), max(order.shape[1], 1))
-            s, place = np.divmod(at, batch_size)
-            s += e * (steps[j] // max(epochs, 1))
-            sample[j, s, place], crop[:, j, s, place] = order.reshape(-1), crops.reshape(3, -1)
-            weight[j, s, place] = 1
-        weight /= np.maximum(weight.sum(2, keepdims=True), 1)
-        w = torch.from_numpy(weight).to(self.x.device)
+        drawn = np.zeros(len(rows), np.int64)  # epochs of each row
         keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
         at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
             k = int((steps > first).sum())
             now = slice(first, min(first + at_once, most))
+            for j in range(k):  # draw the epochs that begin now: a GPU meanwhile computes the steps before
+                i, of_epoch = int(rows[j]), int(steps[j]) // epochs
+                while drawn[j] < epochs and drawn[j] * of_epoch < now.stop:
+                    order, crops = self.schedule(i, 1, int(first_epoch[i] + drawn[j]))
+                    s, place = np.divmod(np.arange(order.size), batch_size)
+                    s += drawn[j] * of_epoch
+                    sample[j, s, place], crop[:, j, s, place], weight[j, s, place] = order[0], crops[:, 0], 1
+                    drawn[j] += 1
+            part = weight[:k, now] / np.maximum(weight[:k, now].sum(2, keepdims=True), 1)
+            w = torch.from_numpy(part).to(self.x.device)
             x, y = self._gather(sample[:k, now], crop[:, :k, now])
             for j, step in enumerate(range(now.start, now.stop)):
                 k = int((steps > step).sum())
                 size = int(np.count_nonzero(weight[0, step])) if len(rows) == 1 and not pad else batch_size
                 images = self.ensemble.normalise(x[:k, j, :size])
                 key = None if keys is None else keys[:k, step]
-                yield Batch(k, step, images, y[:k, j, :size], w[:k, step, :size], key)
+                yield Batch(k, step, images, y[:k, j, :size], w[:k, j, :size], key)
 
     def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what local client i trains on: samples, int32 `[epochs, n]`, and (dy, dx, flip) of each, uint8 `[3, epochs, n]`."""

@@ -61,15 +61,6 @@ class Block:
     def layers(self) -> dict[str, Tensor]:
         return self.ensemble.layers(self.w)
 
-    @functools.cached_property
-    def grads(self) -> dict[str, Tensor]:
-        return self.ensemble.layers(self.g)
-
-    @functools.cached_property
-    def leaves(self) -> dict[str, Tensor]:
-        alone = self.layers.items() if len(self.w) == 1 else ()
-        return {name: v[0].detach().requires_grad_() for name, v in alone}
-
     def first(self, k: int) -> Block:
         """Return the block of the first k rows (clients are sorted by size: those that have finished are at the end)."""
         if k == len(self.w):
@@ -87,16 +78,21 @@ class Block:
         return self._scratch
 
 
-def called(module: nn.Module, layers: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Return what a module makes of x with these in place of its parameters, by their first names.
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter by every name that it has.
 
     PyTorch's own search for further names (2.13) leaves them in a layer that has two, such as a PReLU that is used twice.
     """
-    first, each = dict[Tensor, str](), dict[str, Tensor]()
+    first, each = dict[Tensor, str](), dict[str, str]()
     for of, part in module.named_modules():  # each once
         for name, p in part.named_parameters(of, recurse=False):
-            each[name] = layers[first.setdefault(p, name)]
-    return functional_call(module, each, (x,), tie_weights=False)
+            each[name] = first.setdefault(p, name)
+    return each
+
+
+def called(module: nn.Module, first: dict[str, str], layers: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return what a module makes of x with these in place of its parameters, by their `first_names`."""
+    return functional_call(module, {name: layers[of] for name, of in first.items()}, (x,), tie_weights=False)
 
 
 def safe(module: nn.Module) -> nn.Module:
@@ -135,6 +131,7 @@ class Ensemble:
         self.device, self.draws = device, Draws()
         shared = {id(held): held for held in module.buffers()}  # a frozen backbone may be large
         self.learner = keyed(copy.deepcopy(self.module, shared).train(), self.draws)  # the same layers, as they train
+        self.first = first_names(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
@@ -237,7 +234,7 @@ class Ensemble:
         x, layers, held = self.module_input(x_kSHWC), self.layers(w_kW), list[Tensor]()
 
         def read(p: dict[str, Tensor], images: Tensor) -> Tensor:
-            called(self.module, p, images)
+            called(self.module, self.first, p, images)
             return held.pop()
 
         with self.module.get_submodule(head).register_forward_pre_hook(lambda _, inputs: held.append(inputs[0])):
@@ -248,31 +245,40 @@ class Ensemble:
     def gradient(
         self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Tensor | None = None
     ) -> Tensor:
-        """Write into `block.g` the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`. Dropout draws from `key_k`."""
-        if self.kernels:
-            return self.kernels.gradient(block.layers, x_kSHWC, y_kS, weight_kS, block.grads)
-        x = self.module_input(x_kSHWC)
-        batch = (x, y_kS, weight_kS) if key_k is None else (x, y_kS, weight_kS, key_k)
-        if len(x) == 1:
-            with torch.enable_grad():
-                loss = self._loss(block.leaves, *(part[0] for part in batch))
-                grads = dict(zip(self.names, torch.autograd.grad(loss, list(block.leaves.values())), strict=True))
-            losses = loss.detach()[None]
-        else:
-            grads, losses = vmap(grad_and_value(self._loss))(block.layers, *batch)
-        for name, g in block.grads.items():
-            g.copy_(grads[name])
+        """Set `block.g` to the gradient of `sum_s weight_s * cross_entropy_s` of each row; return the losses `[k]`. Dropout draws from `key_k`."""
+        block.g, losses = self.gradient_of(block.layers, x_kSHWC, y_kS, weight_kS, key_k)
         return losses
+
+    def gradient_of(
+        self, layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows of gradients `[k, W]`, and the losses `[k]`."""
+        if self.kernels:
+            grads, losses = self.kernels.gradient(layers, x_kSHWC, y_kS, weight_kS)
+        else:
+            x = self.module_input(x_kSHWC)
+            batch = (x, y_kS, weight_kS) if key_k is None else (x, y_kS, weight_kS, key_k)
+            if len(x) == 1:
+                leaves = {name: v[0].detach().requires_grad_() for name, v in layers.items()}
+                with torch.enable_grad():
+                    loss = self._loss(leaves, *(part[0] for part in batch))
+                    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+                losses = loss.detach()[None]
+            else:
+                grads, losses = vmap(grad_and_value(self._loss))(layers, *batch)
+        parts = [grads[name].reshape(len(y_kS), -1) for name in self.names]
+        return torch.cat([*parts, parts[0].new_zeros(len(y_kS), self.width - self.size)], 1), losses
 
     def _module(self, layers: dict[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = called(self.learner if training else self.module, layers, x)
+            logits = called(self.learner if training else self.module, self.first, layers, x)
             return logits.float() if self.bf16 else logits
 
     def _loss(self, layers: Any, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
         """Return one model's weighted sum of losses over a mini-batch, without axes; dropout draws from `key`."""
         self.draws.begin(key)
         logits = self._module(layers, x, training=True)
+        self.draws.begin(None)  # torch.compile lets no key of a vmap outlive it
         return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
-from dpfl_mpi.numerics.ensemble import called, safe
+from dpfl_mpi.numerics.ensemble import called, first_names, safe
 
 # layers that draw, some of them only for certain values of their input
 RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -117,7 +117,7 @@ def untrained(module: nn.Module, learner: nn.Module, x: Tensor, draws: Draws) ->
     )
     with torch.enable_grad(), seeded(0), torch.autograd.graph.disable_saved_tensors_hooks(recomputed):
         draws.begin(torch.zeros((), dtype=torch.int64))
-        total = called(learner, leaves, x).sum()
+        total = called(learner, first_names(learner), leaves, x).sum()
         if not total.requires_grad:
             return list(leaves)
         elsewhere = [*module.parameters(), *learner.parameters()]

@@ -22,12 +22,15 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     """
     gpu, pytorch = ensemble.device.type == "cuda", partial(Backend, ensemble, clients, sgd, job.block)
     if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
-        if job.kernels not in ("auto", "torch"):
-            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
+        compiled = job.kernels == "compiled" and gpu and job.cuda_graphs
+        if job.kernels not in ("auto", "torch") and not compiled:
+            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1), compiled ones on a GPU (--cuda_graphs)"
             raise UserError(f"--kernels is {job.kernels}; {only}")
         if job.block > 1 or (gpu and job.block != 1):
             check_several(ensemble, clients)
-        return RecordedBackend(ensemble, clients, sgd, job.block) if job.cuda_graphs and gpu else pytorch(), ""
+        if job.cuda_graphs and gpu:
+            return RecordedBackend(ensemble, clients, sgd, job.block, compiled), ""
+        return pytorch(), ""
     native, why = native_here(job, ensemble, clients, sgd)
     missing = world.agree(native is None)
     if native and not missing:

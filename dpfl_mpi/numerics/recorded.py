@@ -4,6 +4,7 @@ A recording has fixed shapes and addresses. So rows, momentum and mini-batches p
 the smallest recorded size that holds them; the rows behind are masked. On a CPU nothing is recorded and the same calls are made.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 
 SIZES = 8  # most block sizes recorded: each takes memory of its own
+FEW = 3  # of a compiled step that PyTorch's vmap computes: each is compiled by itself
 WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate in their first calls
 
 
@@ -40,30 +42,37 @@ def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
 class RecordedSteps:
     """Buffers for a block of up to k clients, and the recorded step of each size."""
 
-    def __init__(self, ensemble: Ensemble, steps: np.ndarray, shape: tuple[int, ...], sgd: SGD):
-        """Record every size, on rows of zeros. `steps` `[k]` is what each client of the block takes in an epoch, descending."""
+    def __init__(self, ensemble: Ensemble, steps: np.ndarray, shape: tuple[int, ...], sgd: SGD, compiled: bool = False):
+        """Record every size, on rows of zeros, first compiled or not. `steps` `[k]` is what each client of the block takes in an epoch, descending."""
         k, device, batch_size = len(steps), ensemble.device, sgd.batch_size
-        self.sgd, self.lr = sgd, torch.zeros((), device=device)
-        self.block = Block(ensemble, ensemble.zeros(k), ensemble.zeros(k), slice(0, k))
-        self.loss = torch.zeros(k, device=device)
+        self.ensemble, self.sgd, self.lr = ensemble, sgd, torch.zeros((), device=device)
+        self.w, self.momentum, self.loss = ensemble.zeros(k), ensemble.zeros(k), torch.zeros(k, device=device)
         kind = torch.int64 if ensemble.dtype == "int32" else torch.float32
         self.x = torch.zeros(k, batch_size, *shape, dtype=kind, device=device)
         self.y = torch.zeros(k, batch_size, dtype=torch.int64, device=device)
         self.weight = torch.zeros(k, batch_size, device=device)
         self.mask = torch.zeros(k, 1, dtype=torch.bool, device=device)
         self.key = torch.zeros(k, dtype=torch.int64, device=device) if ensemble.draws.layers else None
-        self.sizes = block_sizes(steps)
-        self.ensemble = ensemble
+        self.sizes = block_sizes(steps, FEW if compiled and not ensemble.kernels else SIZES)
+        torch._dynamo.config.cache_size_limit = 1000  # a program per size and block, not the usual 8
+        self.compiled = torch.compile(self._advance, fullgraph=True) if compiled else self._advance
         self.graphs: dict[int, Any] = {n: self._record(n) for n in self.sizes}
 
+    def _advance(
+        self, w: Tensor, momentum: Tensor, loss: Tensor, x: Tensor, y: Tensor, weight: Tensor, mask: Tensor, key: Any
+    ) -> None:
+        g, losses = self.ensemble.gradient_of(self.ensemble.layers(w), x, y, weight, key)
+        loss += losses
+        self.sgd.step(w, g, momentum, self.lr, mask)
+
     def _record(self, n: int) -> Any:
-        block = self.block.first(n)
-        key = None if self.key is None else self.key[:n]
-
-        def step() -> None:
-            self.loss[:n] += self.ensemble.gradient(block, self.x[:n], self.y[:n], self.weight[:n], key)
-            self.sgd.step(block.w, block.g, block.momentum, self.lr, self.mask[:n])
-
+        held = (self.w, self.momentum, self.loss, self.x, self.y, self.weight, self.mask, self.key)
+        rows = [None if t is None else t[:n] for t in held]
+        for t in rows:
+            if t is not None and self.compiled != self._advance:
+                torch._dynamo.maybe_mark_dynamic(t, 0)
+        # one row takes another path through PyTorch
+        step = partial(self._advance if n == 1 else self.compiled, *rows)
         if self.ensemble.device.type != "cuda":
             return step
         side = torch.cuda.Stream()
@@ -76,6 +85,8 @@ class RecordedSteps:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 step()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             why = str(error).splitlines()[0]
             raise UserError(f"a step of this model cannot be recorded ({why}); use --no-cuda_graphs") from error
@@ -84,8 +95,8 @@ class RecordedSteps:
     def load(self, w_kW: Tensor, momentum_kW: Tensor, lr: float) -> None:
         """Take over the rows of the clients that train now: the first ones of the block."""
         n = len(w_kW)
-        self.block.w[:n].copy_(w_kW)
-        self.block.momentum[:n].copy_(momentum_kW)
+        self.w[:n].copy_(w_kW)
+        self.momentum[:n].copy_(momentum_kW)
         self.loss.zero_()
         self.lr.fill_(lr)
 
@@ -102,8 +113,9 @@ class RecordedSteps:
 
 
 class RecordedBackend(Backend):
-    def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int):
+    def __init__(self, ensemble: Ensemble, clients: Clients, sgd: SGD, at_once: int, compiled: bool = False):
         super().__init__(ensemble, clients, sgd, at_once)
+        self.compiled, self.name = compiled, "compiled" if compiled else self.name
         self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block
 
     def train_epochs(
@@ -118,8 +130,8 @@ class RecordedBackend(Backend):
         for batch in self.clients.batches(rows, epochs, first, self.sgd.batch_size, pad=True):
             recorded.step(batch)
             block.steps[: batch.k] += 1
-        block.w.copy_(recorded.block.w[:k])
-        block.momentum.copy_(recorded.block.momentum[:k])
+        block.w.copy_(recorded.w[:k])
+        block.momentum.copy_(recorded.momentum[:k])
         block.loss.copy_(recorded.loss[:k])
 
     def _recorded(self, row: int) -> RecordedSteps:
@@ -127,5 +139,5 @@ class RecordedBackend(Backend):
         whole = next(b for b in self.blocks if b.start <= row < b.stop)
         if whole.start not in self.recorded:
             steps = -(-self.clients.n_train[whole] // self.sgd.batch_size)
-            self.recorded[whole.start] = RecordedSteps(self.ensemble, steps, self.clients.shape, self.sgd)
+            self.recorded[whole.start] = RecordedSteps(self.ensemble, steps, self.clients.shape, self.sgd, self.compiled)
         return self.recorded[whole.start]

@@ -181,9 +181,9 @@ def test_rows_behind_the_batch_keep_every_bit():
     rec.load(w, m, lr=0.1)
     batch = Batch(2, 0, torch.randn(2, 4, 8, 8, 1), torch.randint(10, (2, 4)), torch.full((2, 4), 0.25))
     rec.step(batch)
-    assert torch.equal(rec.block.w[2:], w[2:]) and torch.equal(rec.block.momentum[2:], m[2:])
-    assert bool((rec.block.w[:2] != w[:2]).any(1).all()) and rec.loss[2:].tolist() == [0, 0]
-    assert bool((rec.block.w[:, ensemble.size :] == 0).all())
+    assert torch.equal(rec.w[2:], w[2:]) and torch.equal(rec.momentum[2:], m[2:])
+    assert bool((rec.w[:2] != w[:2]).any(1).all()) and rec.loss[2:].tolist() == [0, 0]
+    assert bool((rec.w[:, ensemble.size :] == 0).all())
 
 
 @pytest.mark.parametrize("present", [1.0, 0.5])

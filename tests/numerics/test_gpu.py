@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, run_here, run_many
+from launch import differences, mpirun, run_here, run_many
 
+from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.fields import to_flags
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 FIELDS = {"dataset": "image_folder", "model": "cnn", "clients": 8, "classes_per_client": 2, "batch_size": 8}
@@ -43,9 +45,33 @@ def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields,
         np.testing.assert_allclose(a["round/val_loss"][0], c["round/val_loss"][0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("model", ["cnn", "mlp", "resnet"])
+def test_compiled_steps_are_the_launched_ones(fields, tmp_path, model):
+    short = fields | {"rounds": 1, "model": model}
+    files = [run_here(tmp_path / f"{how}.h5", short, device="cuda", kernels=how) for how in ("torch", "compiled")]
+    with Result(files[0]) as a, Result(files[1]) as b:
+        np.testing.assert_allclose(a["round/val_loss"], b["round/val_loss"], rtol=1e-3)
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_learns_as_well(gpu, fields, tmp_path, precision):
     path = run_here(tmp_path / "low.h5", fields | {"precision": precision}, device="cuda")
     with Result(gpu) as a, Result(path) as b:
         assert not Result.same_numbers(a, b)
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.05
+
+
+@pytest.mark.parametrize("method", [name for name in names("method") if name != "replay"])
+def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method):
+    norms = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}} if method == "fedbn" else {}
+    few = fields | {"rounds": 3, "method": method} | norms
+    files = [run_here(tmp_path / f"{device}.h5", few, device=device) for device in ("cuda", "cpu")]
+    with Result(files[0]) as a, Result(files[1]) as b:
+        np.testing.assert_allclose(a["round/val_loss"][0], b["round/val_loss"][0], rtol=1e-3)
+        assert abs(a.test_acc - b.test_acc) <= 0.03
+
+
+def test_a_full_gpu_is_one_sentence(fields, tmp_path):
+    small = "import sys, torch\ntorch.cuda.set_per_process_memory_fraction(1e-4)\nfrom dpfl_mpi.__main__ import main\nmain(sys.argv[1:])"
+    done = mpirun(2, "-c", small, *to_flags(fields | {"device": "cuda", "out": str(tmp_path / "full.h5")}))
+    assert done.returncode == 2 and done.stderr.startswith("error: the GPU's memory is full"), done.stderr
