@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
@@ -203,10 +204,14 @@ class Backend:
     def score(self, rows: slice, w_kW: Tensor, predict: Predict | None = None) -> tuple[np.ndarray, ...]:
         """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
         out = []
-        ready = None if predict else self.ensemble.ready(w_kW)
         for x, y, _ in self.clients.scoring(rows, False, CHUNK):
-            logits = predict(rows, w_kW, x) if predict else self.ensemble.logits(ready, self.ensemble.prepare(x))
-            out.append((cross_entropy(logits, y), logits.argmax(2), y))
+            w = w_kW[: len(y)]
+            if predict:
+                logits = predict(slice(rows.start, rows.start + len(y)), w, x)
+            else:
+                logits = self.ensemble.logits(self.ensemble.ready(w), self.ensemble.prepare(x))
+            behind = (0, 0, 0, len(w_kW) - len(y))  # rows of clients without images left
+            out.append([pad(part, behind) for part in (cross_entropy(logits, y), logits.argmax(2), y)])
         losses, predicted, labels = (torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True))
         return losses.astype(np.float64), predicted, labels
 
@@ -247,12 +252,11 @@ class Backend:
                 (self.ensemble.prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
                 for x, y, mask in self.clients.scoring(rows, True, CHUNK)
             ]
-        total = torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
+        w, total = w_kmW.view(k * m, -1), torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
         with torch.no_grad():
-            ready = self.ensemble.ready(w_kmW.view(k * m, -1))
             for prepared, y, mask in self._validation[rows.start, m]:
-                logits = self.ensemble.logits(ready, prepared)
-                total += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
+                logits = self.ensemble.logits(self.ensemble.ready(w[: len(y)]), prepared)
+                total[: len(y)] += torch.where(mask, cross_entropy(logits, y), 0).double().sum(1)
         return total.cpu().numpy().reshape(k, m) / self.clients.n_search[rows, None]
 
     def candidate(

@@ -176,7 +176,10 @@ class Clients:
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield `(x [k, S, H, W, C] normalised, y [k, S], mask)` of validation (`search_only`: the search's) and test sets, in parts up to `chunk`."""
+        """Yield `(x [n, S, H, W, C] normalised, y [n, S], mask)` of validation (`search_only`: the search's) and test sets, in parts up to `chunk`.
+
+        Those of the first n clients of the block: behind them nobody has images left.
+        """
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))
@@ -184,8 +187,9 @@ class Clients:
         for first in range(0, most, max(part, 1)):
             s = min(part, most - first)
             at = first + np.arange(s)
-            mask = at < counts[:, None]
-            index = torch.from_numpy(np.where(mask, starts[:, None] + at, starts[:, None])).to(self.x.device)
+            n = int(np.flatnonzero(counts > first)[-1]) + 1
+            mask = at < counts[:n, None]
+            index = torch.from_numpy(starts[:n, None] + np.where(mask, at, 0)).to(self.x.device)
             images = self.ensemble.normalise(self.score_x[index])
             yield images, self.score_y[index], torch.from_numpy(mask).to(self.x.device)
 
