@@ -220,11 +220,12 @@ entry.main(sys.argv[1:])
 
 @pytest.mark.parametrize(("size", "where", "ranks", "error", "expected"), [
     (2, "local_opt", (1,), "errors.UserError('rank 1 alone')", "error: rank 1 alone"),
+    (2, "local_opt", (1,), "__import__('torch').OutOfMemoryError('CUDA out of memory. Tried')", "error: the GPU's memory is full (CUDA out of memory)"),
     (3, "average", (1, 2), "ZeroDivisionError('a bug')", "rank 1 of 3:\n"),
     (2, "average", (0, 1), "ZeroDivisionError('a bug')", "rank 0 of 2:\n"),
     (2, "flush", (0,), "ZeroDivisionError('a bug')", "ZeroDivisionError: a bug"),
     (2, "parse", (), None, "ZeroDivisionError: division by zero"),
-], ids=["a mistake", "two ranks", "all ranks", "where root writes", "before MPI"])  # fmt: skip
+], ids=["a mistake", "a full GPU", "two ranks", "all ranks", "where root writes", "before MPI"])  # fmt: skip
 def test_an_exception_on_some_ranks_ends_all(tmp_path, digits_file, size, where, ranks, error, expected):
     """In the middle of a round rank 0 waits in a collective, or fails as well. One traceback, of the lowest rank."""
     (tmp_path / "inject.py").write_text(INJECT.format(where=where, ranks=ranks, error=error))

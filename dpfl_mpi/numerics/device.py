@@ -24,6 +24,8 @@ def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
     torch.cuda.set_device(device)
     tf32 = precision == "tf32"  # cuDNN's default is True: float32 must mean float32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+    # bf16 rounds factors and results, not the sums in between, as on a CPU
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # each is written first
     return device

@@ -26,8 +26,8 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
         if job.kernels not in ("auto", "torch") and not compiled:
             only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1), compiled ones on a GPU (--cuda_graphs)"
             raise UserError(f"--kernels is {job.kernels}; {only}")
-        if job.block > 1 or (gpu and job.block != 1):
-            check_several(ensemble, clients)
+        if job.block > 1 or gpu:
+            check_several(ensemble, clients, 1 if job.block == 1 else 2)
         if job.cuda_graphs and gpu:
             return RecordedBackend(ensemble, clients, sgd, job.block, compiled), ""
         return pytorch(), ""
@@ -40,16 +40,24 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     return pytorch(), f"PyTorch computes, several times slower: {why or 'a node has no native kernels'}"
 
 
-def check_several(ensemble: Ensemble, clients: Clients) -> None:
-    """Raise `UserError` where a module does not train and score several clients at once: PyTorch's vmap lacks some layers, and takes no `if` on values."""
-    block, zeros = Block(ensemble, ensemble.zeros(2)), partial(torch.zeros, device=ensemble.device)
-    x = ensemble.normalise(zeros(2, 1, *clients.shape))
-    y, key = zeros(2, 1, dtype=torch.int64), zeros(2, dtype=torch.int64)
+def check_several(ensemble: Ensemble, clients: Clients, k: int = 2) -> None:
+    """Raise `UserError` where a module does not train and score k clients at once: PyTorch's vmap lacks some layers, and takes no `if` on values.
+
+    On a GPU also where the gradient of a layer, such as `nn.AdaptiveAvgPool2d(7)`, has other bits at each call.
+    """
+    block, zeros = Block(ensemble, ensemble.zeros(k)), partial(torch.zeros, device=ensemble.device)
+    x = ensemble.normalise(zeros(k, 1, *clients.shape))
+    y, key = zeros(k, 1, dtype=torch.int64), zeros(k, dtype=torch.int64)
     try:
         with torch.no_grad():
-            ensemble.gradient(block, x, y, zeros(2, 1), key)
+            ensemble.gradient(block, x, y, zeros(k, 1), key)
             ensemble.logits(ensemble.ready(block.w), ensemble.prepare(x))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         fails = f"forward does not run for several clients at once ({told(error)})"
         lacks = "torch.func.vmap allows no `if` on values of x, no nn.LSTM and no nn.GRU; --block 1 does"
+        if "deterministic implementation" in str(error):
+            fails = f"{str(error).split()[0]}, which it needs, has other bits at each call on a GPU"
+            lacks = "allowed are pools of fixed windows, such as nn.AvgPool2d, or --device cpu"
         raise UserError(f"--model: {fails}; {lacks}") from error

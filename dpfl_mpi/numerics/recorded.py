@@ -4,6 +4,7 @@ A recording has fixed shapes and addresses. So rows, momentum and mini-batches p
 the smallest recorded size that holds them; the rows behind are masked. On a CPU nothing is recorded and the same calls are made.
 """
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -54,8 +55,11 @@ class RecordedSteps:
         self.mask = torch.zeros(k, 1, dtype=torch.bool, device=device)
         self.key = torch.zeros(k, dtype=torch.int64, device=device) if ensemble.draws.layers else None
         self.sizes = block_sizes(steps, FEW if compiled and not ensemble.kernels else SIZES)
-        torch._dynamo.config.cache_size_limit = 1000  # a program per size and block, not the usual 8
-        self.compiled = torch.compile(self._advance, fullgraph=True) if compiled else self._advance
+        self.compiled: Any = None
+        if compiled:
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # the compiler proposes --precision tf32
+            torch._dynamo.config.cache_size_limit = 1000  # a program per size and block, not the usual 8
+            self.compiled = torch.compile(self._advance, fullgraph=True)
         self.graphs: dict[int, Any] = {n: self._record(n) for n in self.sizes}
 
     def _advance(
@@ -67,12 +71,12 @@ class RecordedSteps:
 
     def _record(self, n: int) -> Any:
         held = (self.w, self.momentum, self.loss, self.x, self.y, self.weight, self.mask, self.key)
-        rows = [None if t is None else t[:n] for t in held]
-        for t in rows:
-            if t is not None and self.compiled != self._advance:
-                torch._dynamo.maybe_mark_dynamic(t, 0)
+        rows: list[Any] = [None if t is None else t[:n] for t in held]
+        for t in rows if self.compiled else ():
+            if t is not None:
+                torch._dynamo.maybe_mark_dynamic(t, 0)  # one program for all sizes, where vmap does not count the rows
         # one row takes another path through PyTorch
-        step = partial(self._advance if n == 1 else self.compiled, *rows)
+        step = partial(self.compiled if self.compiled and n > 1 else self._advance, *rows)
         if self.ensemble.device.type != "cuda":
             return step
         side = torch.cuda.Stream()
@@ -88,8 +92,8 @@ class RecordedSteps:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            why = str(error).splitlines()[0]
-            raise UserError(f"a step of this model cannot be recorded ({why}); use --no-cuda_graphs") from error
+            why, use = str(error).splitlines()[0], "--kernels torch" if self.compiled else "--no-cuda_graphs"
+            raise UserError(f"a step of this model cannot be recorded ({why}); use {use}") from error
         return graph.replay
 
     def load(self, w_kW: Tensor, momentum_kW: Tensor, lr: float) -> None:
@@ -139,5 +143,6 @@ class RecordedBackend(Backend):
         whole = next(b for b in self.blocks if b.start <= row < b.stop)
         if whole.start not in self.recorded:
             steps = -(-self.clients.n_train[whole] // self.sgd.batch_size)
-            self.recorded[whole.start] = RecordedSteps(self.ensemble, steps, self.clients.shape, self.sgd, self.compiled)
+            made = RecordedSteps(self.ensemble, steps, self.clients.shape, self.sgd, self.compiled)
+            self.recorded[whole.start] = made
         return self.recorded[whole.start]

@@ -80,10 +80,12 @@ def test_a_gpu_computes_with_recorded_steps(monkeypatch):
         backend, _ = pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
-    assert tried == [(ensemble, range(3))] * 3
-    assert len(pick_backend(Job(block=1), ALONE, ensemble, range(3), sgd)[0].blocks) == 3 == len(tried)
-    why = "--kernels is native; the native kernels compute in float32 on a CPU"
-    refused(why, pick_backend, Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+    assert len(pick_backend(Job(block=1), ALONE, ensemble, range(3), sgd)[0].blocks) == 3
+    assert tried == [(ensemble, range(3), 2)] * 3 + [(ensemble, range(3), 1)]
+    assert pick_backend(Job(kernels="compiled"), ALONE, ensemble, range(3), sgd)[0].name == "compiled"
+    why = "the native kernels compute in float32 on a CPU"
+    for job in (Job(kernels="native"), Job(kernels="compiled", cuda_graphs=False)):
+        refused(f"--kernels is {job.kernels}; {why}", pick_backend, job, ALONE, ensemble, range(3), sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
