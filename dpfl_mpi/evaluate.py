@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.partition import PARTS, search_first
-from dpfl_mpi.data.source import Source, verify
+from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
@@ -122,7 +122,6 @@ def main(arguments: list[str] | None = None) -> None:
         needed = {"model": args.model} | ({} if args.data and not args.dataset else {"dataset": args.dataset})
         result.run = with_code(result.run, needed)
         source = source_of(result, args.data)
-        verify(source)
         kind = result.run.partition
         if args.on != "own" and one_pool(result, source):
             pool = f"--partition {kind} takes training and test samples from one pool"

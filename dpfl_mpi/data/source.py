@@ -87,6 +87,11 @@ class Source:
         return KINDS[self.dtype]
 
     @property
+    def units(self) -> Steps:
+        """(u, t) of each channel of one's own floats, which are u x + t where mean and std are of x; () of bytes and tokens."""
+        return ((1.0, 0.0),) * len(self.mean) if self.dtype == "float32" else tuple((255 * s, t) for s, t in self.steps)
+
+    @property
     def size(self) -> str:
         """The shape of a sample in words, such as 28x28x1."""
         return "x".join(map(str, self.shape))

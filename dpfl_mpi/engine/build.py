@@ -67,7 +67,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     mail = MailRoom(Wire(run, log, attack, head), job.window_gb)
     sums = Sums(mail, backend, run)
     greedy = Greedy(scoring, sums, run)
-    lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
+    lists = {name: getattr(source, name) for name in ("class_names", "mean", "std", "units")}
     about = {
         "data_sha256": source.sha256,
         "data_note": source.note,

@@ -125,8 +125,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
             return str(self.file["meta"].attrs[name])
 
     def listed(self, name: str) -> list[Any]:
-        """Return class_names, mean or std of the data, attributes of /meta."""
-        return list(self.hdf5.json(name, list, "meta"))
+        """Return class_names, mean, std or units of the data, attributes of /meta; nothing where it has none."""
+        return list(self.hdf5.json(name, list, "meta")) if name in self.file["meta"].attrs else []
 
     def omega(self) -> CollaborationGraph:
         return self._graph("graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])

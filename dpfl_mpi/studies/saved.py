@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled
+from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted
@@ -44,8 +46,10 @@ def source_of(result: Result, data: Path | None) -> Source:
         if result.run.contents.get("dataset", "") != admitted("dataset", result.run.dataset):
             how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
             raise UserError(f"the run's data set is code of its own; {how}")
-        return open_source(result.run)
-    source = in_file(data)
+        source = open_source(result.run)
+        verify(source)
+        return source
+    verify(source := in_file(data))
     return pooled(source) if one_pool(result, source) else as_trained(result, source)
 
 
@@ -63,6 +67,13 @@ def as_trained(result: Result, source: Source) -> Source:
         own = "these are by their own mean and deviation"
         print(f"note: the result does not say how its images were normalised; {own}", file=sys.stderr)
         return source
+    units = result.listed("units")
+    if len(units) != len(source.units):
+        here, there = ("floats" if held else "bytes" for held in (source.units, units))
+        raise UserError(f"--data {source.path}: its samples are {here}, those of the run {there}; prepare both alike")
+    if units:  # the same floats, kept in other units
+        (u, t), (own_u, own_t) = np.transpose(units), np.transpose(source.units)
+        mean, std = tuple((np.array(mean) * u + t - own_t) / own_u), tuple(np.array(std) * u / own_u)
     return dataclasses.replace(source, mean=mean, std=std)
 
 
