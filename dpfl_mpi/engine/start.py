@@ -1,6 +1,5 @@
 """Before a Run is computed: it is checked on all ranks, and what lies under the name of its result is found, or may be overwritten."""
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -9,13 +8,11 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import check_ours, torn
-from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
+from dpfl_mpi.results.result import check_current, check_ours, torn
+from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable
+from dpfl_mpi.storage.foreign import Unreadable
 from dpfl_mpi.survival.checkpoint import Checkpoints
-
-KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
 
 
 def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
@@ -75,27 +72,7 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
             raise UserError(f"{path} holds another Run (different: {fields}); {ways}")
         if not result.finished:
             return ""
-        if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
-            without = " and ".join(lacks)
-            raise UserError(f"{path} is finished and was computed without {without}; --fresh computes it anew, with it")
-        check_current(result, run)
+        check_current(result, run, job)
         starts = result.starts()
     time = str(starts[-1].get("time", ""))[:16] if starts else ""
     return time.replace("T", " ") or "a time that it does not say"
-
-
-def check_current(result: Result, run: Resolved) -> None:
-    """Raise `UserError` where a finished result has this Run's key, and other numbers or data behind it; where the data are gone, it stands."""
-    ways = "choose another --out, or compute it anew with --fresh"
-    numerics = result.hdf5.attribute("numerics", int, "meta")
-    if numerics != NUMERICS:
-        of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
-        raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
-    now = ""
-    if run.data and not hasattr(run.found("dataset"), "load"):
-        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
-            now = str(file.attribute("sha256", str, default=""))
-    then = result.hdf5.attribute("data_sha256", str, "meta", now)
-    if now and then != now:
-        of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
-        raise UserError(f"{result.path} is finished and was computed from {of}; bring back those data, {ways}")

@@ -16,11 +16,13 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
+from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
 
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
+KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
 STATES = {"running": "running, round {}", "stopped": "stopped after round {}", "finished": "finished"}
 
 
@@ -265,3 +267,28 @@ def mean(values: np.ndarray, weights: np.ndarray | float = 1) -> np.ndarray:
     """Return the weighted mean of the finite values over the last axis, nan where there is none."""
     finite = np.isfinite(values)
     return share((np.where(finite, values, 0) * weights).sum(-1), (finite * weights).sum(-1))
+
+
+def check_current(result: Result, run: Resolved, job: Job) -> None:
+    """Raise `UserError` where a finished result has this Run's key, and other numbers or data behind it, or lacks what the Job adds.
+
+    Where the data are gone, it stands.
+    """
+    if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
+        without = " and ".join(lacks)
+        raise UserError(
+            f"{result.path} is finished and was computed without {without}; --fresh computes it anew, with it"
+        )
+    ways = "choose another --out, or compute it anew with --fresh"
+    numerics = result.hdf5.attribute("numerics", int, "meta")
+    if numerics != NUMERICS:
+        of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
+        raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
+    now = ""
+    if run.data and not hasattr(run.found("dataset"), "load"):
+        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
+            now = str(file.attribute("sha256", str, default=""))
+    then = result.hdf5.attribute("data_sha256", str, "meta", now)
+    if now and then != now:
+        of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
+        raise UserError(f"{result.path} is finished and was computed from {of}; bring back those data, {ways}")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
+from dpfl_mpi.results.result import Result, check_current
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
 from dpfl_mpi.settings.fields import fields
-from dpfl_mpi.survival.signals import again_text
 from dpfl_mpi.sweep import here
 from dpfl_mpi.sweep.jobs import GRACE_S, flags_of, minutes, sbatch_text, submit
 from dpfl_mpi.sweep.known import ASK_S, Known, Queue, recall
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
-        again = f"{again_text(run_and_job(vars(args))[1])} goes on, with --list it says how far they are"
+        again = "the same command goes on, with --list it says how far they are"
         said = "--list says how far they are" if args.list else f"{going}; {again}"
         with contextlib.suppress(OSError):  # a terminal that is gone
             print(f"interrupted: {said}", file=sys.stderr)
@@ -65,7 +65,12 @@ def sweep(args: argparse.Namespace) -> int:
     recall(known, Path(job.results) / "sweeps")
     queue, live = Queue(known), Live(sys.stdout)
     wanted = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
-    todo = [k for k in known if k.look(queue.jobs).state in wanted]
+    state = {k: k.look(queue.jobs).state for k in known}
+    for k in known:
+        if state[k] == "finished":
+            with Result(k.path) as result:
+                check_current(result, k.run, job)
+    todo = [k for k in known if state[k] in wanted]
     if args.dry_run:
         show_text(args, job, todo, known)
         return 0
@@ -93,6 +98,11 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         raise UserError("--runs_per_gpu is for Runs here; jobs on Slurm share a GPU by --sbatch gres=shard:1")
     if args.time:
         minutes(args.time)
+    for name in vars(args).keys() & {"fresh", "out"}:
+        raise UserError(f"--{name} is for one Run; of a sweep, delete or move the results to compute them anew")
+    for flag, field in GRID.items():
+        if getattr(args, flag) and field in vars(args):
+            raise UserError(f"--{flag} and --{field} are given; allowed is one of them")
     base, job = run_and_job(vars(args))
     if args.cluster == "slurm" and job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)
@@ -116,7 +126,7 @@ def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
     return bool(failed)
 
 
-def known_of(runs: Sequence[Run], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
+def known_of(runs: Sequence[Resolved], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
     """Return the Runs, each once, and a sentence on those of a file of RUNS that cannot be named: a file that they read is not there.
 
     That is an error where it is so of all of them, or of one where the `whole` is wanted.

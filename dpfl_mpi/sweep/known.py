@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
+from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
 from dpfl_mpi.storage.lock import Lock, born
@@ -95,7 +95,7 @@ class Row:
 class Known:
     """A Run, its result file, and the newest submission of it with the folder of the logs."""
 
-    run: Run
+    run: Resolved
     path: Path
     folder: Path | None = None
     submission: Submission | None = None

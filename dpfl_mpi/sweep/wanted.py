@@ -117,14 +117,16 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
         raise UserError(f"--tune is {tune}; allowed is METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1")
     admit("method", method)
     options = {f.name for f in dataclasses.fields(find("method", method).options)}
-    if field not in options | {f.name for f in fields(Run)}:
+    if field not in options | {f.name for f in fields(Run) if f.name != "method"}:
         raise UserError(f"--tune: {method} has no {field}; its options are {', '.join(sorted(options)) or 'none'}")
     out: dict[str, list[Run]] = {}
     for value in words(values):
         for run in runs:
             change: dict[str, Any] = {field: read(Run, field, value)} if field not in options else {}
             change = change or {"options": {**(run.options or {}), field: value}}
-            out.setdefault(value, []).append(dataclasses.replace(run, method=method, **change))
+            one = dataclasses.replace(run, method=method, **change)
+            if one not in out.setdefault(value, []):  # runs may differ in their method alone
+                out[value].append(one)
     return out
 
 
@@ -132,6 +134,7 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
     """Return the tuning table and its choice: the largest validation accuracy, mean over clients and trials. The test set is not read."""
     name = tune.partition("=")[0]
     means: dict[str, float] = {}
+    without = dict.fromkeys(values, 0)  # clients that were never scored, as they diverged
     for value, runs in values.items():
         scores = []
         for run in runs:
@@ -141,11 +144,14 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
             with Result(path) as result:
                 if not result.finished:
                     return "the tuning is not finished: run the same command again when it is"
-                scores.append(mean(result["best/val_acc"][result.benign]))
+                each = result["best/val_acc"][result.benign]
+                scores.append(mean(each))
+                without[value] += int(np.isnan(each).sum())
         means[value] = float(np.mean(scores))
     shown = {value: f"{100 * accuracy:.2f} %" for value, accuracy in means.items()}
     lines = [f"{name}  validation accuracy, mean over {len(next(iter(values.values()), ()))} runs"]
-    lines += [f"  {value:>10s}  {percent}" for value, percent in shown.items()]
+    lacks = {value: f"  without {n} clients that were never scored" * (n > 0) for value, n in without.items()}
+    lines += [f"  {value:>10s}  {percent}{lacks[value]}" for value, percent in shown.items()]
     scored = [value for value in means if np.isfinite(means[value])]
     if not scored:
         return "\n".join([*lines, "no value is best: no client was scored"])

@@ -306,7 +306,12 @@ def test_evaluate_on_other_floats(trained, tmp_path, said):
     for name, first in (("run", 0), ("wider", -4), ("floats", 0.1)):
         floats = np.rint(x / 16).astype(np.float32)  # 0 to 16
         floats[0, 0, 0] = first
-        prepare.write(arrays_of(floats / 4 - 1, y, None, test), "arrays", files.setdefault(name, tmp_path / f"{name}.h5"), own=True)
+        prepare.write(
+            arrays_of(floats / 4 - 1, y, None, test),
+            "arrays",
+            files.setdefault(name, tmp_path / f"{name}.h5"),
+            own=True,
+        )
     fields = {"clients": 4, "rounds": 1, "tau_init": 2, "dataset": "arrays", "data": str(files["run"])}
     run = run_here(tmp_path / "own.h5", fields, save_models=True)
     scores = {name: said(evaluate.main, run, "--on", "all", "--data", data) for name, data in files.items()}

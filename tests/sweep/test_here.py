@@ -47,6 +47,8 @@ def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
         assert (one["seconds/train"][: len(two["seconds/train"])] == two["seconds/train"]).all()
         assert [len(result.starts()) for result in (one, two)] == [1, 1]
     assert swept(*words, rounds=2).code == 0  # nothing is computed twice
+    for more, said in (("--mixed", "was computed without --mixed; "), ("--seed=1", "--seeds and --seed are given; ")):
+        assert said in swept(*words, more, "--seeds=1" if "seed" in more else "--list", rounds=2).err
     assert len(list(tmp_path.glob("sweeps/*"))) == 1
 
 
@@ -150,8 +152,10 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, numbe
 
 def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
     monkeypatch.setattr(here, "Computing", Mock(side_effect=KeyboardInterrupt))
+    done = swept("--seeds", "1")
+    assert done.code == 130 and "checkpoint each; the same command goes on, with --list" in done.err
     done = swept("--seeds", "1", "--fresh")
-    assert done.code == 130 and "checkpoint each; the same command without --fresh goes on, with --list" in done.err
+    assert done.code == 2 and "--fresh is for one Run" in done.err
 
 
 def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):

@@ -133,7 +133,8 @@ def test_values_are_read_as_on_the_command_line():
     assert found == [("1e-3", 0.001, "ditto", 7), ("0.5", 0.5, "ditto", 7)]
     assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
     assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
-    for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr", "dpfl.lr=,"):
+    assert len(wanted.trials([Run(method="local"), Run(method="dpfl")], "ditto.lam=1")["1"]) == 1
+    for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr", "dpfl.lr=,", "ditto.method=dpfl"):
         refused("--tune", wanted.trials, [Run()], wrong)
     assert refused("", wanted.trials, [Run()], "dpfl.lr=fast") == "--lr is fast; allowed is a number above 0"
 
@@ -147,7 +148,10 @@ def test_tuning_says_a_tie(tmp_path):
             run = Run(dataset="digits", classes_per_client=3, method="local", clients=4, rounds=2, seed=i)
             tiny_result.make(run.path(folder), "local", i, best=(score,) * 4)
             values[value] = [run]
-        return wanted.choose(values, Job(results=str(folder)), "ditto.lam=a,b,c").splitlines()[-1]
+        lines = wanted.choose(values, Job(results=str(folder)), "ditto.lam=a,b,c").splitlines()
+        lacks = "nan %  without 4 clients that were never scored"
+        assert [lacks in line for line in lines[1:-1]] == [math.isnan(score) for score in best.values()]
+        return lines[-1]
 
     tie = "(a tie to two digits with c; of equal accuracies the first is taken)"
     assert chosen(a=0.5, b=0.75, c=0.75) == f"best by validation: ditto.lam=b {tie}"
