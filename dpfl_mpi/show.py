@@ -12,7 +12,7 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import KEPT, WIDTH, curves, folded, outcome, pieces, sent, texts
+from dpfl_mpi.results.summary import KEPT, WIDTH, curves, folded, of_whom, outcome, pieces, sent, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 
@@ -104,13 +104,11 @@ def figures(result: Result) -> dict[str, str]:
 
 def accuracy(result: Result, head: dict[str, str]) -> list[str]:
     """Return the lines of the test scores, `head` being the figures of the result."""
-    few, many = len(result.scored()), int(result.benign.sum())
-    if not few:
+    if not len(result.scored()):
         return ["  no client was scored"]
-    scored = f"{many} clients" if few == many else f"{few} of {many} clients, the others diverged,"
     spread = f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
     balanced = f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} %"
-    mean = f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation)"
+    mean = f"test accuracy {head['test accuracy, %']} % (mean over {of_whom(result)} of their best model by validation)"
     return [folded(f"{mean}, {spread}"), folded(f"{balanced} (of the same models, over classes, then clients)")]
 
 

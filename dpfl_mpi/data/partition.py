@@ -205,8 +205,8 @@ def check_client(where: str, mine: dict[str, np.ndarray], sizes: dict[str, int],
     for (part, samples), side in zip(mine.items(), SIDES, strict=True):
         if len(samples) == 0:
             raise UserError(f"{where} no {part} sample; each needs one")
-        if samples.min() < 0 or samples.max() >= sizes[side]:
-            raise UserError(f"{where} the {part} sample {samples.max()}; allowed are 0 to {sizes[side] - 1}")
+        if len(outside := samples[(samples < 0) | (samples >= sizes[side])]):
+            raise UserError(f"{where} the {part} sample {outside[0]}; allowed are 0 to {sizes[side] - 1}")
         if len(np.unique(samples)) < len(samples):
             raise UserError(f"{where} a {part} sample twice")
     for one, other in combinations(PARTS, 2):

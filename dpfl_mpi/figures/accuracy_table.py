@@ -16,6 +16,7 @@ from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.tables import latex, markdown, number, printed
 from dpfl_mpi.results.result import METRICS
+from dpfl_mpi.results.summary import of_whom
 from dpfl_mpi.settings import Run
 
 SETTINGS = (
@@ -67,9 +68,15 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             row = {"setting": where, "method": line.row, "mean": values.mean(), "std": tables.deviation(values)}
             row |= {"n": len(values), "bold": bold, "client_std": mean_of([a.std() for a in each])}
             row |= {"vs_local": gain, "vs_local_half_interval": half}
-            row["below_local_percent"] = 100 * np.mean(np.concatenate(difference) < 0) if difference else np.nan
+            row["below_local_percent"] = 100 * np.mean(np.concatenate(difference) < -1e-9) if difference else np.nan
             row["worst_decile"] = mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in each])
-            row |= {"last_round": mean_of(last), "epochs": line.epochs, "finished": group["finished"].all()}
+            few = {w.rstrip(",") for result in group["result"] if "," in (w := of_whom(result))}
+            row |= {
+                "few": "; ".join(sorted(few)),
+                "last_round": mean_of(last),
+                "epochs": line.epochs,
+                "finished": group["finished"].all(),
+            }
             out.append(row | {"paper": " ± ".join(theirs or ()), "cell": tables.cell(values)})
     return pd.DataFrame(out)
 
@@ -121,6 +128,8 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
         by = [f"{e} ({', '.join(same)})" for e, same in part.groupby("epochs")["method"]]
         if len(by) > 1:
             parts.append(f"\nNote: local epochs differ: {'; '.join(by)}.")
+        for line in part[part["few"] != ""].itertuples():
+            parts.append(f"\nNote: {line.method} has means over {line.few}.")
         if not part["finished"].all():
             parts.append(f"\nNote: not finished: {', '.join(part[~part['finished']]['method'])}.")
     parts.append(

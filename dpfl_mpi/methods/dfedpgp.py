@@ -73,4 +73,7 @@ def push(
     mean = fed.average(u, graph, weights=weights)
     told = fed.tell(mu, graph)
     new = np.array([weights[i, j] @ told[j] for i, j in enumerate(map(np.flatnonzero, weights))])
-    return (mean.double() * fed.column(weights.sum(1))).float().where(~head, u), new
+    # who takes no part keeps both: shared on and on, and never sent back, they would come to nothing
+    here = fed.awake[fed.ids]
+    moves = ~head & (fed.column(here) > 0)
+    return (mean.double() * fed.column(weights.sum(1))).float().where(moves, u), np.where(here, new, mu)

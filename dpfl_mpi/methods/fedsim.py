@@ -25,8 +25,8 @@ init = dac.init
 
 @dataclass(frozen=True)
 class Options(dac.Options):
-    similarity: Literal["loss", "cosine", "update", "l2"] = option(
-        "cosine", "cosine of the weights, of what they have moved, 1 / loss, or 1 / distance"
+    similarity: Literal["loss", "cosine", "update"] = option(
+        "cosine", "cosine of the weights, of what they have moved, or 1 / loss"
     )
 
 

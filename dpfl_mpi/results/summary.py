@@ -92,7 +92,7 @@ def summary(path: Path) -> str:
         budget = f"B_c = {run.said_budget}, " if result.method.topology == "graph" else ""
         lines = [
             f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}",
-            *accuracy(result.scored(), 100 * over["test_acc"][0]),
+            *accuracy(result, 100 * over["test_acc"][0]),
             *([entry("edges", kept)] if chosen.any() else []),
             entry("models received", f"{each:.2f} per client and round{before}"),
             *sent(result),
@@ -143,14 +143,24 @@ def entry(name: str, text: str) -> str:
     return folded(text, " " * 23, f"  {name:<21}")
 
 
-def accuracy(test: np.ndarray, before: float) -> list[str]:
-    """Return lines about the test accuracies of the clients that were scored, in percent, and their mean in round 0."""
+def of_whom(result: Result) -> str:
+    """Return of which benign clients the scores are, and what became of the others: "8 clients", or "7 of 8 clients, 1 diverged,"."""
+    unscored = result.benign & ~np.isfinite(result["best/test_acc"])
+    lost, many = int(unscored.sum()), int(result.benign.sum())
+    diverged = int((result["client/diverged_round"][unscored] >= 0).sum()) if lost else 0
+    why = f" {diverged} diverged," * (diverged > 0) + f" {lost - diverged} took no part," * (lost > diverged)
+    return f"{many - lost} of {many} clients,{why}" if lost else f"{many} clients"
+
+
+def accuracy(result: Result, before: float) -> list[str]:
+    """Return lines about the test accuracies of the clients that were scored, in percent, `before` being their mean in round 0."""
+    test, whose = result.scored(), of_whom(result)
     if not len(test):
         none = "no client was scored (flipped labels, liars, newcomers and models that diverged do not count)"
         return [entry("test accuracy", none)]
     start = "" if before != before else f" ({before:.2f} % in round 0)"  # nan: nobody was scored in it
     spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
-    mean = f"{test.mean():.2f} %, best by validation{start}"
+    mean = f"{test.mean():.2f} %, best by validation{start}" + f", of {whose.rstrip(',')}" * ("," in whose)
     return [entry("test accuracy", mean), entry("spread over clients", spread)]
 
 

@@ -78,13 +78,19 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise UserError(f"--config is {path}: {what}") from None
     if not isinstance(held, Mapping):
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
-    keys = yaml.compose(text, yaml.SafeLoader).value if held else []
-    lines = {name: str(path) for name in held} | {
-        key.value: f"{path}, line {key.start_mark.line + 1}" for key, _ in keys
-    }
+    nodes = [yaml.compose(text, yaml.SafeLoader)] if held else []
+    lines = {name: str(path) for name in held}
+    for node in nodes:  # the settings, and mappings among their values
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        places = [(key.value, f"{path}, line {key.start_mark.line + 1}") for key, _ in pairs]
+        for i, (name, where) in enumerate(places):
+            if name in (before := dict(places[:i])):
+                raise UserError(f"--config is {where}: {name} stands in {before[name].rpartition(', ')[2]} already")
+        lines = lines if node is not nodes[0] else lines | dict(places)
+        nodes += [value for _, value in pairs]
     for name in held:
         if name not in SCHEMA:
-            where = lines.get(str(name), path)
+            where = lines.get(str(name), str(path))
             raise unknown(str(name), f"--config is {where}: there is no setting {name}", "")
     return dict(held), lines
 

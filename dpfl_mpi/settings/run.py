@@ -276,7 +276,7 @@ def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
         out["partition_seed"] = out["seed"]  # nothing is drawn from it
     if kind == "motivation":
         out["clients"] = 3
-    if filled["flip_share"] == 0:
+    if filled["flip_share"] == 0 and not str(filled["attack"]).startswith("label_flip"):
         out["flipped_run_ggc"] = True
     return out
 

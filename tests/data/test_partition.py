@@ -381,6 +381,7 @@ ODD = "is not a partition"
     *((lambda d, odd=odd: d["clients"][1].update(val=[odd]), ODD) for odd in ("a", "1", 1.5, 1.0, True, None, 10**30, [1])),
     (lambda d: d.update(clients=[], p=[]), "holds no client"),
     (lambda d: d["clients"][1].update(test=[]), "gives client 1 no test sample"),
+    (lambda d: d["clients"][1].update(test=[5, -2]), "gives client 1 the test sample -2; allowed are 0 to 2999"),
     (lambda d: d["clients"][1].update(test=[3000]), "gives client 1 the test sample 3000; allowed are 0 to 2999"),
     (lambda d: d["clients"][1].update(train=[4, 4]), "gives client 1 a train sample twice"),
     (lambda d: d["clients"][2].update(val=d["clients"][2]["train"][:1]), "a sample in both train and val"),

@@ -460,6 +460,10 @@ def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     text = draw("accuracy_table", [result, made["local", 42]]).text
     assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
     assert "not finished" not in draw("accuracy_table", [made[n] for n in FOUR]).text
+    fewer = tiny(tmp_path, "fewer", best=(0.5, 0.5, 0.5, np.nan))
+    assert (
+        "\nNote: DPFL (B_c = 3) has means over 3 of 4 clients, 1 took no part." in draw("accuracy_table", [fewer]).text
+    )
     tuned = draw("learning_curves", [tiny(tmp_path, "tuned", "local", finetune_epochs=1, finished=False)])
     assert set(tuned.data["measure"]) == {"round/test_acc", "round/val_loss"}
 

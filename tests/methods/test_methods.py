@@ -299,6 +299,9 @@ def test_push_sum_keeps_the_mass_and_its_bytes_are_the_body():
         assert new[order][:, head][:, 0].tolist() == [1, 2, 3, 4]
         size = 4 * int((~head[: fed.ensemble.size]).sum()) + 8  # and mu
         assert fed._parts.mail.wire.bytes.tolist() == [3 * size, 2 * size, 0, 0]
+        fed._parts.members.trains[0] = False  # --patience
+        new, mu = dfedpgp.push(fed, u, np.full(4, 0.5), graph, head)
+        assert torch.equal(new[order[0]], u[order[0]]) and mu[order[0]] == 0.5
 
 
 def test_what_is_told_comes_from_everyone_and_costs_its_bytes():

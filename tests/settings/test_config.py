@@ -216,7 +216,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] 
 
 
 @pytest.mark.parametrize(("text", "words", "sentence"), [
-    ("rounds: 3\nrounds: 4\nlearning_rate: 3\n", [], "--config is {}, line 3: there is no setting learning_rate; did you mean lr?\n"),
+    ("rounds: 3\n\nlearning_rate: 3\n", [], "--config is {}, line 3: there is no setting learning_rate; did you mean lr?\n"),
     ("rounds: 3\nclients: many", [], "--config is {}, line 2: --clients is many; allowed is a whole number of at least 1"),
     ("rounds: 3\nlr: [1, 2]", [], "--config is {}, line 2: --lr is [1, 2]; allowed is a number above 0"),
     ("rounds: 3\nbudget: half", [], "--config is {}, line 2: --budget is half; allowed"),
@@ -230,6 +230,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] 
     ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
     ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
     ("rounds: !!bool foo", [], "--config is {}: it is not YAML ('foo')"),
+    ("lr: 1\nrounds: 3\nlr: 2", [], "--config is {}, line 3: lr stands in line 1 already"),
+    ("options:\n  lam: 1\n  lam: 2", ["--method=ditto"], "--config is {}, line 3: lam stands in line 2 already"),
     (BOMB, [], "--config is {}: it has anchors (& or *)"),
     (None, [], "--config is {}: {} is not a regular file"),
 ])  # fmt: skip
