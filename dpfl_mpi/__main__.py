@@ -154,7 +154,7 @@ def all_or_none(world: World) -> Iterator[None]:
         world.abort(1)
     except BaseException as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which a start that ended early has not imported
-            how = "more ranks on more GPUs, a smaller --block, --no-cuda_graphs, a smaller --batch_size"
+            how = "more ranks on more GPUs, a smaller --block, --kernels torch, a smaller --batch_size"
             world.abort(2, f"error: the GPU's memory is full ({str(error).split('. ')[0]}); allowed: {how}")
         world.abort(1, f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}")
 

@@ -21,15 +21,16 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
     With it a warning, "" but where PyTorch takes the place of the native kernels. Collective.
     """
     gpu, pytorch = ensemble.device.type == "cuda", partial(Backend, ensemble, clients, sgd, job.block)
+    if job.kernels == "compiled" and not gpu:
+        raise UserError("--kernels is compiled, which needs a GPU; on a CPU the native kernels are faster than either")
     if world.agree(gpu or ensemble.bf16 or job.block > 1 or job.kernels == "torch"):  # --device auto: nodes may differ
-        compiled = job.kernels == "compiled" and gpu and job.cuda_graphs
-        if job.kernels not in ("auto", "torch") and not compiled:
-            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1), compiled ones on a GPU (--cuda_graphs)"
+        if job.kernels not in ("auto", "torch", "compiled"):
+            only = "the native kernels compute in float32 on a CPU, one client after the other (--block 1)"
             raise UserError(f"--kernels is {job.kernels}; {only}")
         if job.block > 1 or gpu:
             check_several(ensemble, clients, 1 if job.block == 1 else 2)
-        if job.cuda_graphs and gpu:
-            return RecordedBackend(ensemble, clients, sgd, job.block, compiled), ""
+        if gpu and job.kernels != "torch":
+            return RecordedBackend(ensemble, clients, sgd, job.block, job.kernels == "compiled"), ""
         return pytorch(), ""
     native, why = native_here(job, ensemble, clients, sgd)
     missing = world.agree(native is None)

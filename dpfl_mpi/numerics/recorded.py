@@ -92,8 +92,8 @@ class RecordedSteps:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            why, use = str(error).splitlines()[0], "--kernels torch" if self.compiled else "--no-cuda_graphs"
-            raise UserError(f"a step of this model cannot be recorded ({why}); use {use}") from error
+            why = str(error).splitlines()[0]
+            raise UserError(f"a step of this model cannot be recorded ({why}); use --kernels torch") from error
         return graph.replay
 
     def load(self, w_kW: Tensor, momentum_kW: Tensor, lr: float) -> None:

@@ -40,8 +40,7 @@ class Job:
     fresh: bool = field(False, "job", "run again although a result is there")
     block: int = field(0, "job", "clients per tensor program (0: all on a GPU; 2 or more on a CPU: in PyTorch)", low=0)
     kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable", "compiled"] = field(
-        "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can; on a GPU: torch, or compiled by it")
-    cuda_graphs: bool = field(True, "job", "record a GPU's training step and replay it")
+        "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can; on a GPU: torch, compiled by it, or auto: recorded")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
     spill: str | None = field(None, "job", "folder on a disk of each node for files that hold the models of clients at rest")
     checkpoint_every: Every | Any = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never")

@@ -37,7 +37,7 @@ def test_as_a_cpu_decides(gpu, fields, tmp_path):
 def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields, tmp_path):
     """Two ranks on one GPU: the same decisions; sums over clients are exact, so only the kernels' shapes differ."""
     short = fields | {"rounds": 2}
-    eager = run_here(tmp_path / "eager.h5", short, device="cuda", cuda_graphs=False)
+    eager = run_here(tmp_path / "eager.h5", short, device="cuda", kernels="torch")
     two = run_many(2, tmp_path, {"two": short}, two={"device": "cuda"})["two"]
     with Result(gpu) as a, Result(eager) as b, Result(two) as c:
         assert np.array_equal(a.graph(0), c.graph(0))
@@ -48,7 +48,7 @@ def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields,
 @pytest.mark.parametrize("model", ["cnn", "mlp", "resnet"])
 def test_compiled_steps_are_the_launched_ones(fields, tmp_path, model):
     short = fields | {"rounds": 1, "model": model}
-    files = [run_here(tmp_path / f"{how}.h5", short, device="cuda", kernels=how) for how in ("torch", "compiled")]
+    files = [run_here(tmp_path / f"{how}.h5", short, device="cuda", kernels=how) for how in ("auto", "compiled")]
     with Result(files[0]) as a, Result(files[1]) as b:
         np.testing.assert_allclose(a["round/val_loss"], b["round/val_loss"], rtol=1e-3)
 

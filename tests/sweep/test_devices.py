@@ -76,16 +76,17 @@ def test_a_gpu_computes_with_recorded_steps(monkeypatch):
     ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
     tried = []
     monkeypatch.setattr(pick, "check_several", lambda *of: tried.append(of))
-    for job, kind in ((Job(), RecordedBackend), (Job(cuda_graphs=False), Backend), (Job(block=2), RecordedBackend)):
+    for job, kind in ((Job(), RecordedBackend), (Job(kernels="torch"), Backend), (Job(block=2), RecordedBackend)):
         backend, _ = pick_backend(job, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
     assert len(pick_backend(Job(block=1), ALONE, ensemble, range(3), sgd)[0].blocks) == 3
     assert tried == [(ensemble, range(3), 2)] * 3 + [(ensemble, range(3), 1)]
     assert pick_backend(Job(kernels="compiled"), ALONE, ensemble, range(3), sgd)[0].name == "compiled"
-    why = "the native kernels compute in float32 on a CPU"
-    for job in (Job(kernels="native"), Job(kernels="compiled", cuda_graphs=False)):
-        refused(f"--kernels is {job.kernels}; {why}", pick_backend, job, ALONE, ensemble, range(3), sgd)
+    why = "--kernels is native; the native kernels compute in float32 on a CPU"
+    refused(why, pick_backend, Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+    ensemble.device = torch.device("cpu")
+    refused("--kernels is compiled, which needs a GPU", pick_backend, Job(kernels="compiled"), ALONE, ensemble, [], sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
