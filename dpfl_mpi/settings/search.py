@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings.run import option
 
 
@@ -23,6 +24,13 @@ class Rule:
     stop: bool = option(
         False, "end a search with the first candidate that is not added, in place of filling the budget"
     )
+
+    def __post_init__(self) -> None:
+        forward = self.search == "forward"
+        if forward and self.neither != "add":
+            raise UserError(f"--options.neither is {self.neither}; a forward search has no Y: allowed is add")
+        if self.tolerance and not forward:
+            raise UserError(f"--options.tolerance is {self.tolerance:g}; but for a forward search allowed is 0")
 
     @property
     def decides_as_paper(self) -> bool:

@@ -73,8 +73,8 @@ class Models:
         self.n, self.p = len(result["client/p"]), result["client/p"]
         if not 2 <= self.n <= MOST:
             raise UserError(f"{result.path} has {self.n} clients; all subsets are tried of 2 to {MOST}")
-        if run.drift or run.newcomers or run.churn:
-            why = "with --drift, --newcomers or --churn, whose models are not all of the same data"
+        if run.drift or run.newcomers or run.churn or run.send:
+            why = "with --drift, --newcomers, --churn or --send, which averages other models than these"
             raise UserError(f"{result.path} is of a run {why}")
         result.state_dict(0)  # says so where no models were saved
         if (result["best/round"] < 0).any():

@@ -62,6 +62,8 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
         ("fedrep", {"options": {"head": "fc7"}}, "allowed are head, none, all, or of the layers fc1, head"),
         ("fedala", {"options": {"layers": "foo"}}, "--options.layers is foo; allowed are head, none, all, or of the layers"),
         ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of tau_train is the head's"),
+        ("dpfl_choice", {"options": {"tolerance": 0.1}}, "--options.tolerance is 0.1; but for a forward search allowed is 0"),
+        ("dpfl_choice", {"options": {"search": "forward", "neither": "keep_out"}}, "--options.neither is keep_out; a forward"),
         ("dfedpgp", {"options": {"head_epochs": 3}}, "--options.head_epochs is 3; allowed is 0 to 2, all of tau_train"),
         ("dfedpgp", {"send": "layers=head"}, "--send is layers=head; dfedpgp says itself what it sends: allowed is all"),
         ("dpfl_choice", {"send": "layers=body"}, "--send is layers=body; dpfl_choice scores models as they come"),
