@@ -1,6 +1,5 @@
 """What computed the numbers: processor, device, versions, commit; and a warning where a Run goes on with others."""
 
-import contextlib
 import platform
 import sys
 import time
@@ -14,6 +13,7 @@ import torch
 from dpfl_mpi import __version__
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.mpi.launcher import output
+from dpfl_mpi.storage.files import system
 
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")  # of a start: what the last bits depend on
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
@@ -69,7 +69,5 @@ def processor() -> dict[str, str]:
 
 def cpuinfo() -> dict[str, str]:
     """Return what Linux says of the first processor, by name; nothing elsewhere."""
-    first = ""
-    with contextlib.suppress(OSError):
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    first = system("/proc/cpuinfo").partition("\n\n")[0]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.storage.files import system
 
 WAVE = 256  # clients of a rank that search Omega together at least,
 WAVES = 8  # and how many such groups there are at most
@@ -109,9 +110,8 @@ def node_memory(shared: bool = True) -> tuple[int, str]:
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")
         limits.append((shm.f_bavail * shm.f_frsize, "/dev/shm"))
-    with contextlib.suppress(OSError):
-        free = re.findall(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        limits += [(int(kb) * 1024, "available memory") for kb in free]
+    free = re.findall(r"^MemAvailable: +(\d+) kB", system("/proc/meminfo"), re.MULTILINE)
+    limits += [(int(kb) * 1024, "available memory") for kb in free]
     limits += [(room, "the cgroup's limit") for room in cgroup_rooms()]
     return min(limits, default=(2**62, "no limit known"))
 
@@ -121,8 +121,8 @@ def cgroup_rooms(root: str = "/") -> list[int]:
 
     A job's limit is that of a cgroup far below the topmost, such as `job_17/step_0`. Files that were read and can be dropped count as room.
     """
-    file, rooms = Path(root, "proc/self/cgroup"), []
-    named = re.findall(r"^\d+:(.*?):(.*)$", file.read_text() if file.exists() else "", re.MULTILINE)
+    rooms: list[int] = []
+    named = re.findall(r"^\d+:(.*?):(.*)$", system(f"{root}/proc/self/cgroup"), re.MULTILINE)
     for mount, kind, top, used, cache in (
         ("sys/fs/cgroup", "", "memory.max", "memory.current", "inactive_file"),
         ("sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -30,11 +30,16 @@ def pid_space() -> str:
     return ""
 
 
+def system(path: str) -> str:
+    """Return the text of a file in /proc, "" where it is not there, or not ours to read."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(errors="surrogateescape")
+    return ""
+
+
 def boot() -> str:
     """Return what names this start of this machine, "" where the system does not say: two machines may have one host name."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
+    return system("/proc/sys/kernel/random/boot_id").strip()
 
 
 def place() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import boot, explained, pid_space
+from dpfl_mpi.storage.files import boot, explained, pid_space, system
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
 UNTOUCHED = 600.0  # seconds after which the lock of another host is abandoned: its owner touches it every BEAT
@@ -31,12 +31,8 @@ def myself() -> dict[str, Any]:
 
 def born(pid: int | str) -> str:
     """Return when a process started, in ticks since boot, "" where there is none: a number may be used again by another process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape")
-    except OSError:
-        return ""
-    fields = text.rsplit(")", 1)[1].split()
-    return "" if fields[0] in "ZX" else fields[19]  # a zombie writes no more
+    fields = system(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if fields and fields[0] not in "ZX" else ""  # a zombie writes no more
 
 
 def gone(pid: int, since: str) -> bool:
@@ -51,7 +47,7 @@ def gone(pid: int, since: str) -> bool:
 
 
 def content(path: Path) -> str:
-    """Return what is in a lock file, "" where there is none, or it cannot be read at this moment."""
+    """Return what is in a small file, such as a lock, "" where there is none, or it cannot be read at this moment."""
     try:
         return read_text(path, SMALL, follow=False)
     except UserError:

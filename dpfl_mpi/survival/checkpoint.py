@@ -39,7 +39,8 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.storage.files import explained, reason, replacing
-from dpfl_mpi.storage.foreign import SMALL, Hdf5, Unreadable, read_text, sha256
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, sha256
+from dpfl_mpi.storage.lock import content
 from dpfl_mpi.survival.signals import again_text
 
 KEEP = 2  # generations
@@ -164,9 +165,7 @@ class Checkpoints:
         def note() -> bool:
             path = self.folder / "begun_from"
             with explained(f"{path} cannot be written"):
-                before = ""
-                with contextlib.suppress(UserError):
-                    before = read_text(path, SMALL, follow=False).strip()
+                before = content(path).strip()
                 write(path, f"{self.round}\n".encode())
                 self._forget()  # what a full disk or a kill left half-written
             return before == str(self.round)

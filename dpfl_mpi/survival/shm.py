@@ -7,6 +7,8 @@ import stat
 import time
 from pathlib import Path
 
+from dpfl_mpi.storage.files import system
+
 SHM = Path("/dev/shm")
 MADE_BY_MPI = ("mpich_sh*", "sm_segment.*", "osc_sm.*", "vader_segment.*")  # MPICH, Open MPI
 ABANDONED_S = 5  # a rank maps what it makes within milliseconds
@@ -14,10 +16,7 @@ ABANDONED_S = 5  # a rank maps what it makes within milliseconds
 
 def mapped(pid: str) -> set[str]:
     """Return the files in /dev/shm that a process maps, none where it is gone or another user's."""
-    try:
-        return set(re.findall(rf"{SHM}/\S+", Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")))
-    except OSError:
-        return set()
+    return set(re.findall(rf"{SHM}/\S+", system(f"/proc/{pid}/maps")))
 
 
 def abandoned(path: Path) -> bool:
